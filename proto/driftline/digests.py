@@ -1,0 +1,130 @@
+"""Mixing and digests: what stands for a set of rows (protocol, section 6).
+
+A digest adds: count and sum modulo 2^128 of mixed fingerprints, so order never matters and disjoint
+sets combine. Mixing is XXH64 of the two lanes under a salt that is fresh for every exchange, native
+in Spark SQL (`xxhash64`) and vectorised here; it is non-linear, so nobody who can write source rows
+can prepare equal sums before the salt exists.
+
+Rejected: XOR (cancels duplicates and falls to linear algebra) and summing bare fingerprints (a
+64-bit accident would repeat every night).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+MASK64: Final = (1 << 64) - 1
+MASK128: Final = (1 << 128) - 1
+
+P1: Final = 0x9E3779B185EBCA87
+P2: Final = 0xC2B2AE3D27D4EB4F
+P3: Final = 0x165667B19E3779F9
+P4: Final = 0x85EBCA77C2B2AE63
+P5: Final = 0x27D4EB2F165667C5
+SPARK_SEED: Final = 42  # of xxhash64 in Spark SQL
+
+
+def xx(v: int, h: int) -> int:
+    """XXH64 of one 8-byte long under seed h, both unsigned (protocol, section 6)."""
+    t = (h + P5 + 8) & MASK64
+    k = (v & MASK64) * P2 & MASK64
+    t ^= ((k << 31 | k >> 33) & MASK64) * P1 & MASK64
+    t = (((t << 27 | t >> 37) & MASK64) * P1 + P4) & MASK64
+    t = (t ^ t >> 33) * P2 & MASK64
+    t = (t ^ t >> 29) * P3 & MASK64
+    return t ^ t >> 32
+
+
+def xx_array(v: U64, h: U64 | np.uint64) -> U64:
+    """`xx` over arrays: v uint64 [n], h uint64 [n] or one seed."""
+    u = np.uint64
+    k = v * u(P2)
+    k = (k << u(31)) | (k >> u(33))
+    k *= u(P1)
+    t = k ^ (np.asarray(h, np.uint64) + u((P5 + 8) & MASK64))
+    t = (t << u(27)) | (t >> u(37))
+    t *= u(P1)
+    t += u(P4)
+    t ^= t >> u(33)
+    t *= u(P2)
+    t ^= t >> u(29)
+    t *= u(P3)
+    t ^= t >> u(32)
+    return t
+
+
+@dataclass(frozen=True, slots=True)
+class Salt:
+    """Two unsigned 64-bit numbers, fresh for each exchange and relation."""
+
+    s0: int
+    s1: int
+
+    @classmethod
+    def fresh(cls) -> Salt:
+        return cls(secrets.randbits(64), secrets.randbits(64))
+
+    def to_bytes(self) -> bytes:
+        return self.s0.to_bytes(8, "little") + self.s1.to_bytes(8, "little")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Salt:
+        return cls(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little"))
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A count and a sum modulo 2^128; `Digest()` is the empty set's."""
+
+    count: int = 0
+    sum: int = 0
+
+    def __add__(self, other: Digest) -> Digest:
+        return Digest(self.count + other.count, (self.sum + other.sum) & MASK128)
+
+    def __sub__(self, other: Digest) -> Digest:
+        return Digest(self.count - other.count, (self.sum - other.sum) & MASK128)
+
+    def sum_bytes(self) -> bytes:
+        return self.sum.to_bytes(16, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Mixed fingerprints: m0 and m1, uint64 [n] each; m0 is also the row hash."""
+
+    m0: U64
+    m1: U64
+
+    def digest(self) -> Digest:
+        """The digest of all of them (exact for up to 2^32 rows)."""
+        return Digest(len(self.m0), (_sum(self.m0) << 64) + _sum(self.m1) & MASK128)
+
+
+def mix(salt: Salt, hi: U64, lo: U64) -> Mixed:
+    """Mix fingerprints, lanes uint64 [n] each, under a salt."""
+    seed0, seed1 = xx(salt.s0, SPARK_SEED), xx(salt.s1, SPARK_SEED)
+    return Mixed(
+        xx_array(lo, xx_array(hi, np.uint64(seed0))),
+        xx_array(hi, xx_array(lo, np.uint64(seed1))),
+    )
+
+
+def _sum(values: U64) -> int:
+    """The exact sum, which may pass 2^64."""
+    low = int((values & np.uint64(0xFFFFFFFF)).sum(dtype=np.uint64))
+    high = int((values >> np.uint64(32)).sum(dtype=np.uint64))
+    return low + (high << 32)
+
+
+def digest_of_limbs(count: int, limbs: tuple[int, int, int, int]) -> Digest:
+    """The digest from what Spark sums: m0's low and high 32-bit limbs, then m1's."""
+    m0 = limbs[0] + (limbs[1] << 32)
+    m1 = limbs[2] + (limbs[3] << 32)
+    return Digest(count, (m0 << 64) + m1 & MASK128)

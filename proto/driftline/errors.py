@@ -1,0 +1,225 @@
+"""Every error a user can meet, once.
+
+    DriftlineError
+    ├── ConfigurationError      the file is wrong; nothing was contacted
+    ├── UsageError              the command line is wrong
+    ├── NotFound                no such relation, or none for you (both answer alike)
+    ├── Unauthenticated         certificate, host name or password refused
+    ├── SourceUnreachable       nothing answers at the address                     retryable
+    ├── DatabaseUnavailable     the agent answers, its database does not           retryable
+    ├── DatabaseRefused         the database refused a statement (privilege, syntax, timeout)
+    ├── SnapshotLost            the source changed between two reads               retryable
+    ├── VersionMismatch         the two agents speak different versions
+    ├── RecipeChanged           columns, types or key changed at the source
+    ├── TableShrank             more than half of the rows are gone
+    ├── NullKey                 a key column holds NULL
+    ├── DuplicateKey            two rows have one key
+    ├── ValueDoesNotFit         a value its declared type or carrier cannot hold
+    ├── MalformedMessage        the other side sent what the protocol forbids
+    │   └── FrameDamaged        a frame is not what its digest says            retryable
+    ├── LimitExceeded           a named limit of `limits.py` or of the DBA's file
+    ├── NotNow                  paused, quiet hours, or all places for scans taken retryable
+    ├── ProofFailed             the result differs from the source; not published  retryable
+    ├── WarehouseUnavailable    the warehouse's storage cannot be written or read
+    ├── Locked                  another agent works on this fragment               retryable
+    └── InternalError           our own mistake
+
+An error says what, where, why and what to do. `code` is stable and documented in
+`docs/errors.md`; `exit_code` is what the command line ends with; `is_retryable` says whether the
+same command may simply be run again. This file knows no gRPC: `GRPC_STATUS` holds names only.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DriftlineError(Exception):
+    """What happened, where, and what to do about it.
+
+    Args:
+        message: what went wrong and why, one or two sentences, naming the thing concerned.
+        remedy: what to do next, imperative; empty when the message says it all.
+        where: the place, such as `orders`, `source.toml: server.listen` or `orders.o_comment`.
+        details: further facts by name (samples, columns), small and printable.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+    exit_code: ClassVar[int] = 1
+    is_retryable: ClassVar[bool] = False
+    default_remedy: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        where: str = "",
+        details: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy or self.default_remedy
+        self.where = where
+        self.details = dict(details or {})
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        remedy = f" {self.remedy}" if self.remedy else ""
+        return f"{where}{self.message}{remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.remedy, self.where, self.details))
+
+
+def _rebuild(
+    kind: type[DriftlineError], message: str, remedy: str, where: str, details: dict[str, str]
+) -> DriftlineError:
+    return kind(message, remedy=remedy, where=where, details=details)
+
+
+class ConfigurationError(DriftlineError):
+    code = "CONFIGURATION"
+    exit_code = 2
+
+
+class UsageError(DriftlineError):
+    code = "USAGE"
+    exit_code = 2
+
+
+class NotFound(DriftlineError):
+    code = "NOT_FOUND"
+    default_remedy = "Check the name, or ask the DBA to publish it to this certificate."
+
+
+class Unauthenticated(DriftlineError):
+    code = "UNAUTHENTICATED"
+    exit_code = 5
+
+
+class SourceUnreachable(DriftlineError):
+    code = "UNREACHABLE"
+    exit_code = 4
+    is_retryable = True
+
+
+class DatabaseUnavailable(DriftlineError):
+    code = "DATABASE_UNAVAILABLE"
+    exit_code = 4
+    is_retryable = True
+
+
+class DatabaseRefused(DriftlineError):
+    code = "DATABASE_REFUSED"
+
+
+class SnapshotLost(DriftlineError):
+    code = "SNAPSHOT_LOST"
+    exit_code = 75
+    is_retryable = True
+    default_remedy = "Run the refresh again; nothing was published and what arrived is kept."
+
+
+class VersionMismatch(DriftlineError):
+    code = "VERSION"
+
+
+class RecipeChanged(DriftlineError):
+    code = "RECIPE"
+    exit_code = 6
+
+
+class TableShrank(DriftlineError):
+    code = "SHRANK"
+    exit_code = 6
+
+
+class NullKey(DriftlineError):
+    code = "NULL_KEY"
+
+
+class DuplicateKey(DriftlineError):
+    code = "DUPLICATE_KEY"
+
+
+class ValueDoesNotFit(DriftlineError):
+    code = "VALUE"
+
+
+class MalformedMessage(DriftlineError):
+    code = "MALFORMED"
+
+
+class FrameDamaged(MalformedMessage):
+    code = "DAMAGED"
+    exit_code = 75
+    is_retryable = True
+
+
+class LimitExceeded(DriftlineError):
+    code = "LIMIT"
+
+
+class NotNow(DriftlineError):
+    code = "NOT_NOW"
+    exit_code = 75
+    is_retryable = True
+
+
+class ProofFailed(DriftlineError):
+    code = "PROOF"
+    exit_code = 75
+    is_retryable = True
+
+
+class WarehouseUnavailable(DriftlineError):
+    code = "WAREHOUSE"
+
+
+class Locked(DriftlineError):
+    code = "LOCKED"
+    exit_code = 75
+    is_retryable = True
+
+
+class InternalError(DriftlineError):
+    code = "INTERNAL"
+    default_remedy = "Please report it with the log; run with --debug for the traceback."
+
+
+def _all_errors(kind: type[DriftlineError]) -> list[type[DriftlineError]]:
+    found = []
+    for child in kind.__subclasses__():
+        found += [child, *_all_errors(child)]
+    return found
+
+
+BY_CODE: dict[str, type[DriftlineError]] = {e.code: e for e in _all_errors(DriftlineError)}
+
+# The gRPC status under which an error leaves the source outside an exchange.
+GRPC_STATUS: dict[type[DriftlineError], str] = {
+    MalformedMessage: "INVALID_ARGUMENT",
+    FrameDamaged: "DATA_LOSS",
+    ConfigurationError: "FAILED_PRECONDITION",
+    NotFound: "NOT_FOUND",
+    Unauthenticated: "UNAUTHENTICATED",
+    DatabaseUnavailable: "UNAVAILABLE",
+    DatabaseRefused: "FAILED_PRECONDITION",
+    SnapshotLost: "ABORTED",
+    VersionMismatch: "FAILED_PRECONDITION",
+    RecipeChanged: "FAILED_PRECONDITION",
+    NullKey: "FAILED_PRECONDITION",
+    DuplicateKey: "FAILED_PRECONDITION",
+    ValueDoesNotFit: "FAILED_PRECONDITION",
+    LimitExceeded: "RESOURCE_EXHAUSTED",
+    NotNow: "RESOURCE_EXHAUSTED",
+}
+
+
+def from_code(
+    code: str, message: str, *, remedy: str = "", where: str = "", details: dict[str, str]
+) -> DriftlineError:
+    """The error that the other side sent as `Refused(code, message, remedy, details)`."""
+    kind = BY_CODE.get(code, InternalError)
+    return kind(message, remedy=remedy, where=where, details=details)

@@ -1,0 +1,204 @@
+"""Rows in motion: blocks of columns, byte plane by byte plane, under zstd (protocol, section 8).
+
+Measured on 750,000 TPC-H orders: COPY tuples under zstd -3 take 26 MB, the same rows transposed
+into columns and byte planes under 18 MB. A frame decodes on its own and carries the digest of its
+rows, so what was staged before a cut is verified without anything that came after it.
+
+`decode` meets hostile bytes: it checks every count and length against what is there before it
+allocates, and raises FrameDamaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from driftline.columns import Block, Ragged, join, split
+from driftline.digests import Digest, Salt, mix
+from driftline.errors import FrameDamaged
+from driftline.limits import (
+    COLUMNS_MAX,
+    FRAME_BODY_BYTES_MAX,
+    FRAME_BODY_BYTES_TARGET,
+    FRAME_ROWS_MAX,
+    ROW_BYTES_MAX,
+)
+from driftline.types import Recipe
+
+MAGIC = b"DLF1"
+_HEADER = struct.Struct("<4sIHQQQQI")
+FIXED, PLANES, PLAIN = 0, 1, 2
+PLANE_BYTES_MAX = 48  # longer values gain nothing from being transposed
+_TEXT = frozenset({"text", "jsonb"})
+
+Fingerprints = Callable[[Iterable[bytes]], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A decoded frame: its columns in tuple order and the digest its sender declared."""
+
+    columns: list[Ragged]
+    salt: Salt
+    digest: Digest
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: int) -> bytes:
+    """One frame of the block's rows.
+
+    Args:
+        block: 1 to FRAME_ROWS_MAX rows.
+        digest: of exactly these rows, under `salt`.
+        level: of zstd, 1–19.
+    """
+    columns = split(block, len(recipe.columns))
+    body = b"".join(
+        _encode_column(data, column.type.kind in _TEXT)
+        for data, column in zip(columns, recipe.columns, strict=True)
+    )
+    header = _HEADER.pack(
+        MAGIC,
+        len(block),
+        len(columns),
+        salt.s0,
+        salt.s1,
+        digest.sum & (1 << 64) - 1,
+        digest.sum >> 64,
+        len(body),
+    )
+    return header + zstandard.ZstdCompressor(level=level).compress(body)
+
+
+def cut(block: Block) -> Iterator[tuple[int, int]]:
+    """Row intervals [a, b) of the block that each make one frame."""
+    sizes = np.diff(block.starts)
+    at = 0
+    while at < len(sizes):
+        room = np.searchsorted(block.starts, block.starts[at] + FRAME_BODY_BYTES_TARGET, "right")
+        end = min(max(int(room) - 1, at + 1), at + FRAME_ROWS_MAX, len(sizes))
+        yield at, end
+        at = end
+
+
+def decode(data: bytes) -> Frame:
+    """The frame in these bytes; the rows are not yet verified (`verify`).
+
+    Raises:
+        FrameDamaged: not a frame, or one that lies about its sizes.
+    """
+    if len(data) < _HEADER.size:
+        raise FrameDamaged("A frame is shorter than its header.")
+    magic, rows, columns, s0, s1, low, high, body_bytes = _HEADER.unpack_from(data)
+    if magic != MAGIC or not 1 <= rows <= FRAME_ROWS_MAX or not 1 <= columns <= COLUMNS_MAX:
+        raise FrameDamaged("A frame has a header that no sender writes.")
+    # Columns without a byte in the body still have lengths: what is allocated is bounded by both.
+    if max(body_bytes, rows * (2 + 4 * columns)) > FRAME_BODY_BYTES_MAX:
+        raise FrameDamaged(f"A frame of {body_bytes} bytes is larger than any row.")
+    reader = _Reader(_decompress(data[_HEADER.size :], body_bytes))
+    decoded = [_decode_column(reader, rows) for _ in range(columns)]
+    if reader.left:
+        raise FrameDamaged(f"{reader.left} bytes follow the last column of a frame.")
+    return Frame(decoded, Salt(s0, s1), Digest(rows, (high << 64) + low))
+
+
+def rows_in(data: bytes) -> int:
+    """How many rows a frame says it holds, for progress; 0 where that cannot be read."""
+    return int.from_bytes(data[4:8], "little") if len(data) >= _HEADER.size else 0
+
+
+def verify(
+    frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[Ragged]], Block] = join
+) -> tuple[Block, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Row bytes and fingerprints (hi, lo) of a frame, when they are what the sender digested.
+
+    Args:
+        join: makes row bytes of columns; the default needs nothing but numpy.
+
+    Raises:
+        FrameDamaged: they are not.
+    """
+    block = join(frame.columns)
+    hi, lo = fingerprints(block.rows())
+    if mix(frame.salt, hi, lo).digest() != frame.digest:
+        raise FrameDamaged("The rows of a frame are not those that its sender digested.")
+    return block, hi, lo
+
+
+def _encode_column(column: Ragged, is_text: bool) -> bytes:
+    lengths = column.lengths
+    longest, shortest = int(lengths.max()), int(lengths.min())
+    if longest == shortest and 0 <= longest <= PLANE_BYTES_MAX and not is_text:
+        square = column.data.reshape(len(column), longest)
+        return struct.pack("<BI", FIXED, longest) + np.ascontiguousarray(square.T).tobytes()
+    head = np.ascontiguousarray(lengths.astype("<i4").view(np.uint8).reshape(-1, 4).T).tobytes()
+    if is_text or longest > PLANE_BYTES_MAX:
+        return struct.pack("<B", PLAIN) + head + column.data.tobytes()
+    starts = column.starts
+    planes = [column.data[starts[lengths > j] + j].tobytes() for j in range(longest)]
+    return struct.pack("<B", PLANES) + head + b"".join(planes)
+
+
+class _Reader:
+    """Takes pieces off a body and never past its end."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._body) - self._at
+
+    def take(self, count: int) -> npt.NDArray[np.uint8]:
+        if not 0 <= count <= self.left:
+            raise FrameDamaged("A frame ends in the middle of a column.")
+        piece = np.frombuffer(self._body, np.uint8, count, self._at)
+        self._at += count
+        return piece
+
+
+def _decode_column(reader: _Reader, rows: int) -> Ragged:
+    layout = int(reader.take(1)[0])
+    if layout == FIXED:
+        width = int(reader.take(4).view("<u4")[0])
+        if width > PLANE_BYTES_MAX:
+            raise FrameDamaged(f"A fixed column of width {width} is not allowed.")
+        data = np.ascontiguousarray(reader.take(rows * width).reshape(width, rows).T)
+        return Ragged(np.full(rows, width, np.int32), data.reshape(-1))
+    if layout not in (PLANES, PLAIN):
+        raise FrameDamaged(f"Layout {layout} of a column is unknown.")
+    planes = reader.take(4 * rows).reshape(4, rows)
+    lengths = np.ascontiguousarray(planes.T).view("<i4").reshape(-1).astype(np.int32)
+    if int(lengths.min()) < -1 or int(lengths.max()) > ROW_BYTES_MAX:
+        raise FrameDamaged("A column has a length that no value has.")
+    total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
+    if total > reader.left:
+        raise FrameDamaged("A frame ends in the middle of a column.")
+    if layout == PLAIN:
+        return Ragged(lengths, reader.take(total))
+    if int(lengths.max()) > PLANE_BYTES_MAX:
+        raise FrameDamaged("A column in planes has a value too long for them.")
+    data = np.empty(total, np.uint8)
+    column = Ragged(lengths, data)
+    starts = column.starts
+    for j in range(int(lengths.max())):
+        at = starts[lengths > j] + j
+        data[at] = reader.take(len(at))
+    return column
+
+
+def _decompress(data: bytes, size: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(data) != size:
+            raise FrameDamaged("A frame's body has another size than its header says.")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
+    except zstandard.ZstdError as error:
+        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None

@@ -1,0 +1,94 @@
+"""Keys and positions: which row is which, and where it stands (protocol, section 4).
+
+Key bytes are a slice of the row bytes, so identity is byte equality of what the source made: finer
+than a collation, never coarser. A position is 64 signed bits: the key itself when it is one
+integer, so that ranges follow the key; a seeded hash otherwise, so that ranges are even whatever
+the keys look like. Positions may collide; whoever uses them compares rows below them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from driftline.columns import NULL, Block, value_spans
+from driftline.digests import xx, xx_array
+from driftline.errors import LimitExceeded
+from driftline.limits import KEY_BYTES_MAX
+from driftline.types import INTEGER_WIDTHS, Recipe
+
+Positions = npt.NDArray[np.int64]
+
+
+def null_keys(block: Block, recipe: Recipe) -> npt.NDArray[np.bool_]:
+    """bool [rows]: whether a key column is NULL."""
+    found = np.zeros(len(block), np.bool_)
+    for _, lengths in value_spans(block, recipe.key_columns):
+        found |= lengths == NULL
+    return found
+
+
+def positions(block: Block, recipe: Recipe, seed: int) -> Positions:
+    """int64 [rows]: the position of every row. No key may be NULL.
+
+    Raises:
+        LimitExceeded: key bytes longer than KEY_BYTES_MAX.
+    """
+    if recipe.integer_key:
+        width = INTEGER_WIDTHS[recipe.columns[0].type.kind]
+        return _integers(block, width)
+    starts, lengths = key_spans(block, recipe)
+    return hash_spans(block.buffer, starts, lengths, seed)
+
+
+def key_spans(block: Block, recipe: Recipe) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the key bytes stand in the block: (starts, lengths), int64 [rows] each."""
+    last_start, last_length = value_spans(block, recipe.key_columns)[-1]
+    starts = block.starts[:-1] + 2
+    return starts, last_start + np.maximum(last_length, 0) - starts
+
+
+def _integers(block: Block, width: int) -> Positions:
+    if not len(block):
+        return np.zeros(0, np.int64)
+    at = block.starts[:-1] + 6
+    window = np.lib.stride_tricks.sliding_window_view(block.buffer, width)
+    values = np.ascontiguousarray(window[at]).view(f">i{width}").reshape(-1)
+    return values.astype(np.int64)
+
+
+def hash_spans(
+    buffer: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    seed: int,
+) -> Positions:
+    """int64 [n]: the seeded hash of every span of the buffer, as section 4 says."""
+    if not len(starts):
+        return np.zeros(0, np.int64)
+    longest = int(lengths.max())
+    if longest > KEY_BYTES_MAX:
+        raise LimitExceeded(
+            f"A key has {longest} bytes; at most {KEY_BYTES_MAX} are compared.",
+            remedy="Publish the relation with a shorter key.",
+        )
+    hashes = xx_array(lengths.astype(np.uint64), np.uint64(seed))
+    padded = np.concatenate([buffer, np.zeros(8, np.uint8)])
+    words = np.lib.stride_tricks.sliding_window_view(padded, 8)
+    live = np.arange(len(starts))
+    for offset in range(0, longest, 8):
+        live = live[lengths[live] > offset]
+        left = lengths[live] - offset
+        word = np.ascontiguousarray(words[starts[live] + offset]).view("<u8").reshape(-1)
+        spare = (np.maximum(8 - left, 0) * 8).astype(np.uint64)
+        word = (word << spare) >> spare
+        hashes[live] = xx_array(word, hashes[live])
+    return hashes.view(np.int64)
+
+
+def hash_key(key: bytes, seed: int) -> int:
+    """`hash_spans` of one key, by the definition."""
+    h = xx(len(key), seed)
+    for at in range(0, len(key), 8):
+        h = xx(int.from_bytes(key[at : at + 8], "little"), h)
+    return h - (1 << 64) if h >> 63 else h

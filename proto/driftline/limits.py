@@ -1,0 +1,44 @@
+"""Every limit of the contract, with its unit in its name and its reason beside it.
+
+Limits are per message, not per exchange, so that no legitimate table runs into them. What a DBA
+may set (budgets) is in her file, not here.
+"""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1  # changes when an old peer would misread a message
+FINGERPRINT_VERSION = 1  # changes when any row would get other bytes or another fingerprint
+
+# Messages. A frame is cut so that its message stays below the maximum.
+MESSAGE_BYTES_MAX = 1 << 20  # small enough to resume cheaply, large enough to fill a line
+FRAME_BODY_BYTES_TARGET = 3 << 20  # before compression; about 1 MiB or less afterwards
+FRAME_BODY_BYTES_MAX = 72 << 20  # one row of the largest size still fits
+FRAME_ROWS_MAX = 1 << 16  # a block that is transposed at once
+RECEIVE_BYTES_MAX_SOURCE = 4 << 20  # what the source takes in one message
+RECEIVE_BYTES_MAX_WAREHOUSE = 80 << 20  # a frame of one largest row, incompressible
+
+# Rows.
+ROW_BYTES_MAX = 64 << 20  # decision 10: a larger value is refused by table, key and column
+COLUMNS_MAX = 4096  # more than any of the three engines allows in a table
+KEY_BYTES_MAX = 8192  # a key is held, compared and printed
+NAME_BYTES_MAX = 1024  # of a relation; longer names are refused unread
+
+# Comparison. Ranges bound what both sides hold, whatever the table's size.
+RANGES_MAX = 1 << 18  # 4 MiB of sums at the source, one row each on the Spark driver
+SEGMENTS_MAX = 256  # of a partition: 3 kB in `Open`
+STRATA = 14  # the sparsest stratum holds 1 range in 2^13
+STRATUM_CELLS = 32  # of 2 bytes: the estimate is good to about 25 %
+ROW_HASHES_MAX = 1 << 22  # 8 bytes each on the line, 16 in memory; beyond it, everything is sent
+DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
+
+# Time.
+HEARTBEAT_S = 5.0  # a source that scans says so at least this often
+NO_PROGRESS_S = 30.0  # a silent peer is given up
+CONTROL_S = 10.0  # deadline of a control call
+
+SAMPLES_MAX = 10  # keys shown in an error
+
+assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
+assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
+assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
+assert HEARTBEAT_S * 3 < NO_PROGRESS_S

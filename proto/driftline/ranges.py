@@ -1,0 +1,217 @@
+"""Partitions of the key domain and sums over their ranges (protocol, section 7).
+
+A partition cuts all 2^64 positions into numbered ranges, ends unbounded, described by a few knots
+so that both sides derive it. Sums over its ranges are additive: one unordered scan fills them, any
+coarser partition follows by adding neighbours, and the strata, a sample of the ranges at
+geometrically falling rates, tell how many ranges differ before any of them is compared.
+
+After Carnes and Hanson's range checksums (RCS) and their auxiliary table of bounds; the strata are
+those of Eppstein's difference estimator, over ranges instead of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from driftline.digests import MASK128, P3, Digest, Mixed, Salt, xx_array
+from driftline.errors import MalformedMessage
+from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATA, STRATUM_CELLS
+
+Indices = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+POSITION_MIN = -(1 << 63)
+POSITION_MAX = (1 << 63) - 1
+_BIAS = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Segments of the position domain: ascending starts, the first POSITION_MIN, and shifts 0–63.
+
+    Raises:
+        MalformedMessage: the segments are no partition, or make more than RANGES_MAX ranges.
+    """
+
+    starts: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        starts, shifts = self.starts, self.shifts
+        if not 1 <= len(starts) == len(shifts) <= SEGMENTS_MAX:
+            raise MalformedMessage(f"A partition of {len(starts)} segments is not allowed.")
+        if starts[0] != POSITION_MIN or starts[-1] > POSITION_MAX:
+            raise MalformedMessage("A partition must cover every position.")
+        if any(a >= b for a, b in pairwise(starts)):
+            raise MalformedMessage("The segments of a partition must ascend.")
+        if any(not 0 <= s <= 63 for s in shifts):
+            raise MalformedMessage("A segment's shift must be 0 to 63.")
+        if self.ranges > RANGES_MAX:
+            raise MalformedMessage(f"A partition has at most {RANGES_MAX} ranges.")
+
+    @cached_property
+    def _bases(self) -> tuple[int, ...]:
+        """The first range of every segment, and the number of all ranges."""
+        bases = [0]
+        ends = (*self.starts[1:], POSITION_MAX + 1)
+        for start, end, shift in zip(self.starts, ends, self.shifts, strict=True):
+            bases.append(bases[-1] + ((end - start - 1) >> shift) + 1)
+        return tuple(bases)
+
+    @property
+    def ranges(self) -> int:
+        return self._bases[-1]
+
+    def indices(self, positions: npt.NDArray[np.int64]) -> Indices:
+        """int64 [n]: the range of every position."""
+        starts = np.array(self.starts, np.int64)
+        segment = np.searchsorted(starts, positions, side="right") - 1
+        inside = positions.view(np.uint64) - starts.view(np.uint64)[segment]
+        within = inside >> np.array(self.shifts, np.uint64)[segment]
+        return np.array(self._bases[:-1], np.int64)[segment] + within.astype(np.int64)
+
+    def bounds(self, indices: Indices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """First and last position (both inclusive) of every named range, int64 [n] each."""
+        bases = np.array(self._bases, np.int64)
+        segment = np.searchsorted(bases, indices, side="right") - 1
+        shifts = np.array(self.shifts, np.uint64)[segment]
+        starts = np.array(self.starts, np.int64).view(np.uint64)
+        offset = (indices - bases[segment]).astype(np.uint64) << shifts
+        first = starts[segment] + offset
+        ends = np.append(starts[1:], _BIAS) - np.uint64(1)
+        # Compare in the biased domain, where unsigned order is the order of positions.
+        last = np.minimum(
+            (first ^ _BIAS) + ((np.uint64(1) << shifts) - np.uint64(1)), ends[segment] ^ _BIAS
+        )
+        overflow = last < (first ^ _BIAS)
+        last = np.where(overflow, ends[segment] ^ _BIAS, last)
+        return first.view(np.int64), (last ^ _BIAS).view(np.int64)
+
+
+def uniform(ranges: int) -> Partition:
+    """About `ranges` equal ranges: for hashed positions. Rounded down to a power of two."""
+    bits = max(min(ranges, RANGES_MAX).bit_length() - 1, 1)
+    return Partition((POSITION_MIN,), (64 - bits,))
+
+
+def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
+    """At most about `ranges` ranges of like numbers of rows, from ascending key quantiles.
+
+    Everything below the first and above the last quantile is one or two ranges each: rows beyond
+    the largest key, where inserts go, are then told from all others.
+    """
+    knots = sorted(set(quantiles))
+    if not knots:
+        return uniform(2)
+    # Too many are thinned evenly, the ends kept: the last one bounds all rows.
+    stride = -(-(len(knots) - 1) // (SEGMENTS_MAX - 3)) or 1
+    knots = [*knots[:-1:stride], knots[-1]]
+    starts, shifts = [], []
+    if knots[0] > POSITION_MIN:
+        starts.append(POSITION_MIN)
+        shifts.append(63)
+    share = max(min(ranges, RANGES_MAX - 3 * SEGMENTS_MAX) // max(len(knots) - 1, 1), 1)
+    past = knots[-1] + 1
+    for start, end in zip(knots, [*knots[1:-1], past], strict=False):
+        starts.append(start)
+        shifts.append(min(max(-(-(end - start) // share) - 1, 0).bit_length(), 63))
+    if past <= POSITION_MAX:
+        starts.append(past)
+        shifts.append(63)
+    return Partition(tuple(starts), tuple(shifts))
+
+
+class RangeSums:
+    """Counts and sums over the ranges of a partition; what one scan fills.
+
+    counts: int64 [ranges]; sums: uint64 [ranges], Σ m0 modulo 2^64; total: the digest of all.
+    """
+
+    def __init__(self, ranges: int) -> None:
+        self.counts = np.zeros(ranges, np.int64)
+        self.sums = np.zeros(ranges, np.uint64)
+        self.total = Digest()
+
+    def add(self, indices: Indices, mixed: Mixed) -> None:
+        """Add rows: the range of each, int64 [n], and its mixed fingerprint."""
+        np.add.at(self.counts, indices, 1)
+        np.add.at(self.sums, indices, mixed.m0)
+        self.total += mixed.digest()
+
+    def merge(self, other: RangeSums) -> None:
+        self.counts += other.counts
+        self.sums += other.sums
+        self.total += other.total
+
+    def coarsened(self, by: int) -> RangeSums:
+        """The sums of the partition coarsened by `by`: 2^by neighbours are one range."""
+        out = RangeSums(coarse_ranges(len(self.counts), by))
+        cuts = np.arange(0, len(self.counts), 1 << by)
+        out.counts = np.add.reduceat(self.counts, cuts)
+        out.sums = np.add.reduceat(self.sums, cuts)
+        out.total = self.total
+        return out
+
+    def short_digests(self) -> U64:
+        """uint64 [ranges]: 8 bytes for each range, 0 exactly for the empty ones."""
+        digests = self.sums + self.counts.astype(np.uint64) * np.uint64(P3)
+        digests = np.where(digests == 0, np.uint64(1), digests)
+        return np.where(self.counts == 0, np.uint64(0), digests)
+
+    def to_bytes(self) -> bytes:
+        """The sums for transport between Spark tasks and the driver."""
+        head = self.total.count.to_bytes(8, "little") + self.total.sum_bytes()
+        return head + self.counts.tobytes() + self.sums.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RangeSums:
+        ranges = (len(data) - 24) // 16
+        out = cls(ranges)
+        out.total = Digest(
+            int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little") & MASK128
+        )
+        out.counts = np.frombuffer(data, np.int64, ranges, 24).copy()
+        out.sums = np.frombuffer(data, np.uint64, ranges, 24 + 8 * ranges).copy()
+        return out
+
+
+def coarse_ranges(ranges: int, by: int) -> int:
+    """How many ranges a partition of `ranges` has when coarsened by `by`."""
+    return -(-ranges // (1 << by))
+
+
+def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint16]:
+    """uint16 [STRATA, STRATUM_CELLS]: sums over sampled ranges (protocol, section 7)."""
+    x = xx_array(np.arange(len(digests), dtype=np.uint64), np.uint64(salt.s0))
+    low = x & -x
+    zeros = np.where(x == 0, STRATA, np.log2(np.maximum(low, np.uint64(1)).astype(np.float64)))
+    stratum = np.minimum(zeros.astype(np.int64), STRATA - 1)
+    cell = ((x >> np.uint64(48)) % np.uint64(STRATUM_CELLS)).astype(np.int64)
+    out = np.zeros((STRATA, STRATUM_CELLS), np.uint64)
+    np.add.at(out, (stratum, cell), digests)
+    return (out & np.uint64(0xFFFF)).astype(np.uint16)
+
+
+def estimate_differing(
+    ours: npt.NDArray[np.uint16], theirs: npt.NDArray[np.uint16], ranges: int
+) -> int:
+    """How many of `ranges` ranges differ, from the cells that do: the most likely number.
+
+    A cell of stratum t holds on average share_t·D/cells differing ranges, so it differs with
+    probability 1 − exp(−share_t·D/cells). At least 1.
+    """
+    differing = (ours != theirs).sum(axis=1)
+    shares = np.array([2.0 ** -(t + 1) for t in range(STRATA)])
+    shares[-1] *= 2
+    grid = np.unique(np.geomspace(1, max(ranges, 2), 256).astype(np.int64))
+    load = np.outer(grid, shares) / STRATUM_CELLS
+    likelihood = (differing * np.log(-np.expm1(-load)) - (STRATUM_CELLS - differing) * load).sum(
+        axis=1
+    )
+    return int(grid[int(np.argmax(likelihood))])
