@@ -1,0 +1,1 @@
+"""Tests. `./tests/run` sets up and runs all of them; `tests/servers.py` starts the databases."""

@@ -1,0 +1,208 @@
+"""The strict TOML reader: what it accepts, and that every refusal says file, key and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from driftline.errors import ConfigurationError
+from driftline.settings import (
+    Table,
+    environment_name,
+    is_loopback,
+    nearest,
+    read,
+    split_address,
+)
+
+KEYS = ("text", "flag", "count", "rate", "names", "file", "url", "password_file", "inner", "map")
+
+
+def written(tmp_path: Path, text: str) -> Table:
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    return read(path, KEYS)
+
+
+def refused(action: object, *arguments: object, **options: object) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        action(*arguments, **options)  # type: ignore[operator]
+    return caught.value
+
+
+def test_values_come_back_as_they_stand(tmp_path: Path) -> None:
+    table = written(
+        tmp_path,
+        'text="a"\nflag=true\ncount=3\nrate=2\nnames=["x", "y"]\nfile="sub/../f"\n'
+        '[map]\n"dotted.name" = "v"\n[inner.one]\ntext="b"\n',
+    )
+    assert table.text("text") == "a"
+    assert table.flag("flag")
+    assert table.integer("count", default=1) == 3
+    assert table.optional_number("rate") == 2.0
+    assert table.texts("names") == ("x", "y")
+    assert table.path("file") == tmp_path / "f"
+    assert table.text_map("map") == {"dotted.name": "v"}
+    assert {n: t.text("text") for n, t in table.tables("inner", ("text",)).items()} == {"one": "b"}
+
+
+def test_what_is_missing_is_the_default_or_refused(tmp_path: Path) -> None:
+    table = written(tmp_path, "")
+    assert table.text("text", default="d") == "d"
+    assert table.optional_text("text") is None
+    assert table.texts("names") is None
+    assert table.tables("inner", ("text",)) == {}
+    error = refused(table.text, "text")
+    assert error.where == "agent.toml: text"
+    assert "missing" in error.message
+    assert "[inner]" in refused(table.table, "inner", ()).message
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    error = refused(written, tmp_path, "txet = 1")
+    assert error.where == "agent.toml: txet"
+    assert error.remedy == "Did you mean 'text'?"
+    assert error.exit_code == 2
+    table = written(tmp_path, '[inner."a b"]\ntxt=1')
+    error = refused(table.tables, "inner", ("text", "rate"))
+    assert error.where == 'agent.toml: inner."a b".txt'
+    assert "'text'" in error.remedy
+    assert nearest("zzz", ("one", "two")) == "Known: one, two."
+
+
+@pytest.mark.parametrize(
+    ("line", "getter", "expected", "found"),
+    [
+        ("text = 1", "text", "a string", "an integer (1)"),
+        ('flag = "yes"', "flag", "true or false", "a string ('yes')"),
+        ("count = true", "count", "an integer", "true or false (True)"),
+        ("count = 1.5", "count", "an integer", "a number (1.5)"),
+        ("rate = true", "rate", "a number", "true or false (True)"),
+        ("rate = nan", "rate", "more than 0", "nan"),
+        ("rate = inf", "rate", "more than 0", "inf"),
+        ("rate = 0", "rate", "more than 0", "0"),
+        ("count = -1", "count", "at least 0", "-1"),
+        ('names = "x"', "names", "a list", "a string ('x')"),
+        ("names = [1]", "names", "Item 1 must be a string", "an integer (1)"),
+        ('names = ["x", "x"]', "names", "twice", "'x'"),
+        ('text = ""', "text", "empty", ""),
+        ("text = 1979-05-27", "text", "a string", "a date"),
+        ("inner = 1", "inner", "a table", "an integer (1)"),
+        ("inner = {one = 1}", "inner", "a table", "an integer (1)"),
+    ],
+)
+def test_a_wrong_value_says_what_was_expected_and_found(
+    tmp_path: Path, line: str, getter: str, expected: str, found: str
+) -> None:
+    table = written(tmp_path, line)
+    getters = {
+        "text": lambda: table.text("text"),
+        "flag": lambda: table.flag("flag"),
+        "count": lambda: table.integer("count", default=1),
+        "rate": lambda: table.optional_number("rate"),
+        "names": lambda: table.texts("names"),
+        "inner": lambda: table.tables("inner", ("text",)),
+    }
+    error = refused(getters[getter])
+    assert error.where.startswith(f"agent.toml: {getter}")
+    assert expected in error.message
+    assert found in error.message
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    assert "no file" in refused(read, tmp_path / "absent.toml", KEYS).message
+    assert "cannot be read" in refused(read, tmp_path, KEYS).message
+    path = tmp_path / "bad.toml"
+    path.write_text("text = \n")
+    assert "line 1" in refused(read, path, KEYS).message
+    path.write_bytes(b'text = "\xff"')
+    assert "UTF-8" in refused(read, path, KEYS).message
+
+
+@pytest.mark.parametrize(("ending", "kept"), [("", ""), ("\n", ""), ("\r\n", ""), ("\n\n", "\n")])
+def test_a_password_file_loses_one_newline(tmp_path: Path, ending: str, kept: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(f" p\u00e4ss {ending}".encode())
+    secret.chmod(0o640)
+    table = written(tmp_path, 'password_file = "secret"')
+    assert table.password("password_file", "DATABASE") == f" p\u00e4ss {kept}"
+
+
+def test_a_password_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hidden-value")
+    secret.chmod(0o644)
+    table = written(tmp_path, 'password_file = "secret"')
+    error = refused(table.password, "password_file", "DATABASE")
+    assert error.remedy == f"Run: chmod o-rwx {secret}"
+    assert "hidden-value" not in str(error)
+    secret.chmod(0o600)
+    secret.write_bytes(b"x" * 5000)
+    assert "4096" in refused(table.password, "password_file", "DATABASE").message
+    secret.unlink()
+    assert "cannot be read" in refused(table.password, "password_file", "DATABASE").message
+
+
+def test_a_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = written(tmp_path, "")
+    monkeypatch.delenv("DRIFTLINE_PASSWORD_MY_DB_1", raising=False)
+    assert table.password("password_file", "my-db.1") is None
+    monkeypatch.setenv("DRIFTLINE_PASSWORD_MY_DB_1", "p")
+    assert table.password("password_file", "my-db.1") == "p"
+    assert environment_name("my-db.1") == "DRIFTLINE_PASSWORD_MY_DB_1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://reader:hidden@host/erp",
+        "postgresql+psycopg://reader:hid/den@host/erp",
+        "mariadb://:hidden@host/erp",
+        "postgresql://reader@/erp?password=hidden",
+        "postgresql://reader@/erp?host=h&PASSWORD=hidden",
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path: Path, url: str) -> None:
+    error = refused(written(tmp_path, f'url = "{url}"').url, "url", "DATABASE")
+    assert "DRIFTLINE_PASSWORD_DATABASE" in error.remedy
+    assert "hid" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://reader@/erp",
+        "postgresql://reader@host:5432/erp",
+        "postgresql://reader@/erp?host=/run/x:5432",
+        "sqlite:///C:/files/x.db",
+        "postgresql://reader@[::1]:5432/erp",
+        "postgresql://host:5432/erp",
+    ],
+)
+def test_urls_without_a_password(tmp_path: Path, url: str) -> None:
+    assert written(tmp_path, f'url = "{url}"').url("url", "DATABASE") == url
+
+
+@pytest.mark.parametrize(
+    ("address", "split"),
+    [
+        ("0.0.0.0:7443", ("0.0.0.0", 7443)),
+        ("[::1]:0", ("::1", 0)),
+        ("erp.example:443", ("erp.example", 443)),
+    ],
+)
+def test_addresses(tmp_path: Path, address: str, split: tuple[str, int]) -> None:
+    assert split_address(written(tmp_path, f'text = "{address}"'), "text") == split
+
+
+@pytest.mark.parametrize(
+    "address", ["erp", ":1", "erp:", "erp:70000", "::1:7", "http://e:1", "a b:1"]
+)
+def test_what_is_no_address(tmp_path: Path, address: str) -> None:
+    table = written(tmp_path, f'text = "{address}"')
+    assert "HOST:PORT" in refused(split_address, table, "text").remedy
+
+
+def test_loopback_is_certain_or_not_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "127.0.0.1.example", "10.0.0.1", "host")))
