@@ -1,0 +1,190 @@
+"""What the agent asks of a database, whatever the engine: the interface that three modules fill.
+
+An `Engine` opens `Session`s. A session is one read-only snapshot of one database: everything read
+through it is of one instant where the engine can (`Consistency.EXACT`), and it says so where it
+cannot. It yields *row bytes* (protocol, section 3) in batches and knows nothing of fingerprints,
+messages or the network.
+
+Invariants: identifiers come from the DBA's file alone and are quoted by the engine; values from the
+network (key bounds, keys) are bound, never formatted; every statement a session can issue is one of
+the `templates` that `explain` prints.
+
+Rejected: SQLAlchemy's Core for the reads. It decodes every value, which costs three times the scan
+and rounds some types; it is used for what it is good at, connection URLs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from driftline.types import Recipe
+
+BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
+BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
+
+Rows = list[bytes]
+
+
+class Consistency(Enum):
+    """Whether what a session reads is of one instant."""
+
+    EXACT = "exact"
+    FUZZY = "fuzzy"
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What the DBA published under a name: a table, or a SELECT of hers. Exactly one is set.
+
+    `key` and `columns` are None where the file leaves them to the primary key and to all columns.
+    `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
+    `types` overrides declared types where an engine cannot tell (expressions in SQLite).
+    """
+
+    name: str
+    table: str | None = None
+    query: str | None = None
+    key: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    as_text: tuple[str, ...] = ()
+    types: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The DBA's budgets for one session; None is no limit."""
+
+    statement_s: float | None = None
+    lock_s: float = 5.0
+    idle_s: float = 120.0
+    connect_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an engine's own module reads a relation. Nobody else looks inside.
+
+    `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` go with the
+    recipe's columns: the read expression, and how its raw result becomes the value's bytes.
+    `pages` are NOT NULL columns, together unique, by which the relation can be read in pages.
+    `consistency` is what the tables involved allow, before anything else happens.
+    """
+
+    source: str
+    where: str = ""
+    reads: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    consistency: Consistency = Consistency.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A relation as the database describes it now, and how it is best read.
+
+    `vouched`: a NOT NULL unique constraint covers the key, so neither NULLs nor duplicates exist.
+    `ordered`: reading in key order costs no more than reading in any order.
+    `indexed`: `read_ranges` finds the rows by index (only with an integer key).
+    `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
+    `notes`: what a DBA or an engineer should know (columns read as text and why), for `check`.
+    """
+
+    relation: Relation
+    recipe: Recipe
+    vouched: bool
+    ordered: bool
+    rows_expected: int
+    indexed: bool
+    notes: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Privilege:
+    """One thing the login may do, for `check`. `excess`: more than SELECT on what is published."""
+
+    what: str
+    excess: bool
+
+
+class Session(Protocol):
+    """One read-only snapshot. Not thread-safe but for `interrupt`. Close it."""
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of everything read so far: FUZZY from the first row on that was not of one instant."""
+
+    @property
+    def as_of(self) -> str:
+        """The instant of the snapshot: ISO 8601, UTC, by the database's clock."""
+
+    def describe(self, relation: Relation) -> Shape:
+        """The relation as it is now.
+
+        Raises:
+            ConfigurationError: no such table, column or key, or a type refused by name.
+            DatabaseRefused: SELECT is not granted.
+        """
+
+    def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        """Every row once, in batches; with `ordered`, by ascending integer key.
+
+        Raises:
+            ValueDoesNotFit: a value that its declared type cannot hold; names column and key.
+            NullKey: never here; NULLs are passed on and found by the caller.
+        """
+
+    def read_ranges(
+        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+    ) -> Iterator[Rows]:
+        """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
+        by index. Only where `shape.recipe.integer_key`."""
+
+    def pause(self) -> None:
+        """The caller is about to wait for the network. Where readers block writers the snapshot is
+        given up here (and `generation` counts on if the data changed before the next read)."""
+
+    @property
+    def generation(self) -> int:
+        """Grows when what is read now is no longer what was read before."""
+
+    def interrupt(self) -> None:
+        """From another thread: ends what is running, and what would run next, with an error there.
+
+        For a session that nobody needs any more; only `close` is left to do with it, and must not
+        be called before this returns. Raises nothing; does nothing where nothing runs.
+        """
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """One database, named by the DBA's URL."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> Session:
+        """A new read-only snapshot.
+
+        Raises:
+            DatabaseUnavailable: it does not answer. DatabaseRefused: it refuses the login.
+        """
+
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+        """What the login may do, from the privilege catalogues; it never tries to write."""
+
+    def scan_cost(self, shape: Shape) -> str:
+        """One line on what a full scan costs: rows, bytes and plan, from catalogue and EXPLAIN."""
+
+    def grants(self, relations: Sequence[Relation], *, login: str) -> str:
+        """The least-privilege script that a DBA runs as herself, for this engine."""
+
+    def templates(self, shapes: Sequence[Shape]) -> list[str]:
+        """Every SQL text this agent can issue for these relations, each once."""

@@ -1,0 +1,194 @@
+"""MariaDB and MySQL: what the login may do, what a scan costs, what to grant, what errors mean.
+
+The DBA's side of the engine; see `postgresql_access`. Privileges come from information_schema,
+which shows a login its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    DriftlineError,
+    SnapshotLost,
+)
+from pymysql import Error, OperationalError
+
+from source_agent.engine import Limits, Privilege, Relation, Shape
+from source_agent.mariadb_sql import MARK, explain_sql, select_sql
+from source_agent.relations import plan_of, quote, split_name
+
+Ask = Callable[..., list[tuple[str | None, ...]]]
+
+USER_PRIVILEGES = """
+SELECT 'on everything', privilege_type, is_grantable FROM information_schema.user_privileges"""
+SCHEMA_PRIVILEGES = """
+SELECT table_schema, privilege_type, is_grantable FROM information_schema.schema_privileges"""
+TABLE_PRIVILEGES = """
+SELECT table_schema, table_name, privilege_type, is_grantable
+FROM information_schema.table_privileges"""
+COLUMN_PRIVILEGES = """
+SELECT DISTINCT table_schema, table_name, privilege_type, is_grantable
+FROM information_schema.column_privileges"""
+SIZE = """
+SELECT table_rows, data_length FROM information_schema.tables
+WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
+CATALOGUE: Final = (USER_PRIVILEGES, SCHEMA_PRIVILEGES, TABLE_PRIVILEGES, COLUMN_PRIVILEGES, SIZE)
+
+# Server and client error numbers: mysqld_error.h, errmsg.h.
+_REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
+_NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
+_NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
+_TIMED_OUT: Final = {1969, 3024}
+_LOCKED: Final = {1205}
+_LOST: Final = {1213, 1412, 1020, 1033}
+_UNAVAILABLE: Final = {
+    *(1040, 1053, 1077, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 4031),
+    *range(2000, 2049),
+}
+
+
+def driver_arguments(parameters: dict[str, str]) -> dict[str, Any]:
+    """The URL's parameters as PyMySQL's keyword arguments.
+
+    Raises:
+        ConfigurationError: one that it does not know.
+    """
+    texts = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "bind_address"}
+    flags = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name in texts:
+            found[name] = value
+        elif name in flags:
+            found[name] = value.lower() in {"1", "true", "yes", "on"}
+        elif name != "charset":  # which is always utf8mb4
+            raise ConfigurationError(
+                f"The URL's parameter {name!r} is not known.",
+                remedy=f"Known are: {', '.join(sorted(texts | flags))}.",
+                where="database.url",
+            )
+    return found
+
+
+def _parts(error: Error) -> tuple[int, str]:
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[-1]) if error.args else type(error).__name__
+    return number, text.strip().rstrip(".")
+
+
+def connect_error(error: Error, where: str) -> DriftlineError:
+    number, text = _parts(error)
+    if number in _REFUSED_LOGIN:
+        return DatabaseRefused(
+            f"MariaDB at {where} refused the login: {text}.",
+            remedy="Check the user, the password and the database's name in database.url.",
+        )
+    return DatabaseUnavailable(
+        f"MariaDB at {where} cannot be reached: {text}.",
+        remedy="Check that it runs and that database.url is right, then try again.",
+    )
+
+
+def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
+    """The error that a user sees for one of PyMySQL's."""
+    number, text = _parts(error)
+    where = relation.name if relation else ""
+    message = f"MariaDB says: {text} (error {number})."
+    if number in _NOT_GRANTED:
+        what = relation.table if relation and relation.table else "every table it reads"
+        return DatabaseRefused(
+            message,
+            where=where,
+            remedy=f"As an administrator: GRANT SELECT ON {what} TO the agent.",
+        )
+    if number in _NOT_FOUND:
+        return ConfigurationError(
+            message, where=where, remedy="Correct the table or the query in the file."
+        )
+    if number in _TIMED_OUT:
+        return DatabaseRefused(
+            message, where=where, remedy="Raise statement_timeout_s, or publish less of it."
+        )
+    if number in _LOCKED:
+        return DatabaseUnavailable(
+            message, where=where, remedy="Someone holds a lock on it; try again later."
+        )
+    if number in _LOST:
+        return SnapshotLost(message, where=where)
+    if number in _UNAVAILABLE or (not number and isinstance(error, OperationalError)):
+        return DatabaseUnavailable(message, where=where, remedy="Try again later.")
+    return DatabaseRefused(message, where=where)
+
+
+def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[Privilege]:
+    """See `Engine.privileges`."""
+    published = set()
+    for relation in relations:
+        if relation.table is not None:
+            parts = split_name(relation.table, MARK)
+            published.add((parts[0] if len(parts) == 2 else database, parts[-1]))
+    has_queries = any(r.query for r in relations)
+    found = []
+    for place, what, grantable in ask(USER_PRIVILEGES):
+        if what != "USAGE":
+            found.append(Privilege(f"{what} {place}", excess=True))
+        if grantable == "YES":
+            found.append(Privilege("GRANT OPTION on everything", excess=True))
+    for schema, what, grantable in ask(SCHEMA_PRIVILEGES):
+        option = " with GRANT OPTION" if grantable == "YES" else ""
+        found.append(Privilege(f"{what} on every table of {schema}{option}", excess=True))
+    for sql in (TABLE_PRIVILEGES, COLUMN_PRIVILEGES):
+        for schema, table, what, grantable in ask(sql):
+            is_needed = what == "SELECT" and grantable != "YES"
+            is_published = (schema, table) in published or has_queries
+            option = " with GRANT OPTION" if grantable == "YES" else ""
+            found.append(
+                Privilege(
+                    f"{what} on {schema}.{table}{option}", excess=not (is_needed and is_published)
+                )
+            )
+    return list(dict.fromkeys(found))
+
+
+def scan_cost(ask: Ask, shape: Shape) -> str:
+    """See `Engine.scan_cost`."""
+    plan = [row for row in ask(explain_sql(select_sql(shape))) if row[2] is not None]
+    # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
+    access = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
+    rows, size = shape.rows_expected, None
+    if shape.relation.table is not None:
+        parts = split_name(shape.relation.table, MARK)
+        for count, length in ask(SIZE, parts[0] if len(parts) == 2 else None, parts[-1]):
+            rows, size = int(count or 0), int(length or 0)
+    on_disk = f", {size / 2**20:,.1f} MiB on disk" if size else ""
+    return f"about {rows:,} rows{on_disk}; {access} ({plan_of(shape).consistency.value})"
+
+
+def grants(relations: Sequence[Relation], login: str, database: str, limits: Limits) -> str:
+    """See `Engine.grants`."""
+    account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
+    budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
+    lines = [
+        "-- Least privilege for driftline-source. Run as an administrator.",
+        f"CREATE USER {account} IDENTIFIED BY '…'  -- and the agent's host in place of %",
+        f"  WITH MAX_USER_CONNECTIONS 4{budget};",
+    ]
+    for relation in relations:
+        if relation.table is None:
+            lines.append(f"-- {relation.name}: GRANT SELECT on every table that its query reads")
+            continue
+        parts = split_name(relation.table, MARK)
+        table = ".".join(
+            quote(p, MARK) for p in (parts if len(parts) == 2 else (database, parts[0]))
+        )
+        columns = ""
+        if relation.columns is not None and relation.key is not None:
+            names = dict.fromkeys(relation.key + relation.columns)
+            columns = f" ({', '.join(quote(n, MARK) for n in names)})"
+        lines.append(f"GRANT SELECT{columns} ON {table} TO {account};")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,69 @@
+"""MariaDB and MySQL: the texts of all reads of a relation. No I/O, no values.
+
+The driver formats values into a statement itself, escaped, wherever it has `%s`: in texts that take
+values, every other percent sign is doubled here, so that a DBA's LIKE '%…' stays what it is.
+
+Rejected: server-side prepared statements, which PyMySQL does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from source_agent.engine import Shape
+from source_agent.relations import plan_of, quote
+
+MARK: Final = "`"
+RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
+
+
+def empty_sql(source: str) -> str:
+    return f"SELECT * FROM {source} LIMIT 0"
+
+
+def probe_sql(shape: Shape) -> str:
+    return select_sql(shape, tail="\nLIMIT 0")
+
+
+def explain_sql(sql: str) -> str:
+    return f"EXPLAIN {sql}"
+
+
+def select_sql(shape: Shape, *conditions: str, tail: str = "") -> str:
+    """A SELECT in tuple order."""
+    plan = plan_of(shape)
+    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
+    where = f"\nWHERE {wanted}" if wanted else ""
+    return f"SELECT {', '.join(plan.reads)}\nFROM {plan.source}{where}{tail}"
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
+    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
+
+
+def range_sql(shape: Shape) -> str:
+    key = quote(shape.recipe.columns[0].name, MARK).replace("%", "%%")
+    ranges = " OR ".join([f"{key} BETWEEN %s AND %s"] * RANGES_PER_SELECT)
+    # The driver formats the values in: what is not a placeholder keeps its percent signs.
+    return _placed(select_sql(shape, "\0"), f"({ranges})")
+
+
+def page_sql(shape: Shape, *, is_first: bool) -> str:
+    pages = [quote(name, MARK) for name in plan_of(shape).pages]
+    order = ", ".join(pages)
+    tail = f"\nORDER BY {order}\nLIMIT \0"
+    if is_first:
+        return _placed(select_sql(shape, tail=tail), "%s")
+    doubled = [name.replace("%", "%%") for name in pages]
+    equal = [" AND ".join([f"{n} = %s" for n in doubled[:i]]) for i in range(len(doubled))]
+    steps = [
+        f"({e} AND {n} > %s)" if e else f"{n} > %s" for e, n in zip(equal, doubled, strict=True)
+    ]
+    text = select_sql(shape, "\0", tail=tail)
+    return _placed(text, f"({' OR '.join(steps)})", "%s")
+
+
+def _placed(sql: str, *parts: str) -> str:
+    """`sql` with its percent signs kept from the driver, and each zero byte replaced by a part."""
+    pieces = sql.replace("%", "%%").split("\0")
+    return pieces[0] + "".join(p + piece for p, piece in zip(parts, pieces[1:], strict=True))

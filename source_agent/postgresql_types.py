@@ -1,0 +1,345 @@
+"""PostgreSQL: from a relation and the catalogue to a `Shape`; every type's read expression.
+
+A relation is described by a statement that is prepared and never run: the row description gives
+type and modifier of each column, with domains already resolved to what lies below them. What the
+protocol declares is read in its own binary send format, at no cost; everything else as `::text`.
+
+Invariants: the read expression of a type is lossless under `SETTINGS`. Two of them change a value:
+floats have one NaN left, `money` becomes the numeric that it prints as. Types and operators are
+named with their schema, so that nothing in the login's search_path can stand in for them; the
+search_path itself stays as it is, because the DBA's own queries rely on it.
+
+Rejected: reading arrays, composites and ranges in binary. Their bytes hold OIDs, which differ
+between two databases with the same content, and after every dump and restore.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from driftline.errors import ConfigurationError
+from driftline.types import DeclaredType
+
+from source_agent.engine import Relation, Shape
+from source_agent.relations import (
+    ALIAS,
+    Access,
+    Found,
+    Order,
+    arrange,
+    plan_of,
+    query_text,
+    quote,
+    refuse_types,
+    shape,
+    split_name,
+    unknown_table,
+)
+
+# The session's settings: text forms must not depend on server, database or role. IntervalStyle
+# `postgres` prints every interval losslessly (sql_standard is ambiguous with mixed signs). One
+# backend per scan, and no JIT, whose compilation costs more than reading a few ranges does.
+SETTINGS: Final = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+    "array_nulls": "on",
+    "quote_all_identifiers": "off",
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+    "row_security": "on",
+    "application_name": "driftline-source",
+}
+
+# OIDs of pg_type.dat, fixed since each type exists. Values: declared kind.
+_NATIVE: Final = {
+    16: "bool",
+    17: "bytea",
+    19: "text",  # name
+    20: "int8",
+    21: "int2",
+    23: "int4",
+    25: "text",
+    26: "oid",
+    114: "text",  # json: kept as it was written
+    1042: "text",  # bpchar, padding included
+    1043: "text",  # varchar
+    1082: "date",
+    1083: "time",
+    1114: "timestamp",
+    1184: "timestamptz",
+    1186: "interval",
+    1266: "timetz",
+    2950: "uuid",
+    3802: "jsonb",
+}
+_FLOATS: Final = {700: "float4", 701: "float8"}
+_NUMERIC, _MONEY, _UNKNOWN = 1700, 790, 705
+_MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
+
+SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
+CORRELATION_MIN: Final = 0.95
+
+TABLE = """
+SELECT c.oid, n.nspname, c.relname, c.relkind::pg_catalog.text, c.relhassubclass,
+       c.reltuples::pg_catalog.float8, c.relpages, pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = pg_catalog.to_regclass(%s)::pg_catalog.oid
+  AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"""
+TABLES = """
+SELECT CASE WHEN pg_catalog.pg_table_is_visible(c.oid) THEN c.relname::pg_catalog.text
+            ELSE n.nspname || '.' || c.relname END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
+ORDER BY 1"""
+COLUMNS = """
+SELECT attname::pg_catalog.text, attnotnull FROM pg_catalog.pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+INDEXES = """
+SELECT i.indisprimary,
+       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL,
+       i.indpred IS NULL AND m.amname = 'btree',
+       ARRAY(SELECT a.attname::pg_catalog.text
+             FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(number, place)
+             LEFT JOIN pg_catalog.pg_attribute a
+               ON a.attrelid = i.indrelid AND a.attnum = k.number AND k.number > 0
+             WHERE k.place <= pg_catalog.array_length(i.indclass::pg_catalog.oid[], 1)
+             ORDER BY k.place)
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+JOIN pg_catalog.pg_am m ON m.oid = c.relam
+WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
+CORRELATION = """
+SELECT correlation::pg_catalog.float8 FROM pg_catalog.pg_stats
+WHERE schemaname = %s AND tablename = %s AND attname = %s AND NOT inherited"""
+TYPES = """
+SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
+FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
+ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
+EXPLAIN = "EXPLAIN (FORMAT JSON) "
+
+CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODING)
+
+
+class Asks(Protocol):
+    """What describing needs of a session."""
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a catalogue query."""
+
+    def row_description(self, sql: str) -> list[tuple[str, int, int]]:
+        """Name, type OID and type modifier of each column of a SELECT that is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What the catalogue says of a table; `index` entries as INDEXES has them."""
+
+    source: str
+    columns: tuple[str, ...]
+    not_null: frozenset[str]
+    is_plain: bool
+    indexes: tuple[tuple[bool, bool, bool, list[str | None]], ...]
+    rows: int
+    pages: int
+    name: tuple[str, str]
+
+    @property
+    def primary(self) -> tuple[str, ...]:
+        return next((tuple(filter(None, i[3])) for i in self.indexes if i[0]), ())
+
+    def vouches(self, key: tuple[str, ...]) -> bool:
+        return self.is_plain and any(
+            unique and set(columns) <= set(key) & self.not_null
+            for _, unique, _, columns in self.indexes
+        )
+
+    def leads(self, column: str) -> bool:
+        return any(is_btree and columns[0] == column for _, _, is_btree, columns in self.indexes)
+
+
+def describe(session: Asks, relation: Relation) -> Shape:
+    """See `Session.describe`."""
+    refuse_types(relation, "PostgreSQL")
+    table = _table(session, relation) if relation.table is not None else None
+    if table is not None:
+        source, known = table.source, table.columns
+    else:
+        source = f"{query_text(relation.query or '')} AS {quote(ALIAS)}"
+        known = tuple(name for name, _, _ in session.row_description(f"SELECT * FROM {source}"))
+    order = arrange(relation, known, table.primary if table else ())
+    found = _columns(session, relation, source, order, table.not_null if table else frozenset())
+    if table is None:
+        access = Access(source)
+    else:
+        access = Access(
+            source,
+            vouched=table.vouches(order.key),
+            ordered=_is_ordered(session, table, order.key[0]),
+            indexed=table.leads(order.key[0]),
+            rows_expected=table.rows,
+        )
+    return _planned(session, shape(relation, known, order, found, access), is_plain=bool(table))
+
+
+def _table(session: Asks, relation: Relation) -> _Table:
+    parts = split_name(relation.table or "")
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise ConfigurationError(
+            f"{relation.table!r} is not the name of a table.",
+            remedy='Write it as schema.table, with "…" around a name that contains a dot.',
+            where=relation.name,
+        )
+    source = ".".join(quote(p) for p in parts)
+    rows = session.ask(TABLE, source)
+    if not rows:
+        raise unknown_table(relation, [name for (name,) in session.ask(TABLES)])
+    oid, schema, name, kind, has_children, tuples, pages, _ = rows[0]
+    columns = session.ask(COLUMNS, oid)
+    return _Table(
+        source=source,
+        columns=tuple(n for n, _ in columns),
+        not_null=frozenset(n for n, is_not_null in columns if is_not_null),
+        # The unique index of a table with heirs says nothing about the heirs' rows.
+        is_plain=kind == "p" or (kind in {"r", "m"} and not has_children),
+        indexes=tuple(session.ask(INDEXES, oid)),
+        rows=max(0, int(tuples)),
+        pages=-1 if kind in {"p", "v", "f"} else int(pages),
+        name=(schema, name),
+    )
+
+
+def _is_ordered(session: Asks, table: _Table, key: str) -> bool:
+    if not table.leads(key) or table.pages < 0:
+        return False
+    if table.pages <= SMALL_PAGES and table.rows > 0:
+        return True
+    correlation = session.ask(CORRELATION, *table.name, key)
+    return bool(correlation and (correlation[0][0] or 0.0) > CORRELATION_MIN)
+
+
+def _columns(
+    session: Asks, relation: Relation, source: str, order: Order, not_null: frozenset[str]
+) -> list[Found]:
+    names = ", ".join(quote(name) for name in order.names)
+    described = session.row_description(f"SELECT {names} FROM {source}")
+    others = [oid for _, oid, _ in described if oid not in _NATIVE and oid not in _FLOATS]
+    kinds = {oid: (kind, name) for oid, kind, name in session.ask(TYPES, others)} if others else {}
+    found = [
+        _column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text)
+        for name, oid, modifier in described
+    ]
+    has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
+    if has_text and session.ask(ENCODING) == [("SQL_ASCII",)]:
+        raise ConfigurationError(
+            "The database has the encoding SQL_ASCII, so that its text has no known encoding.",
+            remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
+            where=relation.name,
+        )
+    return [
+        Found(f.name, f.type, f.read, nullable=f.name not in not_null, note=f.note) for f in found
+    ]
+
+
+def _column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> Found:
+    column = quote(name)
+    text = DeclaredType("text")
+    if oid in _NATIVE and (_NATIVE[oid] == "text" or not as_text):
+        return Found(name, DeclaredType(_NATIVE[oid]), column)
+    if kind[0] == "e":
+        return Found(name, text, column)  # the binary form of an enum is its label
+    if oid in _FLOATS:
+        declared = _FLOATS[oid]
+        nan = f"'NaN'::pg_catalog.{declared}"
+        read = f"CASE WHEN {column} OPERATOR(pg_catalog.=) {nan} THEN {nan} ELSE {column} END"
+        if not as_text:
+            return Found(name, DeclaredType(declared), read)
+    if oid == _NUMERIC and not as_text:
+        return Found(name, _numeric(modifier), column)
+    if oid == _MONEY and not as_text:
+        return Found(name, _MONEY_TYPE, f"{column}::pg_catalog.numeric(19,2)")
+    note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
+    return Found(name, text, f"{column}::pg_catalog.text", note=note)
+
+
+def _numeric(modifier: int) -> DeclaredType:
+    """numeric.c: ((precision << 16) | (scale & 0x7ff)) + 4, the scale signed in 11 bits."""
+    if modifier >= 4:
+        precision = (modifier - 4) >> 16 & 0xFFFF
+        scale = ((modifier - 4 & 0x7FF) ^ 1024) - 1024
+        if 1 <= precision <= 38 and 0 <= scale <= precision:
+            return DeclaredType("numeric", precision, scale)
+    return DeclaredType("numeric")
+
+
+def _planned(session: Asks, described: Shape, *, is_plain: bool) -> Shape:
+    """With the planner's estimate where the catalogue has none, and whether it uses an index."""
+    needs_index = not is_plain and described.recipe.integer_key
+    if not is_plain or described.relation.where or not described.rows_expected:
+        plan = session.ask(EXPLAIN + scan_sql(described))[0][0][0]["Plan"]
+        described = replace(described, rows_expected=int(plan["Plan Rows"]))
+    if needs_index or (is_plain and described.recipe.integer_key and not described.indexed):
+        plan = session.ask(EXPLAIN + range_sql(described, literal=True))[0][0][0]["Plan"]
+        described = replace(described, indexed=_uses_index(plan))
+    return described
+
+
+def _uses_index(plan: dict[str, Any]) -> bool:
+    """Whether no table is read whole, judged for one narrow range."""
+    if plan["Node Type"] in {"Seq Scan", "Foreign Scan", "CTE Scan", "Sample Scan"}:
+        return False
+    if plan["Node Type"].endswith(("Index Scan", "Index Only Scan")) and "Index Cond" not in plan:
+        return False
+    return all(_uses_index(child) for child in plan.get("Plans", []))
+
+
+def describing_sql(shape: Shape) -> list[str]:
+    """What `describe` asks about one relation, beyond CATALOGUE."""
+    source = plan_of(shape).source
+    names = ", ".join(quote(c.name) for c in shape.recipe.columns)
+    asked = [f"SELECT * FROM {source}"] if shape.relation.query else []
+    asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
+    if shape.recipe.integer_key:
+        asked.append(EXPLAIN + range_sql(shape, literal=True))
+    return asked
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
+    """The SELECT of a scan, in tuple order."""
+    plan = plan_of(shape)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    tail = "\nORDER BY 1" if ordered else ""
+    return f"SELECT {', '.join(plan.reads)}\nFROM {plan.source}{where}{tail}"
+
+
+def range_sql(shape: Shape, *, literal: bool = False) -> str:
+    """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
+
+    `literal` is for EXPLAIN, which has no bounds to look up: one range of one key.
+    """
+    plan = plan_of(shape)
+    key = quote(shape.recipe.columns[0].name)
+    bounds = (
+        "(SELECT 1::pg_catalog.int8, 1::pg_catalog.int8)"
+        if literal
+        else "ROWS FROM (\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.first')::pg_catalog.int8[]),\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.last')::pg_catalog.int8[]))"
+    )
+    reads = ", ".join(f"{read} AS c{i}" for i, read in enumerate(plan.reads))
+    where = f"{plan.where} AND " if plan.where else ""
+    return (
+        f"SELECT driftline_row.*\nFROM {bounds} AS driftline_range(first_key, last_key)\n"
+        f"CROSS JOIN LATERAL (\n  SELECT {reads}\n  FROM {plan.source}\n  WHERE {where}"
+        f"{key} OPERATOR(pg_catalog.>=) driftline_range.first_key"
+        f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
+        "  OFFSET 0) AS driftline_row"
+    )

@@ -1,0 +1,41 @@
+"""What every test may ask for; the fixtures themselves live in files by topic."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["tests.fixtures_databases", "tests.fixtures_spark", "tests.fixtures_wan"]
+
+# No deadline and no health check for slowness: shared machines stall, and a stall is no bug.
+# A failure prints its blob (`@reproduce_failure`), so no profile needs to be deterministic.
+settings.register_profile(
+    "default",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+_DEFAULT = settings.get_profile("default")
+settings.register_profile("ci", _DEFAULT, max_examples=100, database=None)
+settings.register_profile("soak", _DEFAULT, max_examples=2000)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+_MARKED_BY_FIXTURE = {
+    "spark": "spark",
+    "postgresql": "postgresql",
+    "mariadb": "mariadb",
+    "wan_available": "wan",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test has the marker of every expensive fixture it uses, whether its author thought of it
+    or not: `./tests/run --fast` relies on it."""
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in _MARKED_BY_FIXTURE:
+                item.add_marker(_MARKED_BY_FIXTURE[fixture])

