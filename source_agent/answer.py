@@ -1,0 +1,333 @@
+"""One stream of requests, answered: the conversation around the comparisons.
+
+Two threads: a worker owns the database session, runs one `Comparison` after the other and puts
+replies into a small outbox; the RPC's own thread takes them out, and says `Progress` when none came
+for a while, so that heartbeats do not depend on the database. The outbox is bounded, so a slow
+reader slows the scan instead of filling memory.
+
+Invariants: the session is opened by the first `Open` that may have a relation and closed by the
+thread that opened it; it ends when the stream ends, when the client says nothing or takes nothing
+for `idle_timeout_s`, and after an error that leaves it unusable. A relation that is not published
+and one that is not for this client cost the same nothing: no SQL. What was refused ends a relation,
+not the stream; requests that were already on their way to it are passed over.
+
+Rejected: heartbeats from inside the scan; one slow statement and the warehouse gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import grpc
+from driftline import wire_pb2 as pb
+from driftline.errors import (
+    DatabaseUnavailable,
+    DriftlineError,
+    InternalError,
+    LimitExceeded,
+    MalformedMessage,
+    RecipeChanged,
+    SnapshotLost,
+)
+
+from source_agent.audit import Entry
+from source_agent.compare import Comparison, Tally
+from source_agent.engine import Relation, Shape
+from source_agent.govern import GovernedSession, Stopped
+from source_agent.publish import Client, Source, describe
+from source_agent.refuse import known, refusal
+
+OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
+
+# After these the session may be in no state to answer for another relation.
+_BREAKS_SESSION = (DatabaseUnavailable, SnapshotLost, InternalError)
+
+_log = logging.getLogger("driftline.source")
+
+
+class Outbox:
+    """A bounded queue between the worker and the RPC that either may close."""
+
+    def __init__(self, size: int = OUTBOX_REPLIES_MAX) -> None:
+        self._size = size
+        self._held: deque[pb.Reply] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, reply: pb.Reply, timeout_s: float) -> bool:
+        """Whether there was room in time. Raises Stopped when it is closed."""
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: self._closed or len(self._held) < self._size, timeout_s
+            )
+            if self._closed:
+                raise Stopped
+            if room:
+                self._held.append(reply)
+                self._changed.notify_all()
+            return room
+
+    def take(self, timeout_s: float) -> pb.Reply | None:
+        """The next reply; None when none came in time. Raises Stopped when there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._held), timeout_s)
+            if self._held:
+                reply = self._held.popleft()
+                self._changed.notify_all()
+                return reply
+            if self._closed:
+                raise Stopped
+            return None
+
+    def close(self) -> None:
+        """No more is put in; what is held may still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Conversation:
+    """One Exchange stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        client: Client,
+        requests: Iterator[pb.Request],
+        *,
+        cancel: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._source, self._client, self._cancel = source, client, cancel
+        self._requests = self._received(requests)
+        self._outbox = Outbox()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # of the session's being there
+        self._session: GovernedSession | None = None
+        self._opened_at = 0.0
+        self._waiting_since: float | None = time.monotonic()
+        self._tally = Tally()
+        self._idle_s = source.config.database.limits.idle_s
+        self.worker = threading.Thread(target=self._work, name="exchange", daemon=True)
+
+    def replies(self) -> Iterator[pb.Reply]:
+        """What the RPC sends: the answers, and `Progress` while they are being made."""
+        self.worker.start()
+        try:
+            while True:
+                reply = self._outbox.take(self._source.heartbeat_s)
+                if reply is not None:
+                    yield reply
+                elif error := self._overdue():
+                    yield pb.Reply(refused=refusal(error))
+                    return
+                elif self._waiting_since is None:
+                    tally = self._tally
+                    yield pb.Reply(
+                        progress=pb.Progress(
+                            phase=tally.phase,
+                            rows=tally.rows_read,
+                            rows_expected=tally.rows_expected,
+                        )
+                    )
+        except Stopped:
+            return
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the work soon, from any thread: the client left, or the agent is stopped."""
+        self._stopping.set()
+        self._outbox.close()
+        with self._lock:
+            if self._session is not None:
+                self._session.interrupt()
+
+    # The worker's thread
+
+    def _work(self) -> None:
+        refused = False
+        try:
+            for request in self._requests:
+                if request.WhichOneof("message") == "open":
+                    refused = self._answer(request.open)
+                elif not refused:
+                    error = MalformedMessage("An exchange about a relation begins with Open.")
+                    self._deliver(pb.Reply(refused=refusal(error)))
+                    break
+        except (Stopped, grpc.RpcError):
+            pass
+        except Exception:
+            _log.exception("an exchange ended by a mistake of the agent")
+        finally:
+            self._close_session()
+            self._outbox.close()
+
+    def _received(self, requests: Iterator[pb.Request]) -> Iterator[pb.Request]:
+        """The requests, noting since when the client is being waited for."""
+        while True:
+            self._waiting_since = time.monotonic()
+            request = next(requests, None)
+            if request is None:
+                return
+            self._waiting_since = None
+            if self._stopping.is_set():
+                raise Stopped
+            yield request
+
+    def _answer(self, opening: pb.Open) -> bool:
+        """Answers one `Open`; whether it was refused."""
+        started = time.monotonic()
+        answer = Answer()
+        self._tally = answer.tally
+        error: DriftlineError | None = None
+        try:
+            self._compare(opening, answer)
+        except (Stopped, grpc.RpcError):
+            answer.outcome = "cancelled"
+            raise
+        except Exception as problem:
+            if self._stopping.is_set():
+                answer.outcome = "cancelled"
+                raise Stopped from None
+            error = known(problem)
+            answer.outcome = error.code
+        finally:
+            self._note(opening, answer, time.monotonic() - started)
+        if error is None:
+            self._pause_session()
+            return False
+        if isinstance(error, _BREAKS_SESSION):
+            self._close_session()
+        description = None
+        if isinstance(error, RecipeChanged) and answer.shape is not None:
+            description = describe(answer.shape)
+        self._deliver(pb.Reply(refused=refusal(error, description)))
+        return True
+
+    def _compare(self, opening: pb.Open, answer: Answer) -> None:
+        source = self._source
+        published = source.publication(opening.relation, opening.protocol, self._client)
+        source.governor.check()
+        with source.governor.slot(self._stopping):
+            session, shape = self._described(published.relation)
+            answer.shape = shape
+            answer.tally.phase = "scan"
+            comparison = Comparison(session, shape, opening, answer.tally)
+            # Closing the answer closes the scan that it is in, when it ends before its end.
+            with closing(comparison.answer(self._requests)) as replies:
+                for reply in replies:
+                    self._check_age()
+                    self._deliver(reply)
+                    answer.count(reply)
+
+    def _deliver(self, reply: pb.Reply) -> None:
+        self._source.governor.wait_bytes(reply.ByteSize(), self._stopping)
+        if not self._outbox.put(reply, self._idle_s):
+            _log.warning("%s took no reply for %g s", self._client.label, self._idle_s)
+            self._cancel()
+            raise Stopped
+
+    # The session
+
+    def _open_session(self) -> GovernedSession:
+        if self._session is None:
+            if self._stopping.is_set():
+                raise Stopped
+            session = GovernedSession(
+                self._source.engine.open(), self._source.governor, self._stopping, self._check_age
+            )
+            self._opened_at = time.monotonic()
+            with self._lock:
+                self._session = session
+        return self._session
+
+    def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
+        """The session and the shape; a session that died between relations is renewed."""
+        was_open = self._session is not None
+        session = self._open_session()
+        try:
+            return session, session.describe(relation)
+        except DatabaseUnavailable:
+            if not was_open:
+                raise
+        self._close_session()
+        session = self._open_session()
+        return session, session.describe(relation)
+
+    def _close_session(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.close()
+            except Exception:
+                _log.exception("a database session did not close")
+
+    def _pause_session(self) -> None:
+        try:
+            if self._session is not None:
+                self._session.pause()
+        except DriftlineError:
+            self._close_session()
+
+    def _check_age(self) -> None:
+        longest = self._source.config.budget.snapshot_s
+        if longest is not None and time.monotonic() - self._opened_at > longest:
+            raise SnapshotLost(
+                f"The source's DBA lets one snapshot live {longest:g} s (limits.snapshot_seconds)."
+            )
+
+    def _overdue(self) -> DriftlineError | None:
+        """Why a client that is being waited for is not waited for any longer."""
+        since = self._waiting_since
+        if since is None:
+            return None
+        if time.monotonic() - since > self._idle_s:
+            return LimitExceeded(
+                f"The warehouse sent nothing for {self._idle_s:g} s (database.idle_timeout_s).",
+                remedy="Run the refresh again; nothing was published and what arrived is kept.",
+            )
+        try:
+            if self._session is not None:
+                self._check_age()
+        except SnapshotLost as error:
+            return error
+        return None
+
+    def _note(self, opening: pb.Open, answer: Answer, seconds: float) -> None:
+        self._source.audit.write(
+            Entry(
+                client=self._client.label,
+                relation=opening.relation,
+                outcome=answer.outcome,
+                rows_read=answer.tally.rows_read,
+                scans=answer.tally.scans,
+                rows_shipped=answer.rows_shipped,
+                bytes_out=answer.bytes_out,
+                seconds=seconds,
+            )
+        )
+
+
+class Answer:
+    """What is known so far of the answer to one `Open`."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(phase="wait")
+        self.shape: Shape | None = None
+        self.outcome = "cancelled"
+        self.rows_shipped = self.bytes_out = 0
+
+    def count(self, reply: pb.Reply) -> None:
+        """Note what is sent."""
+        self.bytes_out += reply.ByteSize()
+        kind = reply.WhichOneof("message")
+        if kind == "rows":
+            self.rows_shipped += int.from_bytes(reply.rows.frame[4:8], "little")
+        elif kind == "finished":
+            self.outcome = "equal" if reply.finished.equal else "sent"

@@ -1,0 +1,84 @@
+"""The certificates of mutual TLS, read again when they change.
+
+gRPC asks for them at every handshake, so a renewed certificate or authority counts from the next
+connection on, without a restart. The contents are compared, not the times of the files: three small
+reads, and no renewal within one tick of the clock is missed.
+
+Certificates that do not fit together are refused at the start with the reason; later the old ones
+stay in use, because a renewal writes one file after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import grpc
+from driftline.errors import ConfigurationError
+
+from source_agent.configure import Certificates
+
+Contents = tuple[bytes, bytes, bytes]  # certificate, key, client_ca
+
+_log = logging.getLogger("driftline.source")
+
+
+class Watched:
+    """Certificates that are read again when one of the files changes."""
+
+    def __init__(self, files: Certificates, config_name: str) -> None:
+        self._files, self._config_name = files, config_name
+        self._contents = self._read_all()
+        self._configuration = self._usable(self._contents)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration, self._current, require_client_authentication=True
+        )
+
+    def _current(self) -> grpc.ServerCertificateConfiguration:
+        """Called at every handshake. Half-written files are not used; the old ones stay."""
+        try:
+            contents = self._read_all()
+            if contents != self._contents:
+                self._configuration, self._contents = self._usable(contents), contents
+                _log.info("the certificates were read again")
+        except ConfigurationError as error:
+            _log.warning("the certificates on disk are not usable yet: %s", error)
+        return self._configuration
+
+    def _read_all(self) -> Contents:
+        files = self._files
+        return (
+            self._read("certificate", files.certificate),
+            self._read("key", files.key),
+            self._read("client_ca", files.client_ca),
+        )
+
+    def _usable(self, contents: Contents) -> grpc.ServerCertificateConfiguration:
+        certificate, key, authority = contents
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # gRPC would only fail every handshake; the standard library says what is wrong.
+            context.load_cert_chain(self._files.certificate, self._files.key, password="")
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise self._error("certificate", f"It does not go with its key: {error}.") from None
+        try:
+            context.load_verify_locations(cadata=authority.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise self._error("client_ca", f"It holds no certificate: {error}.") from None
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def _read(self, setting: str, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self._error(setting, f"{path} cannot be read: {error.strerror}.") from None
+
+    def _error(self, setting: str, message: str) -> ConfigurationError:
+        return ConfigurationError(
+            message,
+            where=f"{self._config_name}: server.{setting}",
+            remedy="`driftline-source enroll` makes a set that fits together.",
+        )

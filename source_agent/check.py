@@ -1,0 +1,171 @@
+"""`check`: what a DBA wants to know before she lets the agent run.
+
+Whether the database is reached and as whom, what each relation is and what reading it costs, and
+what the login may do beyond SELECT on what is published. It reads catalogues and plans; it scans no
+table, and it never tries to write in order to find out whether it could.
+
+One relation that cannot be described does not hide the others. The report is a value; printing and
+JSON are two views of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from driftline.errors import DriftlineError
+from sqlalchemy.engine import make_url
+
+from source_agent.configure import SourceConfig
+from source_agent.engine import Engine, Session
+
+READ_ONLY = "every session is opened read-only and its driver sends no other statement"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReport:
+    name: str
+    type: str
+    nullable: bool
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationReport:
+    """A relation, or the `error` that describing it met."""
+
+    name: str
+    allow: list[str] | None
+    columns: list[ColumnReport]
+    vouched: bool
+    rows_expected: int
+    scan_cost: str
+    notes: list[str]
+    error: str | None = None
+    error_code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeReport:
+    what: str
+    excess: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that `check` prints."""
+
+    database: str
+    login: str
+    as_of: str
+    consistency: str
+    read_only: str
+    relations: list[RelationReport]
+    privileges: list[PrivilegeReport]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a relation cannot be served. Excess privileges are advice, not a failure."""
+        return any(relation.error is not None for relation in self.relations)
+
+
+def check(config: SourceConfig, engine: Engine) -> Report:
+    """Ask the catalogues.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: there is no session to ask with.
+    """
+    relations = [published.relation for published in config.relations.values()]
+    session = engine.open()
+    try:
+        as_of, consistency = session.as_of, session.consistency.value
+        reports = []
+        for name in config.relations:
+            report, is_usable = _relation(config, engine, session, name)
+            reports.append(report)
+            if not is_usable:  # the statement that failed may have ended the transaction
+                session.close()
+                session = engine.open()
+    finally:
+        session.close()
+    return Report(
+        database=engine.name,
+        login=make_url(config.database.url).username or "",
+        as_of=as_of,
+        consistency=consistency,
+        read_only=READ_ONLY,
+        relations=reports,
+        privileges=[PrivilegeReport(p.what, p.excess) for p in engine.privileges(relations)],
+    )
+
+
+def _relation(
+    config: SourceConfig, engine: Engine, session: Session, name: str
+) -> tuple[RelationReport, bool]:
+    """The report on one relation, and whether the session may go on."""
+    published = config.relations[name]
+    allow = None if published.allow is None else sorted(published.allow)
+    try:
+        shape = session.describe(published.relation)
+        cost = engine.scan_cost(shape)
+    except DriftlineError as error:
+        report = RelationReport(name, allow, [], False, 0, "", [], str(error), error.code)
+        return report, False
+    keys = {column.name for column in shape.recipe.key}
+    columns = [
+        ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)
+        for c in shape.recipe.published_order
+    ]
+    return (
+        RelationReport(
+            name, allow, columns, shape.vouched, shape.rows_expected, cost, list(shape.notes)
+        ),
+        True,
+    )
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """For `--json`: the report with `ok`."""
+    return {"ok": not report.failed, **asdict(report)}
+
+
+def as_text(report: Report) -> str:
+    """For people."""
+    lines = [
+        f"database     {report.database}, reached at {report.as_of}",
+        f"login        {report.login or 'the default of the driver'}",
+        f"reads        {report.consistency}; {report.read_only}",
+    ]
+    for relation in report.relations:
+        lines += ["", *_relation_lines(relation)]
+    excess = [p.what for p in report.privileges if p.excess]
+    lines += ["", "privileges"]
+    lines += [f"  {'EXCESS  ' if p.excess else 'needed  '} {p.what}" for p in report.privileges]
+    if excess:
+        lines.append(
+            f"  The login may do more than it needs ({len(excess)}). "
+            "`driftline-source grants` prints the least that is enough."
+        )
+    elif not report.privileges:
+        lines += ["  none known to this database"]
+    return "\n".join(lines)
+
+
+def _relation_lines(relation: RelationReport) -> list[str]:
+    if relation.error is not None:
+        return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
+    to = "every certificate" if relation.allow is None else ", ".join(relation.allow) or "nobody"
+    key = ", ".join(c.name for c in relation.columns if c.key)
+    vouched = "vouched for by a constraint" if relation.vouched else "checked at every refresh"
+    rows = f"about {relation.rows_expected}" if relation.rows_expected > 0 else "unknown"
+    width = max(len(c.name) for c in relation.columns)
+    return [
+        f"relation     {relation.name}, for {to}",
+        f"  key      {key} ({vouched})",
+        f"  rows     {rows}",
+        f"  a scan   {relation.scan_cost}",
+        *(f"  note     {note}" for note in relation.notes),
+        *(
+            f"  column   {c.name:<{width}}  {c.type}{'' if c.nullable else ' not null'}"
+            for c in relation.columns
+        ),
+    ]

@@ -1,0 +1,196 @@
+"""The DBA's command line: `driftline-source --config source.toml serve | check | …`.
+
+stdout carries what was asked for (a report, a script, JSON); everything else goes to stderr. What
+the user did wrong, and what the database or the network did, is one line of what, where, why and
+what to do, with an exit code of docs/errors.md; a traceback appears with --debug only.
+
+Modules are imported by the command that needs them: `enroll` needs no database driver and
+`--help` no gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from driftline.errors import DriftlineError, InternalError
+
+from source_agent.configure import SourceConfig, load
+
+if TYPE_CHECKING:
+    from source_agent.engine import Engine
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_EXIT_DIFFERS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The options that stand before the command."""
+
+    config: Path
+    debug: bool
+
+    def load(self) -> SourceConfig:
+        return load(self.config)
+
+    def connected(self) -> tuple[SourceConfig, Engine]:
+        """The file and its engine; the database is not contacted yet."""
+        from source_agent.engines import connect
+
+        config = self.load()
+        database = config.database
+        return config, connect(database.url, database.password, database.limits)
+
+
+def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from source_agent.serve import agent_version
+
+        click.echo(f"driftline-source {agent_version()}")
+        context.exit()
+
+
+INTERRUPTED = 130  # as a shell says of Ctrl-C
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="The DBA's file."
+)
+@click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Show the version and exit.",
+)  # fmt: skip
+@click.pass_context
+def cli(context: click.Context, config: Path, debug: bool) -> None:
+    """The read-only agent beside a database, for its DBA."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    context.obj = Chosen(config, debug)
+
+
+@cli.command()
+@click.option("--port-file", type=_FILE, help="Write the port there once it is listened on.")
+@click.pass_obj
+def serve(chosen: Chosen, port_file: Path | None) -> None:
+    """Answer warehouses until SIGTERM."""
+    from source_agent.serve import run
+
+    run(chosen.load(), port_file=port_file)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.pass_obj
+def check(chosen: Chosen, as_json: bool) -> None:
+    """What is published, what the login may do, what a scan costs. Reads catalogues only."""
+    from source_agent import check as checking
+
+    report = checking.check(*chosen.connected())
+    if as_json:
+        click.echo(json.dumps(checking.as_json(report), ensure_ascii=False))
+    else:
+        click.echo(checking.as_text(report))
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.option("--login", help="The login to grant to; by default that of database.url.")
+@click.pass_obj
+def grants(chosen: Chosen, login: str | None) -> None:
+    """Print the least-privilege script for this database; run it as yourself."""
+    from source_agent.grant import grants as script
+
+    click.echo(script(*chosen.connected(), login=login))
+
+
+@cli.command()
+@click.pass_obj
+def explain(chosen: Chosen) -> None:
+    """Print every SQL text that this agent can issue."""
+    from source_agent.explain import explain as templates
+
+    for template in templates(*chosen.connected()):
+        click.echo(template.rstrip().removesuffix(";") + ";\n")
+
+
+@cli.command()
+@click.option("--directory", type=_FOLDER, default=Path("certs"), show_default=True)
+@click.option(
+    "--source-name", "source_names", multiple=True, required=True,
+    help="A host name or address under which the warehouse reaches this agent; repeatable.",
+)  # fmt: skip
+@click.option("--warehouse-name", default="warehouse", show_default=True)
+@click.option("--days", type=int, default=825, show_default=True, help="Validity.")
+def enroll(directory: Path, source_names: tuple[str, ...], warehouse_name: str, days: int) -> None:
+    """Make a certificate authority and the certificates of both agents."""
+    from source_agent.enroll import enroll as make
+
+    made = make(directory, source_names=source_names, warehouse_name=warehouse_name, days=days)
+    for path in made:
+        click.echo(path)
+    click.echo(
+        "Give ca.pem, warehouse.pem and warehouse.key to the data engineer, source.* to this "
+        "agent, and keep ca.key away from both.",
+        err=True,
+    )
+
+
+@cli.command()
+@click.option("--receipt", type=_FILE, required=True, help="Made by `driftline receipt`.")
+@click.pass_obj
+def total(chosen: Chosen, receipt: Path) -> None:
+    """Recompute a receipt of the warehouse from this database."""
+    from source_agent import total as totalling
+
+    found = totalling.total(*chosen.connected(), totalling.read_receipt(receipt))
+    click.echo(str(found))
+    if not found.equal:
+        raise click.exceptions.Exit(_EXIT_DIFFERS)
+
+
+def report(error: DriftlineError, *, debug: bool) -> int:
+    """Print an error for a person; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    click.echo(f"error {error.code}: {error}", err=True)
+    for name, value in error.details.items():
+        click.echo(f"  {name}: {value}", err=True)
+    return error.exit_code
+
+
+def main() -> None:
+    """The entry point `driftline-source`."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        code = cli.main(prog_name="driftline-source", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except DriftlineError as error:
+        sys.exit(report(error, debug=debug))
+    except Exception as problem:
+        mistake = InternalError(f"An unexpected {type(problem).__name__} happened.")
+        mistake.__cause__ = problem
+        sys.exit(report(mistake, debug=debug))
+
+
+if __name__ == "__main__":
+    main()

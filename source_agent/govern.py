@@ -1,0 +1,212 @@
+"""The DBA's budget, kept: how fast, how many at once, when not at all.
+
+One `Governor` for the whole agent, so that two warehouses together stay within what the file says.
+It wraps a session (`GovernedSession`): after every batch that the database delivered it looks for
+the pause file and the quiet hours, waits where rows come too fast, and notices that the client is
+gone. So the kill switch works in the middle of a scan, not only before it.
+
+Time is injected; a wait ends early when the exchange is stopped. No thread of its own.
+
+Rejected: a limit inside SQL (LIMIT, pg_sleep): it would be another statement for the DBA to vet and
+holds the snapshot just as long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from datetime import time as time_of_day
+
+import numpy as np
+import numpy.typing as npt
+from driftline.errors import NotNow
+
+from source_agent.configure import Budget
+from source_agent.engine import Consistency, Relation, Rows, Session, Shape
+
+SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
+SLOT_LOOK_S = 0.25  # at most this late is a client's leaving seen while it waits for a slot
+SWITCH_LOOK_S = 1.0  # at most this late is the pause file seen during a scan
+
+
+class Stopped(Exception):
+    """The exchange is over (its client left); whoever works for it unwinds. Not a user's error."""
+
+
+class Bucket:
+    """A token bucket: `rate` per second on average, one second's worth at once.
+
+    Pure arithmetic over an injected monotonic clock, in seconds; thread-safe.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = rate, clock
+        self._lock = threading.Lock()
+        self._tokens, self._at = rate, clock()
+
+    def take(self, amount: float) -> float:
+        """Takes `amount` now; returns the seconds to wait before taking more."""
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+            self._tokens -= amount
+            return max(-self._tokens / self._rate, 0.0)
+
+
+def local_time() -> time_of_day:
+    return datetime.now().astimezone().time()
+
+
+class Governor:
+    """The budget of one agent, shared by all its exchanges."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], time_of_day] = local_time,
+        slot_wait_s: float = SLOT_WAIT_S,
+    ) -> None:
+        self.budget = budget
+        self.clock = clock
+        self._wall = wall
+        self._slot_wait_s = slot_wait_s
+        self._slots = threading.BoundedSemaphore(budget.scans_at_once)
+        self._rows = _bucket(budget.rows_per_second, clock)
+        self._bytes = _bucket(budget.bytes_per_second, clock)
+
+    def check(self) -> None:
+        """Whether anything may be read now.
+
+        Raises:
+            NotNow: the agent is paused, or it is a quiet hour.
+        """
+        pause = self.budget.pause_file
+        if pause is not None and pause.exists():
+            raise NotNow(
+                "The source's DBA has paused this agent (limits.pause_file exists).",
+                remedy="Run the refresh again when she has removed the file.",
+            )
+        now = self._wall()
+        for hours in self.budget.quiet_hours:
+            if hours.covers(now):
+                raise NotNow(
+                    f"The source's DBA allows no reading from {hours} (limits.quiet_hours, the "
+                    "source's local time).",
+                    remedy="Run the refresh again outside those hours.",
+                )
+
+    @contextmanager
+    def slot(self, stop: threading.Event) -> Iterator[None]:
+        """One of `scans_at_once`.
+
+        Raises:
+            NotNow: none became free in time. Stopped.
+        """
+        given_up_at = time.monotonic() + self._slot_wait_s
+        while not self._slots.acquire(timeout=min(self._slot_wait_s, SLOT_LOOK_S)):
+            if stop.is_set():
+                raise Stopped
+            if time.monotonic() < given_up_at:
+                continue
+            raise NotNow(
+                f"{self.budget.scans_at_once} relations are being read already "
+                "(limits.scans_at_once).",
+                remedy="Run the refresh again when they are done.",
+            )
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def wait_rows(self, rows: int, stop: threading.Event) -> None:
+        """Waits as rows/s asks. Raises Stopped."""
+        _wait(self._rows, rows, stop)
+
+    def wait_bytes(self, count: int, stop: threading.Event) -> None:
+        """Waits as bytes/s asks. Raises Stopped."""
+        _wait(self._bytes, count, stop)
+
+
+class GovernedSession:
+    """A `Session` within the budget, for one exchange.
+
+    `stop` ends a scan between two batches; so does what `check` raises.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        governor: Governor,
+        stop: threading.Event,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._session, self._governor, self._stop, self._check = session, governor, stop, check
+        self._looked = governor.clock()
+
+    @property
+    def consistency(self) -> Consistency:
+        return self._session.consistency
+
+    @property
+    def as_of(self) -> str:
+        return self._session.as_of
+
+    @property
+    def generation(self) -> int:
+        return self._session.generation
+
+    def describe(self, relation: Relation) -> Shape:
+        return self._session.describe(relation)
+
+    def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        return self._governed(self._session.scan(shape, ordered=ordered))
+
+    def read_ranges(
+        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+    ) -> Iterator[Rows]:
+        return self._governed(self._session.read_ranges(shape, first, last))
+
+    def pause(self) -> None:
+        self._session.pause()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def interrupt(self) -> None:
+        """Ends a statement that is running, from any thread."""
+        self._session.interrupt()
+
+    def _governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
+        try:
+            for rows in batches:
+                if self._stop.is_set():
+                    raise Stopped
+                now = self._governor.clock()
+                if now - self._looked >= SWITCH_LOOK_S:
+                    self._looked = now
+                    self._governor.check()
+                    self._check()
+                self._governor.wait_rows(len(rows), self._stop)
+                yield rows
+        finally:
+            # A generator closes its cursor only when it is closed itself.
+            if isinstance(batches, Generator):
+                batches.close()
+
+
+def _bucket(rate: float | None, clock: Callable[[], float]) -> Bucket | None:
+    return None if rate is None else Bucket(rate, clock)
+
+
+def _wait(bucket: Bucket | None, amount: float, stop: threading.Event) -> None:
+    if bucket is None:
+        return
+    delay = bucket.take(amount)
+    if delay > 0 and stop.wait(delay):
+        raise Stopped

@@ -1,0 +1,27 @@
+"""`grants`: the least that the login needs, as a script that the DBA runs as herself.
+
+The script comes from the engine, because privileges are spelt differently in each. The agent never
+runs it, and needs no login to print it.
+"""
+
+from __future__ import annotations
+
+from driftline.errors import UsageError
+from sqlalchemy.engine import make_url
+
+from source_agent.configure import SourceConfig
+from source_agent.engine import Engine
+
+
+def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) -> str:
+    """The script, for `login` or for the one in the DBA's URL.
+
+    Raises:
+        UsageError: neither names a login, and the engine has logins.
+    """
+    url = make_url(config.database.url)
+    named = login or url.username or ""
+    if not named and url.get_backend_name() != "sqlite":
+        raise UsageError("The URL names no login to grant anything to.", remedy="Add --login NAME.")
+    relations = [published.relation for published in config.relations.values()]
+    return engine.grants(relations, login=named)

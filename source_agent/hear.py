@@ -1,0 +1,143 @@
+"""What the warehouse says, parsed and checked (protocol, section 9).
+
+The one boundary of an exchange at the source: everything below it may trust sizes, counts and the
+partition. An opening is refused here before anything is read; the messages that come in pieces are
+bounded by what was asked for, so that a warehouse can neither fill the memory nor keep the source
+busy with pieces that hold nothing.
+
+This module reads no row and sends nothing; `hear` is called with whatever waits for a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from driftline import wire_pb2 as pb
+from driftline.digests import Digest, Salt
+from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
+from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.limits import PROTOCOL_VERSION, SEGMENTS_MAX, STRATA, STRATUM_CELLS
+from driftline.ranges import Partition, coarse_ranges
+
+from source_agent.engine import Shape
+
+_BITMAP_SLACK_BYTES = 4096  # of zstd, over what does not compress
+_SALT_BYTES = _SUM_BYTES = 16
+
+Hear = Callable[[], pb.Request]
+
+
+def check_opening(opening: pb.Open, shape: Shape) -> None:
+    """Refuse an opening that this agent cannot answer, before anything is read.
+
+    Raises:
+        VersionMismatch, MalformedMessage, RecipeChanged.
+    """
+    if opening.protocol != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"The warehouse speaks protocol {opening.protocol}, this source {PROTOCOL_VERSION}.",
+            remedy="Install the same release on both sides.",
+        )
+    sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum), len(opening.strata))
+    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES, STRATA * STRATUM_CELLS * 2):
+        raise MalformedMessage("An opening has fields of a wrong size.")
+    if opening.recipe != shape.recipe.id:
+        raise RecipeChanged(
+            "The columns, types or key of the relation are not those of the last refresh.",
+            where=shape.relation.name,
+        )
+
+
+def digest_of(opening: pb.Open) -> Digest:
+    """The warehouse's total."""
+    return Digest(opening.count, int.from_bytes(opening.sum, "little"))
+
+
+def salt_of(opening: pb.Open) -> Salt:
+    """The salt of this exchange and relation."""
+    return Salt.from_bytes(opening.salt)
+
+
+def strata_of(opening: pb.Open) -> npt.NDArray[np.uint16]:
+    """The warehouse's strata, uint16 [STRATA, STRATUM_CELLS]."""
+    return np.frombuffer(opening.strata, "<u2").astype(np.uint16).reshape(STRATA, STRATUM_CELLS)
+
+
+def partition_of(opening: pb.Open) -> Partition:
+    """The partition in an opening. Raises MalformedMessage."""
+    if len(opening.start_steps) > SEGMENTS_MAX:
+        raise MalformedMessage(f"A partition has at most {SEGMENTS_MAX} segments.")
+    starts, at = [], 0
+    for step in opening.start_steps:
+        at = (at + step + (1 << 63)) % (1 << 64) - (1 << 63)
+        starts.append(at)
+    return Partition(tuple(starts), tuple(opening.shifts))
+
+
+def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:
+    """The coarsening and the warehouse's short digests, uint64 [coarse ranges].
+
+    Args:
+        first: the request that answered the verdict.
+        ranges: of the finest partition.
+
+    Raises:
+        MalformedMessage: not as many as the coarsening has ranges, or something else.
+    """
+    pieces: list[bytes] = []
+    request = first
+    while True:
+        said = request.digests
+        if request.WhichOneof("message") != "digests":
+            raise MalformedMessage("Digests were expected.")
+        if said.coarsen >= ranges.bit_length():
+            raise MalformedMessage(f"Coarsening by {said.coarsen} leaves no ranges to compare.")
+        if said.coarsen != first.digests.coarsen:
+            raise MalformedMessage("The digests of one relation were coarsened differently.")
+        expected = coarse_ranges(ranges, said.coarsen) * 8
+        _add(pieces, said.digests, expected, said.last)
+        if said.last:
+            data = b"".join(pieces)
+            if len(data) != expected:
+                raise MalformedMessage(f"{len(data) // 8} digests came, not {expected // 8}.")
+            return said.coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
+        request = hear()
+
+
+def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
+    """Which of `hashes` row hashes the warehouse wants the rows of, ascending.
+
+    Raises:
+        MalformedMessage: a bitmap of another length, or something else.
+    """
+    pieces: list[bytes] = []
+    size = (hashes + 7) // 8
+    is_last = False
+    while not is_last:
+        request = hear()
+        if request.WhichOneof("message") != "wanted":
+            raise MalformedMessage("A bitmap of wanted rows was expected.")
+        is_last = request.wanted.last
+        _add(pieces, request.wanted.bitmap, size + _BITMAP_SLACK_BYTES, is_last)
+    data = b"".join(pieces)
+    try:
+        # The size that a frame declares is allocated: look at it first.
+        if zstandard.frame_content_size(data) != size:
+            raise MalformedMessage("The bitmap of wanted rows has another length.")
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"The bitmap of wanted rows is damaged: {error}.") from None
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:hashes]
+    return np.flatnonzero(bits)
+
+
+def _add(pieces: list[bytes], piece: bytes, limit: int, is_last: bool) -> None:
+    """One more piece of at most `limit` bytes in all; only the last may be empty."""
+    if not piece and not is_last:
+        raise MalformedMessage("A piece of a message holds nothing.")
+    pieces.append(piece)
+    if sum(map(len, pieces)) > limit:
+        raise MalformedMessage(f"More than the {limit} bytes of a message came.")

@@ -1,0 +1,83 @@
+"""What is remembered of the rows of differing ranges, between their hashes and the reply.
+
+Their order of arrival is kept, so that a bitmap over the hashes names rows. Their bytes are held
+while ROWS_HELD_BYTES last; beyond that only hashes and positions are, and the rows are read again.
+Bounded by ROWS_HELD_BYTES and, for the hashes, by ROW_HASHES_MAX: never by the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from driftline.columns import Block
+from driftline.digests import Mixed
+
+ROWS_HELD_BYTES = 32 << 20  # of identified rows, between their hashes and the reply
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows as they come from the engine, with everything that is derived from them."""
+
+    block: Block
+    positions: Positions
+    mixed: Mixed
+
+
+@dataclass
+class Identified:
+    """Rows of differing ranges in arrival order, their ranges numbered by `slots`.
+
+    `blocks` is None from the moment on when they did not fit.
+    """
+
+    slots: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    positions: list[Positions] = field(default_factory=list)
+    blocks: list[Block] | None = field(default_factory=list)
+    held_bytes: int = 0
+
+    def add(
+        self, batch: Batch, chosen: npt.NDArray[np.bool_], slots: npt.NDArray[np.int64]
+    ) -> None:
+        """Note the chosen rows of a batch; hold their bytes while the budget lasts."""
+        if not chosen.any():
+            return
+        self.slots.append(slots[chosen].astype(np.int32))  # below RANGES_MAX
+        self.hashes.append(batch.mixed.m0[chosen])
+        self.positions.append(batch.positions[chosen])
+        if self.blocks is None:
+            return
+        block = batch.block.take(chosen)
+        self.held_bytes += len(block.buffer)
+        if self.held_bytes > ROWS_HELD_BYTES:
+            self.blocks = None
+        else:
+            self.blocks.append(block)
+
+    def in_order(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Arrival numbers and hashes, range by range."""
+        order = np.argsort(np.concatenate(self.slots), kind="stable")
+        return order, np.concatenate(self.hashes)[order]
+
+
+def up_to(
+    left: npt.NDArray[np.int64], at: npt.NDArray[np.int64], named: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Those of the named rows, bool [rows], of which some are `left` at their place; counts down.
+
+    Rows that are equal are shipped as often as was asked for, not as often as there are.
+    """
+    rows = np.flatnonzero(named)
+    order = np.argsort(at[rows], kind="stable")
+    places = at[rows][order]
+    rank = np.arange(len(places)) - np.searchsorted(places, places)
+    chosen = rank < left[places]
+    np.subtract.at(left, places[chosen], 1)
+    out = np.zeros(len(at), np.bool_)
+    out[rows[order[chosen]]] = True
+    return out

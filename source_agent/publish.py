@@ -1,0 +1,74 @@
+"""What is published, to whom, and how it looks on the wire.
+
+A relation that does not exist, and one whose `allow` does not name the client, answer alike and
+cost alike: a look into the DBA's file, no SQL. Descriptions carry names and types, never values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driftline import wire_pb2 as pb
+from driftline.errors import LimitExceeded, NotFound, VersionMismatch
+from driftline.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
+
+from source_agent.audit import Audit
+from source_agent.configure import Publication, SourceConfig
+from source_agent.engine import Engine, Shape
+from source_agent.govern import Governor
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks: `label` for the audit, `names` (SANs, CN) for `allow`. No names without TLS."""
+
+    label: str
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What every conversation of an agent shares."""
+
+    config: SourceConfig
+    engine: Engine
+    governor: Governor
+    audit: Audit
+    heartbeat_s: float
+
+    def publication(self, name: str, protocol: int, client: Client) -> Publication:
+        """What is published under a name to this client. Contacts no database.
+
+        Raises:
+            VersionMismatch, LimitExceeded (a name too long), NotFound.
+        """
+        if protocol != PROTOCOL_VERSION:
+            raise VersionMismatch(
+                f"The warehouse speaks protocol {protocol}, this source {PROTOCOL_VERSION}.",
+                remedy="Install the same release on both sides.",
+                details={"versions": str(PROTOCOL_VERSION)},
+            )
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise LimitExceeded(f"The name of a relation has at most {NAME_BYTES_MAX} bytes.")
+        found = self.config.relations.get(name)
+        if found is None or not found.admits(client.names):
+            raise NotFound(f"No relation {name!a} is published to this certificate.")
+        return found
+
+
+def describe(shape: Shape) -> pb.Description:
+    """The relation as a message."""
+    recipe = shape.recipe
+    return pb.Description(
+        columns=[
+            pb.ColumnDescription(
+                name=c.name, type=str(c.type), nullable=c.nullable, ordinal=c.ordinal
+            )
+            for c in recipe.columns
+        ],
+        key_columns=recipe.key_columns,
+        fingerprint_version=recipe.fingerprint_version,
+        vouched=shape.vouched,
+        rows_expected=max(shape.rows_expected, 0),
+        notes=shape.notes,
+    )

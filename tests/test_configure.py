@@ -1,0 +1,297 @@
+"""Both TOML files: the examples of the README as they stand, every refusal, every default."""
+
+from __future__ import annotations
+
+from datetime import time
+from pathlib import Path
+
+import pytest
+from driftline.errors import ConfigurationError, DriftlineError, UsageError
+
+from source_agent import configure as source
+from source_agent.engine import Limits, Relation
+from warehouse_agent import configure as warehouse
+from warehouse_agent.carry import Carrier
+from warehouse_agent.plan import Method
+
+SOURCE = """
+[database]
+url = "postgresql+psycopg://reader@/erp"
+password_file = "reader.password"
+[server]
+listen = "0.0.0.0:7443"
+certificate = "source.pem"
+key = "source.key"
+client_ca = "ca.pem"
+[relations.orders]
+table = "public.orders"
+key = ["o_orderkey"]
+columns = ["o_orderkey", "o_totalprice"]
+"""
+WAREHOUSE = """
+[warehouse]
+path = "warehouse"
+[spark]
+"spark.master" = "local[*]"
+[sources.erp]
+address = "erp.example:7443"
+ca = "ca.pem"
+certificate = "warehouse.pem"
+key = "warehouse.key"
+[fragments.orders]
+source = "erp"
+relation = "orders"
+"""
+LOOPBACK = (
+    '[database]\nurl = "sqlite:///erp.db"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+)
+
+
+@pytest.fixture(autouse=True)
+def password(tmp_path: Path) -> None:
+    path = tmp_path / "reader.password"
+    path.touch(0o600)
+    path.write_text("hidden\n")
+
+
+def load_source(tmp_path: Path, text: str) -> source.SourceConfig:
+    path = tmp_path / "source.toml"
+    path.write_text(text)
+    return source.load(path)
+
+
+def load_warehouse(tmp_path: Path, text: str) -> warehouse.WarehouseConfig:
+    path = tmp_path / "warehouse.toml"
+    path.write_text(text)
+    return warehouse.load(path)
+
+
+def test_the_dbas_file(tmp_path: Path) -> None:
+    config = load_source(tmp_path, SOURCE)
+    assert config.database.url == "postgresql+psycopg://reader@/erp"
+    assert config.database.password == "hidden"
+    assert "hidden" not in repr(config)
+    assert config.database.limits == Limits(None, 5.0, 120.0, 10.0)
+    assert config.server.address == "0.0.0.0:7443"
+    assert config.server.certificates == source.Certificates(
+        tmp_path / "source.pem", tmp_path / "source.key", tmp_path / "ca.pem"
+    )
+    assert config.budget == source.Budget()
+    published = config.relations["orders"]
+    assert published.relation == Relation(
+        "orders",
+        table="public.orders",
+        key=("o_orderkey",),
+        columns=("o_orderkey", "o_totalprice"),
+    )
+    assert published.admits(frozenset())
+
+
+def test_every_setting_of_the_dbas_file(tmp_path: Path) -> None:
+    text = """
+[database]
+url = "sqlite:///data/erp.db"
+statement_timeout_s = 600
+lock_timeout_s = 1.5
+idle_timeout_s = 60
+connect_timeout_s = 3
+[server]
+listen = "[::1]:7443"
+insecure = true
+audit_file = "audit.jsonl"
+[limits]
+scans_at_once = 1
+rows_per_second = 1000
+bytes_per_second = 1e6
+pause_file = "pause"
+quiet_hours = ["08:00-18:00", "22:30-06:00", "18:00-24:00"]
+snapshot_seconds = 300
+[relations."o 1"]
+query = "SELECT 1 AS a"
+key = ["a"]
+as_text = ["b"]
+types = {a = "int8", c = "numeric(15,2)"}
+allow = ["spiffe://driftline/warehouse/lake"]
+"""
+    config = load_source(tmp_path, text)
+    assert config.database.url == f"sqlite:///{tmp_path}/data/erp.db"
+    assert config.database.limits == Limits(600.0, 1.5, 60.0, 3.0)
+    assert config.server.certificates is None
+    assert config.server.address == "[::1]:7443"
+    assert config.server.audit_file == tmp_path / "audit.jsonl"
+    budget = config.budget
+    assert (budget.scans_at_once, budget.rows_per_second, budget.bytes_per_second) == (1, 1000, 1e6)
+    assert (budget.pause_file, budget.snapshot_s) == (tmp_path / "pause", 300)
+    assert [str(q) for q in budget.quiet_hours][:2] == ["08:00-18:00", "22:30-06:00"]
+    published = config.relations["o 1"]
+    assert published.relation.types == (("a", "int8"), ("c", "numeric(15,2)"))
+    assert published.relation.as_text == ("b",)
+    assert not published.admits(frozenset({"spiffe://driftline/warehouse/other"}))
+    assert published.admits(frozenset({"x", "spiffe://driftline/warehouse/lake"}))
+
+
+@pytest.mark.parametrize(
+    ("hours", "inside", "outside"),
+    [
+        (source.Quiet(time(8), time(18)), [time(8), time(17, 59)], [time(18), time(7, 59)]),
+        (source.Quiet(time(22), time(6)), [time(22), time(0), time(5, 59)], [time(6), time(12)]),
+    ],
+)
+def test_quiet_hours(hours: source.Quiet, inside: list[time], outside: list[time]) -> None:
+    assert all(hours.covers(t) for t in inside)
+    assert not any(hours.covers(t) for t in outside)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "says"),
+    [
+        ('listen = "0.0.0.0:1"\ninsecure = true', "server.insecure", "loopback only"),
+        ('listen = "localhost:1"\ninsecure = true\nkey = "k"', "server.key", "no effect"),
+        ('listen = "127.0.0.1:1"\ncertificate = "a"\nkey = "b"', "server.client_ca", "missing"),
+        ('listn = "127.0.0.1:1"', "server.listn", "'listen'"),
+        ('listen = "127.0.0.1"', "server.listen", "HOST:PORT"),
+    ],
+)
+def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) -> None:
+    text = f'[database]\nurl = "sqlite:///x.db"\n[server]\n{change}\n'
+    with pytest.raises(ConfigurationError) as caught:
+        load_source(tmp_path, text)
+    assert caught.value.where == f"source.toml: {where}"
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "says"),
+    [
+        ("", "relations.r", "none is given"),
+        ('table = "t"\nquery = "SELECT 1"', "relations.r", "both"),
+        ('query = "SELECT 1"\nwhere = "x"', "relations.r.where", "goes with `table`"),
+        ('table = "t"\nkey = []', "relations.r.key", "empty list"),
+        ('table = "t"\nkey = ["ident"]\ncolumns = ["idents"]', "relations.r.key", "'idents'"),
+        ('table = "t"\ntypes = {a = "integer"}', "relations.r.types.a", "declared type"),
+        ('table = "t"\nallowed = ["x"]', "relations.r.allowed", "'allow'"),
+        ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
+        ('[limits]\nquiet_hours = ["8-18"]', "limits.quiet_hours", "08:00-18:00"),
+        ('[limits]\nquiet_hours = ["08:00-08:00"]', "limits.quiet_hours", "part of a day"),
+        ('[limits]\nquiet_hours = ["08:00-25:00"]', "limits.quiet_hours", "part of a day"),
+        ("[limit]\nrows_per_second = 1", "limit", "'limits'"),
+    ],
+)
+def test_refusals_of_the_dbas_file(tmp_path: Path, line: str, where: str, says: str) -> None:
+    header = "" if line.startswith("[") else "[relations.r]\n"
+    with pytest.raises(ConfigurationError) as caught:
+        load_source(tmp_path, LOOPBACK + header + line)
+    assert caught.value.where == f"source.toml: {where}"
+    assert says in str(caught.value)
+
+
+def test_a_url_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not a database URL"):
+        load_source(tmp_path, LOOPBACK.replace("sqlite:///erp.db", "erp"))
+
+
+def test_the_data_engineers_file(tmp_path: Path) -> None:
+    config = load_warehouse(tmp_path, WAREHOUSE)
+    assert config.path == str(tmp_path / "warehouse")
+    assert config.spark == {"spark.master": "local[*]"}
+    erp = warehouse.Source(
+        "erp",
+        "erp.example:7443",
+        ca=tmp_path / "ca.pem",
+        certificate=tmp_path / "warehouse.pem",
+        key=tmp_path / "warehouse.key",
+    )
+    assert config.sources == {"erp": erp}
+    assert config.fragments == {"orders": warehouse.Fragment("orders", erp, "orders")}
+
+
+def test_every_setting_of_the_data_engineers_file(tmp_path: Path) -> None:
+    text = """
+[warehouse]
+path = "s3a://lake/erp"
+[sources.erp]
+address = "[::1]:7443"
+insecure = true
+[fragments."a.b-c_1"]
+source = "erp"
+carriers = {price = "string", day = "native"}
+method = "full"
+require = "fuzzy"
+"""
+    config = load_warehouse(tmp_path, text)
+    assert config.path == "s3a://lake/erp"
+    fragment = config.fragments["a.b-c_1"]
+    assert fragment.relation == "a.b-c_1"
+    assert fragment.carriers == {"price": Carrier.STRING, "day": Carrier.NATIVE}
+    assert (fragment.method, fragment.require) == (Method.FULL, warehouse.Require.FUZZY)
+    assert fragment.source == warehouse.Source("erp", "[::1]:7443", insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "says"),
+    [
+        ('source = "erp"', 'source = "erb"', "fragments.orders.source", "'erp'"),
+        ('source = "erp"', "", "fragments.orders.source", "missing"),
+        ("[fragments.orders]", '[fragments."../x"]', 'fragments."../x"', "cannot name"),
+        ("[fragments.orders]", '[fragments."-x"]', "fragments.-x", "cannot name"),
+        ("[fragments.orders]", "[fragments._Driftline]", "fragments._Driftline", "own"),
+        ('relation = "orders"', 'method = "rang"', "fragments.orders.method", "'range'"),
+        ('relation = "orders"', 'require = "x"', "fragments.orders.require", "exact, fuzzy"),
+        ('relation = "orders"', "carriers = {a = 1}", "fragments.orders.carriers.a", "a string"),
+        (
+            'relation = "orders"', 'carriers = {a = "text"}', "fragments.orders.carriers.a",
+            "native, string",
+        ),
+        ('key = "warehouse.key"', "insecure = true", "sources.erp.insecure", "loopback only"),
+        ("erp.example:7443", "erp.example:0", "sources.erp.address", "Port 0"),
+        ('path = "warehouse"', 'pth = "w"', "warehouse.pth", "'path'"),
+        ("[warehouse]\npath", "[spark.x]\npath", "", "[warehouse]"),
+        ('"local[*]"', "4", 'spark.spark.master', "a string"),
+        ("[fragments.orders]", '[fragments.ORDERS]\nsource="erp"\n[fragments.orders]', "fragments",
+         "differ only in case"),
+    ],
+)  # fmt: skip
+def test_refusals_of_the_data_engineers_file(
+    tmp_path: Path, old: str, new: str, where: str, says: str
+) -> None:
+    assert old in WAREHOUSE
+    with pytest.raises(ConfigurationError) as caught:
+        load_warehouse(tmp_path, WAREHOUSE.replace(old, new))
+    assert caught.value.where == ": ".join(p for p in ("warehouse.toml", where) if p)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "all_", "names"),
+    [
+        (["b"], False, ["b"]),
+        (["b", "a1"], False, ["a1", "b"]),
+        (["a*", "a1"], False, ["a1", "a2"]),
+        (["a[2-9]"], False, ["a2"]),
+        ([], True, ["a1", "a2", "b"]),
+    ],
+)
+def test_select(tmp_path: Path, patterns: list[str], all_: bool, names: list[str]) -> None:
+    assert [f.name for f in warehouse.select(three(tmp_path), patterns, all_)] == names
+
+
+@pytest.mark.parametrize(
+    ("patterns", "all_", "says"),
+    [
+        (["a3"], False, "Did you mean"),
+        (["a1", "z*"], False, "'z*'"),
+        ([], False, "--all"),
+        (["a1"], True, "--all"),
+    ],
+)
+def test_select_refuses(tmp_path: Path, patterns: list[str], all_: bool, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        warehouse.select(three(tmp_path), patterns, all_)
+    assert says in str(caught.value)
+    assert isinstance(caught.value, DriftlineError)
+
+
+def three(tmp_path: Path) -> warehouse.WarehouseConfig:
+    head = WAREHOUSE.split("[fragments", maxsplit=1)[0]
+    tables = "".join(f'[fragments.{n}]\nsource = "erp"\n' for n in ("a1", "a2", "b"))
+    return load_warehouse(tmp_path, head + tables)
