@@ -1,0 +1,222 @@
+"""Both halves of an exchange in one thread: a warehouse made of numpy, a source made of SQLite.
+
+The wire is a pair of queues without a network: the source's generator runs exactly as far as the
+warehouse receives. Each message is serialised on its way, as gRPC would.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from driftline import frames
+from driftline import wire_pb2 as pb
+from driftline.columns import gather
+from driftline.digests import Digest, Salt, mix
+from driftline.errors import DriftlineError
+from driftline.fingerprints import hasher, position_seed, row_key
+from driftline.keys import positions
+from driftline.ranges import Partition, RangeSums, uniform
+from driftline.types import Recipe
+
+from source_agent.compare import Comparison, Tally
+from source_agent.engine import Limits, Relation, Session, Shape
+from source_agent.engines import connect
+from source_agent.refuse import refusal
+from tests.reference.rows import row_bytes
+from warehouse_agent.exchange import Conversation, Opening, Outcome
+from warehouse_agent.plan import Method
+from warehouse_agent.reduce import Listing
+
+KEY = bytes(range(32))
+SALT = Salt(0x1234, 0x5678)
+
+Cell = int | str | bytes | None
+Table = list[tuple[Cell, ...]]  # in tuple order
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A table of SQLite; `columns` in tuple order, `key` where the table itself names none."""
+
+    ddl: str
+    columns: tuple[str, ...]
+    key_columns: int = 1
+    key: tuple[str, ...] | None = None
+
+    @property
+    def relation(self) -> Relation:
+        return Relation("orders", table="t", key=self.key)
+
+
+# Tables whose key is one integer and found by index; one integer without an index or a promise; a
+# composite key that is the storage order; a text without a promise.
+INTEGER = Schema("CREATE TABLE t (a TEXT, id INTEGER PRIMARY KEY, b BLOB)", ("id", "a", "b"))
+LOOSE = Schema("CREATE TABLE t (a TEXT, id BIGINT, b BLOB)", ("id", "a", "b"), key=("id",))
+COMPOSITE = Schema(
+    "CREATE TABLE t (b BLOB, day INTEGER NOT NULL, a TEXT, code TEXT NOT NULL, "
+    "PRIMARY KEY (code, day)) WITHOUT ROWID",
+    ("code", "day", "b", "a"),
+    key_columns=2,
+)
+TEXT = Schema("CREATE TABLE t (a INTEGER, code TEXT, b BLOB)", ("code", "a", "b"), key=("code",))
+
+
+def encode(row: Sequence[Cell]) -> bytes:
+    """Row bytes: integers are int8, text is UTF-8, blobs are themselves."""
+    cells = [
+        struct.pack(">q", v) if isinstance(v, int) else v.encode() if isinstance(v, str) else v
+        for v in row
+    ]
+    return row_bytes(cells)
+
+
+def fill(path: Path, schema: Schema, rows: Table, *, wal: bool = False) -> None:
+    """A new database of these rows."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(f"PRAGMA journal_mode = {'WAL' if wal else 'DELETE'}")
+        connection.execute(schema.ddl)
+        insert(connection, schema, rows)
+
+
+def insert(connection: sqlite3.Connection, schema: Schema, rows: Table) -> None:
+    marks = ", ".join("?" * len(schema.columns))
+    statement = f"INSERT INTO t ({', '.join(schema.columns)}) VALUES ({marks})"
+    connection.executemany(statement, rows)
+
+
+def open_session(path: Path) -> Session:
+    return connect(f"sqlite:///{path}", None, Limits()).open()
+
+
+class Ours:
+    """The warehouse's copy: rows, and what Spark would reduce them to."""
+
+    def __init__(self, rows: Sequence[bytes], recipe: Recipe, partition: Partition) -> None:
+        self.rows, self.recipe, self.partition = list(rows), recipe, partition
+        self.fingerprints = hasher(row_key(KEY, recipe))
+        self._where = positions(gather(self.rows), recipe, position_seed(KEY))
+        self._mixed = mix(SALT, *self.fingerprints(self.rows))
+        self.sums = RangeSums(partition.ranges)
+        self.sums.add(partition.indices(self._where), self._mixed)
+        self.listed = 0
+
+    def digest(self, rows: Sequence[bytes]) -> Digest:
+        return mix(SALT, *self.fingerprints(rows)).digest()
+
+    def opening(self, forced: Method | None = None) -> Opening:
+        return Opening(
+            relation="orders",
+            recipe_id=self.recipe.id,
+            fragment_key=KEY,
+            salt=SALT,
+            partition=self.partition,
+            sums=self.sums,
+            row_bytes=20.0,
+            forced=forced,
+        )
+
+    def list_rows(self, by: int, chosen: np.ndarray) -> Listing:
+        """`file` is the number of the row."""
+        self.listed += 1
+        at = self.partition.indices(self._where) >> by
+        keep = np.flatnonzero(chosen[at])
+        return Listing(at[keep], self._where[keep], self._mixed.m0[keep], keep.astype(np.int32))
+
+
+class Pair:
+    """The wire, with the source at its other end. `round_trips` are counted independently."""
+
+    def __init__(self, session: Session, shape: Shape) -> None:
+        self.tally = Tally()
+        self.received: list[pb.Reply] = []
+        self.round_trips = 0
+        self._session, self._shape = session, shape
+        self._held: deque[pb.Request] = deque()
+        self._replies: Iterator[pb.Reply] | None = None
+        self._has_sent = False
+
+    def send(self, request: pb.Request) -> None:
+        self._held.append(pb.Request.FromString(request.SerializeToString()))
+        self._has_sent = True
+
+    def receive(self) -> pb.Reply:
+        self.round_trips += self._has_sent
+        self._has_sent = False
+        try:
+            if self._replies is None:
+                opening = self._held.popleft().open
+                comparison = Comparison(self._session, self._shape, opening, self.tally)
+                self._replies = comparison.answer(iter(self._hear, None))
+            reply = next(self._replies)
+        except StopIteration:
+            raise AssertionError("the warehouse waits, and the source has said all") from None
+        except DriftlineError as error:
+            reply = pb.Reply(refused=refusal(error))
+        self.received.append(reply)
+        return pb.Reply.FromString(reply.SerializeToString())
+
+    def _hear(self) -> pb.Request:
+        assert self._held, "both wait"
+        return self._held.popleft()
+
+    def kinds(self) -> list[str | None]:
+        return [reply.WhichOneof("message") for reply in self.received]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether both sides have said everything."""
+        return not self._held and next(self._replies or iter(()), None) is None
+
+
+@dataclass
+class Result:
+    outcome: Outcome
+    pair: Pair
+    ours: Ours
+    frames: list[bytes] = field(default_factory=list)
+
+    def shipped(self) -> list[bytes]:
+        found = []
+        for data in self.frames:
+            found += frames.verify(frames.decode(data), self.ours.fingerprints)[0].rows()
+        return found
+
+    def state(self) -> Counter[bytes]:
+        """ours − removed + shipped."""
+        rows = Counter() if self.outcome.replace_all else Counter(self.ours.rows)
+        if self.outcome.removed is not None:
+            removed = Counter(self.ours.rows[i] for i in self.outcome.removed.file.tolist())
+            assert removed <= rows
+            rows -= removed
+        return rows + Counter(self.shipped())
+
+
+def exchange(
+    session: Session,
+    relation: Relation,
+    ours: Table,
+    *,
+    partition: Partition | None = None,
+    forced: Method | None = None,
+) -> Result:
+    """One relation compared, from the opening to the end."""
+    shape = session.describe(relation)
+    mine = Ours([encode(row) for row in ours], shape.recipe, partition or uniform(64))
+    result = Result(Outcome(), Pair(session, shape), mine)
+    conversation = Conversation(
+        result.pair,
+        mine.opening(forced),
+        keep=result.frames.append,
+        list_rows=mine.list_rows,
+        progress=lambda _: None,
+    )
+    result.outcome = conversation.run()
+    return result

@@ -1,0 +1,71 @@
+"""Arrow's buffers as numpy arrays, and numpy arrays as Arrow arrays, without a copy where possible.
+
+Arrow arrays from Spark are sliced (an offset into every buffer), have a validity bitmap or none,
+and may keep bytes where a value is NULL. All of that ends here: what comes out is dense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.columns import NULL, Ragged, spans
+
+Flags = npt.NDArray[np.bool_]
+Items = npt.NDArray[Any]  # of the dtype that the column's type says
+
+
+def array_of(type: pa.DataType, present: Flags, *buffers: Items) -> pa.Array:
+    """An array from its data buffers; `present` [rows] becomes the validity bitmap."""
+    nulls = len(present) - int(np.count_nonzero(present))
+    bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+    held = [pa.py_buffer(np.ascontiguousarray(buffer)) for buffer in buffers]
+    return pa.Array.from_buffers(type, len(present), [bitmap, *held], null_count=nulls)
+
+
+def spread(found: Items, present: Flags) -> Items:
+    """One entry per row from one per value; zero where NULL."""
+    if len(found) == len(present):
+        return found
+    rows = np.zeros((len(present), *found.shape[1:]), found.dtype)
+    rows[present] = found
+    return rows
+
+
+def present_in(array: pa.Array) -> Flags:
+    bitmap = array.buffers()[0]
+    return np.ones(len(array), np.bool_) if bitmap is None else bits_of(bitmap, array)
+
+
+def bits_of(buffer: pa.Buffer, array: pa.Array) -> Flags:
+    packed = np.frombuffer(buffer, np.uint8)
+    start = array.offset // 8
+    bits = np.unpackbits(packed[start:], count=array.offset % 8 + len(array), bitorder="little")
+    return bits[array.offset % 8 :].view(np.bool_)
+
+
+def items_of(array: pa.Array, form: npt.DTypeLike, width: int = 1) -> Items:
+    """The array's data buffer, `width` items a row, without what the slice left out."""
+    if len(array) == 0:
+        return np.zeros(0, form)
+    items = np.frombuffer(array.buffers()[1], form)
+    return items[array.offset * width : (array.offset + len(array)) * width]
+
+
+def ragged_of(array: pa.Array) -> Ragged:
+    """Of an array of large_string or large_binary."""
+    if len(array) == 0:
+        return Ragged(np.zeros(0, np.int32), np.zeros(0, np.uint8))
+    _, offsets_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset :][: len(array) + 1]
+    octets = np.frombuffer(data_buffer or b"", np.uint8)
+    sizes, present = np.diff(offsets), present_in(array)
+    if present.all():
+        return Ragged(sizes.astype(np.int32), octets[offsets[0] : offsets[-1]])
+    lengths = np.where(present, sizes, NULL).astype(np.int32)
+    if not sizes[~present].any():
+        return Ragged(lengths, octets[offsets[0] : offsets[-1]])
+    # Arrow lets a NULL have bytes.
+    return Ragged(lengths, octets[spans(offsets[:-1][present], sizes[present])])

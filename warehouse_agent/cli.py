@@ -1,0 +1,231 @@
+"""The command line of the warehouse agent.
+
+stdout carries the answer (with `--json` one object per line), stderr everything else. What a user
+did wrong never shows a traceback; `--debug` shows it for what went wrong inside. Exit codes:
+`docs/errors.md`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from driftline.errors import DriftlineError, InternalError
+
+from warehouse_agent import commands, show
+from warehouse_agent.configure import WarehouseConfig, load
+from warehouse_agent.refresh import Options
+from warehouse_agent.report import say_error
+
+USAGE = 2
+PARTIAL = 3  # some fragments failed, some did not
+INTERRUPTED = 130
+
+
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        try:
+            found = importlib.metadata.version("driftline")
+        except importlib.metadata.PackageNotFoundError:
+            found = "unknown"  # a source tree that is not installed
+        click.echo(f"driftline {found}")
+        context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("warehouse.toml"),
+    show_default=True,
+    help="The data engineer's file.",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version and exit.",
+)
+@click.pass_context
+def cli(context: click.Context, config: Path, debug: bool) -> None:
+    """Keep warehouse tables equal to tables in remote databases that grant only SELECT."""
+    context.obj = config
+
+
+_names = click.argument("names", nargs=-1)
+_all = click.option("--all", "all_", is_flag=True, help="Every fragment of the configuration.")
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+
+
+@cli.command()
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.pass_obj
+def init(config: Path, force: bool) -> None:
+    """Write a commented warehouse.toml to start from."""
+    commands.init(config, force=force)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def doctor(config: Path, as_json: bool) -> None:
+    """Check configuration, storage, Java, certificates, sources and relations."""
+    failed = {code for code in commands.doctor(config, as_json=as_json) if code}
+    if failed:
+        sys.exit(failed.pop() if len(failed) == 1 else 1)
+
+
+@cli.command()
+@_names
+@_all
+@_json
+@click.pass_obj
+def plan(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
+    """Say what a refresh would do and cost; nothing is read at the source but its description."""
+    _end(commands.plan(_load(config), names, all_, as_json=as_json))
+
+
+@cli.command()
+@_names
+@_all
+@_json
+@click.option("--accept-schema", is_flag=True, help="Go on after columns or key changed.")
+@click.option("--allow-shrink", is_flag=True, help="Go on though more than half the rows are gone.")
+@click.pass_obj
+def refresh(
+    config: Path,
+    names: Sequence[str],
+    all_: bool,
+    as_json: bool,
+    accept_schema: bool,
+    allow_shrink: bool,
+) -> None:
+    """Make fragments equal to their relations, prove it, and publish."""
+    options = Options(accept_schema, allow_shrink)
+    _end(commands.refresh(_load(config), names, all_, options, as_json=as_json))
+
+
+@cli.command()
+@_names
+@_all
+@_json
+@click.pass_obj
+def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
+    """Read every published file again and check every row against its fingerprint."""
+    _end(commands.verify(_load(config), names, all_, as_json=as_json))
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--output", type=click.Path(path_type=Path), help="Default: NAME.receipt.json")
+@click.pass_obj
+def receipt(config: Path, name: str, output: Path | None) -> None:
+    """Total the published values under a one-off key, for the DBA to recompute."""
+    commands.receipt(_load(config), name, output or Path(f"{name}.receipt.json"))
+
+
+@cli.command()
+@_names
+@_all
+@_json
+@click.pass_obj
+def status(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
+    """Show what is published, how fresh it is and how it was proven."""
+    _end(show.status(_load(config), names, all_, as_json=as_json))
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--limit", default=20, show_default=True)
+@_json
+@click.pass_obj
+def history(config: Path, name: str, limit: int, as_json: bool) -> None:
+    """List the versions of a fragment, newest first."""
+    show.history(_load(config), name, limit, as_json=as_json)
+
+
+@cli.command()
+@_names
+@_all
+@click.option(
+    "--keep-hours",
+    default=168,
+    show_default=True,
+    help="A version stays readable for so long after the next was published.",
+)
+@click.option("--yes", is_flag=True, help="Remove; without it, only say what would be removed.")
+@_json
+@click.pass_obj
+def gc(
+    config: Path, names: Sequence[str], all_: bool, keep_hours: int, yes: bool, as_json: bool
+) -> None:
+    """Remove data files that no version within the retention needs."""
+    _end(commands.gc(_load(config), names, all_, keep_hours, yes=yes, as_json=as_json))
+
+
+@cli.command()
+@click.option("--directory", type=click.Path(path_type=Path), default=Path("driftline-demo"))
+@click.option("--postgres", is_flag=True, help="A real PostgreSQL instead of SQLite.")
+@click.option("--scale", default=0.1, show_default=True, help="TPC-H scale factor.")
+def demo(directory: Path, postgres: bool, scale: float) -> None:
+    """Run the whole thing on generated data: load, change, refresh, prove, receipt."""
+    from warehouse_agent.demo import run
+
+    run(directory, postgres=postgres, scale=scale)
+
+
+def _load(config: Path) -> WarehouseConfig:
+    return load(config)
+
+
+def _end(codes: list[int]) -> None:
+    """Exit with what the fragments' exit codes mean together."""
+    failed = [c for c in codes if c]
+    if not failed:
+        return
+    if len(failed) < len(codes):
+        sys.exit(PARTIAL)
+    sys.exit(failed[0] if len(set(failed)) == 1 else 1)
+
+
+def main() -> NoReturn:
+    """Entry point of the console script `driftline`."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        cli.main(prog_name="driftline", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted; nothing unproven was published", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # who reads our answer has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(INTERRUPTED)
+    except Exception as problem:
+        if debug:
+            traceback.print_exc()
+        error_of_ours = _known(problem)
+        say_error(error_of_ours)
+        sys.exit(error_of_ours.exit_code)
+    sys.exit(0)
+
+
+def _known(problem: Exception) -> DriftlineError:
+    if isinstance(problem, DriftlineError):
+        return problem
+    text = (str(problem).splitlines() or [""])[0]
+    return InternalError(f"{type(problem).__name__}: {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""What each command does, between the command line and the machinery.
+
+A command takes a configuration and prints its answer; it returns an exit code per fragment, 0 for
+those that went well, so that `cli` can tell all from some from none.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from driftline.digests import Salt
+from driftline.errors import ConfigurationError
+from driftline.fingerprints import FRAGMENT_KEY_BYTES
+
+from warehouse_agent import prove, session
+from warehouse_agent.clean import unreferenced
+from warehouse_agent.configure import Fragment, WarehouseConfig, select
+from warehouse_agent.each import each, meant, published
+from warehouse_agent.examine import examine
+from warehouse_agent.forecast import forecast
+from warehouse_agent.progress import Display
+from warehouse_agent.readers import rows_of
+from warehouse_agent.refresh import Options
+from warehouse_agent.report import Report, utc_now
+from warehouse_agent.run import Runner
+from warehouse_agent.store import Store
+from warehouse_agent.verify import SPARK_FAILURES, check_files
+from warehouse_agent.verify import verify as read_all
+
+TEMPLATE = """\
+# The data engineer's file. Relative paths resolve against it; an unknown key is an error.
+[warehouse]
+path = "warehouse"                  # a folder or any Hadoop path
+
+[spark]                             # given to the SparkSession as it is
+"spark.master" = "local[*]"
+
+[sources.erp]
+address = "erp.example:7443"
+ca = "ca.pem"                       # made by: driftline-source enroll
+certificate = "warehouse.pem"
+key = "warehouse.key"
+
+[fragments.orders]                  # the published table is <path>/orders
+source = "erp"
+relation = "orders"                 # the name that the DBA published
+"""
+
+
+def init(path: Path, *, force: bool) -> None:
+    """Write a first warehouse.toml."""
+    if path.exists() and not force:
+        raise ConfigurationError(
+            f"{path} exists already.", remedy="Use another --config, or --force to overwrite it."
+        )
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
+    print(f"wrote {path}; edit it, then: driftline --config {path} doctor", file=sys.stderr)
+
+
+def refresh(
+    config: WarehouseConfig, names: Sequence[str], all_: bool, options: Options, *, as_json: bool
+) -> list[int]:
+    """Refresh fragments; prints a report for each as it is done."""
+    chosen = select(config, names, all_)
+    with Display() as display:
+        spark = session.start(dict(config.spark))
+        runner = Runner(spark, config, display, display.note)
+        codes = []
+        for report in runner.refresh(chosen, options):
+            codes.append(_code(report))
+            if as_json:
+                print(report.to_json(), flush=True)
+            if report.error is not None or not as_json:
+                _say(report, display.note)
+    return codes
+
+
+def plan(config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool) -> list[int]:
+    """What a refresh of each fragment would do."""
+
+    def one(fragment: Fragment) -> None:
+        predicted = forecast(Store(config.path), fragment)
+        print(predicted.to_json() if as_json else predicted.text(), flush=True)
+
+    return each(select(config, names, all_), one, as_json=as_json, command="plan")
+
+
+def verify(
+    config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool
+) -> list[int]:
+    """Read every published file back."""
+    store = Store(config.path)
+    chosen = select(config, names, all_)
+    spark = session.start(dict(config.spark))
+
+    def one(fragment: Fragment) -> None:
+        snapshot = published(store, fragment.name)
+        report = Report(fragment.name, "verify", snapshot.version, snapshot.version)
+        with report.phase("verify"):
+            rows = read_all(spark, store, fragment.name, snapshot)
+        report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
+        if as_json:
+            print(report.to_json(), flush=True)
+        else:
+            print(f"{fragment.name}: version {snapshot.version}, {rows:,} rows verified")
+
+    return each(chosen, one, as_json=as_json, command="verify")
+
+
+def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
+    """Write a receipt of the published values, private to its owner."""
+    store = Store(config.path)
+    fragment = select(config, [name], False)[0]
+    snapshot = published(store, fragment.name)
+    check_files(store, fragment.name, snapshot)
+    spark = session.start(dict(config.spark))
+    one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
+    layout = snapshot.layout
+    try:
+        rows = rows_of(spark, layout, snapshot.uris())
+        digest = prove.values_digest(rows, layout, one_off, salt)
+    except SPARK_FAILURES as problem:
+        raise meant(problem, fragment.name) from problem
+    body = {
+        "relation": fragment.relation,
+        "columns": [[c.name, str(c.type)] for c in layout.recipe.columns],
+        "key_columns": layout.recipe.key_columns,
+        "as_of": snapshot.meta["as_of"],
+        "version": snapshot.version,
+        "count": digest.count,
+        "sum": digest.sum_bytes().hex(),
+        "fragment_key": one_off.hex(),
+        "salt": salt.to_bytes().hex(),
+    }
+    place = Store(str(output.absolute().parent))
+    place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
+    print(f"{fragment.name}: {digest.count} rows, total {digest.sum_bytes().hex()}")
+    print(
+        f"wrote {output}; on the DBA's machine: driftline-source total --receipt {output.name}",
+        file=sys.stderr,
+    )
+
+
+def gc(
+    config: WarehouseConfig,
+    names: Sequence[str],
+    all_: bool,
+    keep_hours: int,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> list[int]:
+    """Remove what no version within the retention needs."""
+    store = Store(config.path)
+
+    def one(fragment: Fragment) -> None:
+        with store.lock(fragment.name):
+            found = unreferenced(store, fragment.name, keep_hours=keep_hours, now=datetime.now(UTC))
+            if yes:
+                for place in found.places:
+                    store.remove_file(*place)
+        verb = "removed" if yes else "would remove"
+        if as_json:
+            body = {
+                "name": fragment.name,
+                "files": len(found.places),
+                "bytes": found.bytes,
+                "removed": yes,
+            }
+            print(json.dumps(body), flush=True)
+        else:
+            print(f"{fragment.name}: {verb} {len(found.places)} files, {found.bytes:,} bytes")
+
+    return each(select(config, names, all_), one, as_json=as_json, command="gc")
+
+
+def doctor(path: Path, *, as_json: bool) -> list[int]:
+    """Check everything a refresh needs, each thing by itself."""
+    codes = []
+    for check in examine(path):
+        codes.append(0 if check.error is None else check.error.exit_code)
+        if as_json:
+            error = None if check.error is None else str(check.error)
+            body = {
+                "check": check.what,
+                "ok": error is None,
+                "found": check.found,
+                "code": None if check.error is None else check.error.code,
+                "error": error,
+            }
+            print(json.dumps(body), flush=True)
+        elif check.error is None:
+            print(f"ok    {check.what}: {check.found}", flush=True)
+        else:
+            print(f"FAIL  {check.what}: {check.error}", flush=True)
+    return codes
+
+
+def _code(report: Report) -> int:
+    return int(report.error["exit_code"]) if report.error else 0
+
+
+def _say(report: Report, note: Callable[[str], None]) -> None:
+    """A report for a person."""
+    if report.error is not None:
+        e = report.error
+        retry = " Safe to run again." if e["safe_to_retry"] else ""
+        note(f"error {e['code']}: {e['where']}: {e['message']} {e['remedy']}{retry}".rstrip())
+        for name, text in e["details"].items():
+            note(f"  {name}: {text}")
+        return
+    moved = f"{report.bytes_sent + report.bytes_received:,} bytes, {report.round_trips} round trips"
+    seconds = sum(report.seconds.values())
+    if report.version == report.previous_version:
+        print(
+            f"{report.name}: nothing changed, version {report.version} is equal to the source "
+            f"as of {report.as_of} ({moved}, {seconds:.1f} s)"
+        )
+        return
+    print(
+        f"{report.name}: version {report.version}, {report.rows_total:,} rows, "
+        f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
+        f"proven equal as of {report.as_of} ({report.method}, {moved}, {seconds:.1f} s)"
+    )

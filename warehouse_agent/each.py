@@ -1,0 +1,60 @@
+"""A command on many fragments: whatever happens to one, the others have their turn.
+
+Also what commands share about a fragment: its published version, and what a failure of Spark means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from driftline.errors import DriftlineError, InternalError, NotFound
+
+from warehouse_agent import publish
+from warehouse_agent.configure import Fragment
+from warehouse_agent.publish import Snapshot
+from warehouse_agent.report import Report, say_error
+from warehouse_agent.store import Store
+from warehouse_agent.verify import SPARK_FAILURES, first_line
+
+
+def each(
+    fragments: Sequence[Fragment],
+    action: Callable[[Fragment], None],
+    *,
+    as_json: bool,
+    command: str,
+) -> list[int]:
+    """Do it for every fragment, whatever happens to the others."""
+    codes = []
+    for fragment in fragments:
+        try:
+            action(fragment)
+            codes.append(0)
+        except (DriftlineError, *SPARK_FAILURES) as problem:
+            error = meant(problem, fragment.name)
+            report = Report(fragment.name, command)
+            report.fail(error)
+            codes.append(error.exit_code)
+            if as_json:
+                print(report.to_json(), flush=True)
+            say_error(error)
+    return codes
+
+
+def meant(problem: Exception, name: str) -> DriftlineError:
+    """A failure as an error of ours."""
+    if isinstance(problem, DriftlineError):
+        return problem
+    error = InternalError(f"Spark failed: {first_line(problem)}", where=name)
+    error.__cause__ = problem
+    return error
+
+
+def published(store: Store, name: str) -> Snapshot:
+    """The newest version. Raises NotFound, WarehouseUnavailable."""
+    snapshot = publish.head(store, name)
+    if snapshot is None:
+        raise NotFound(
+            "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    return snapshot

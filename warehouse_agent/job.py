@@ -1,0 +1,88 @@
+"""One fragment in one command: what every step of its refresh needs at hand.
+
+A job owns the data files that its attempt writes, in folders of their own, so that an attempt that
+is not published leaves nothing behind; and it keeps the notes that make the next refresh faster and
+that may be lost at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent import apply, stage
+from warehouse_agent.configure import Fragment
+from warehouse_agent.executors import KeyFile
+from warehouse_agent.publish import DataFile
+from warehouse_agent.report import Report
+from warehouse_agent.store import PRIVATE, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a command allows."""
+
+    accept_schema: bool = False
+    allow_shrink: bool = False
+
+
+@dataclass
+class Job:
+    """A fragment, where it is kept, and what is reported of it."""
+
+    spark: SparkSession
+    store: Store
+    fragment: Fragment
+    options: Options
+    report: Report
+    _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
+    _written: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.fragment.name
+
+    @property
+    def key_file(self) -> KeyFile:
+        return KeyFile(self.store.uri(PRIVATE, "keys", f"{self.name}.key"))
+
+    @property
+    def staging(self) -> stage.Staging:
+        return stage.Staging(self.store, self.name)
+
+    def folder(self, part: str) -> str:
+        """A new folder of the table for data files, removed again by `discard`."""
+        folder = f"{self._folder}-{part}"
+        self._written.append(folder)
+        return folder
+
+    def write(self, part: str, rows: DataFrame) -> list[DataFile]:
+        """Rows as data files in a folder of their own."""
+        return apply.write_rows(self.store, self.name, self.folder(part), rows)
+
+    def discard(self) -> None:
+        """Remove the data files of an attempt that was not published."""
+        for folder in self._written:
+            self.store.remove(self.name, folder)
+
+    def tidy(self, files: Sequence[DataFile]) -> None:
+        """Remove what this attempt wrote and a published version does not need."""
+        for folder in self._written:
+            if any(f.path.startswith(f"{folder}/") for f in files):
+                self.store.remove(self.name, folder, apply.BEFORE_FOLDER)
+            else:
+                self.store.remove(self.name, folder)
+
+    def remembered(self) -> dict[str, object]:
+        """What earlier refreshes noted; empty when it was lost."""
+        return self.store.read_json(PRIVATE, "fragments", f"{self.name}.json")
+
+    def remember(self, **facts: Any) -> None:
+        """Note facts that speed up the next refresh and may be lost."""
+        body = json.dumps({**self.remembered(), **facts}).encode()
+        self.store.write(body, PRIVATE, "fragments", f"{self.name}.json")

@@ -1,0 +1,220 @@
+"""How a relation lies in the published table: names, Spark types, bookkeeping columns.
+
+Published columns keep the relation's order and, where Delta allows, its names; bookkeeping columns
+start with `_driftline_` and come last: the two lanes of the fingerprint and, unless the key is one
+integer, the key bytes and the position. A batch of published rows converts to row bytes and back
+here and nowhere else, on the driver and on executors alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.columns import Block, Ragged, spans
+from driftline.errors import ConfigurationError
+from driftline.keys import key_spans, positions
+from driftline.types import Column, Recipe, parse_type
+
+from warehouse_agent.carry import Carrier, arrow_type, from_arrow, spark_type, to_arrow
+from warehouse_agent.tuples import join
+
+KEY = "_driftline_key"
+POSITION = "_driftline_position"
+HI = "_driftline_hi"
+LO = "_driftline_lo"
+RESERVED = "_driftline_"
+FEED_NAMES = ("_version", "_op")  # columns of the change feed beside the data
+
+_FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A recipe with, in tuple order, the carrier and the published name of each column."""
+
+    recipe: Recipe
+    carriers: tuple[Carrier, ...]
+    names: tuple[str, ...]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Tuple indices in published order."""
+        columns = self.recipe.columns
+        return tuple(sorted(range(len(columns)), key=lambda i: columns[i].ordinal))
+
+    @cached_property
+    def bookkeeping(self) -> tuple[tuple[str, pa.DataType], ...]:
+        lanes = ((HI, pa.int64()), (LO, pa.int64()))
+        if self.recipe.integer_key:
+            return lanes
+        return ((KEY, pa.binary()), (POSITION, pa.int64()), *lanes)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        fields = []
+        for i in self.order:
+            column = self.recipe.columns[i]
+            metadata = {"driftline.type": str(column.type)}
+            if self.names[i] != column.name:
+                metadata["driftline.name"] = column.name
+            kind = arrow_type(column.type, self.carriers[i])
+            fields.append(pa.field(self.names[i], kind, nullable=True, metadata=metadata))
+        fields += [pa.field(name, kind) for name, kind in self.bookkeeping]
+        return pa.schema(fields)
+
+    @cached_property
+    def ddl(self) -> str:
+        """The Spark schema of the table's files."""
+        columns = [
+            f"{quoted(self.names[i])} {spark_type(self.recipe.columns[i].type, self.carriers[i])}"
+            for i in self.order
+        ]
+        kinds = {pa.int64(): "bigint", pa.binary(): "binary"}
+        return ", ".join([*columns, *(f"{name} {kinds[kind]}" for name, kind in self.bookkeeping)])
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Published names without bookkeeping, in published order."""
+        return tuple(self.names[i] for i in self.order)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Columns that identify a row in Spark: the integer key, or the stored key bytes."""
+        return (self.names[0],) if self.recipe.integer_key else (KEY,)
+
+    @property
+    def position_sql(self) -> str:
+        """Spark SQL for the position of a row."""
+        return f"cast({quoted(self.names[0])} as bigint)" if self.recipe.integer_key else POSITION
+
+    def batch(
+        self,
+        columns: Sequence[Ragged],
+        block: Block,
+        hi: npt.NDArray[np.uint64],
+        lo: npt.NDArray[np.uint64],
+        *,
+        seed: int,
+    ) -> pa.RecordBatch:
+        """A batch of published rows from decoded columns (tuple order) and their row bytes.
+
+        Raises:
+            ValueDoesNotFit: a value that its carrier cannot hold.
+        """
+        arrays = [
+            to_arrow(self.recipe.columns[i], columns[i], self.carriers[i]) for i in self.order
+        ]
+        if not self.recipe.integer_key:
+            starts, lengths = key_spans(block, self.recipe)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            data = block.buffer[spans(starts, lengths)]
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+            arrays.append(pa.Array.from_buffers(pa.binary(), len(block), buffers))
+            arrays.append(pa.array(positions(block, self.recipe, seed)))
+        arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    def row_bytes(self, batch: pa.RecordBatch) -> Block:
+        """The row bytes of a batch that holds at least the data columns."""
+        columns = [
+            from_arrow(column, batch.column(batch.schema.get_field_index(name)), carrier)
+            for column, name, carrier in zip(
+                self.recipe.columns, self.names, self.carriers, strict=True
+            )
+        ]
+        return join(columns)
+
+
+def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layout:
+    """The layout of a recipe under the carriers that the fragment's configuration asks for.
+
+    Raises:
+        ConfigurationError: a carrier is asked for a column that does not exist, or a column has a
+            reserved name.
+    """
+    known = {c.name for c in recipe.columns}
+    for name in carriers:
+        if name not in known:
+            raise ConfigurationError(
+                f"`carriers` names the column {name!r}, which the relation does not have.",
+                where=where,
+                remedy=f"Its columns are: {', '.join(sorted(known))}.",
+            )
+    names: dict[int, str] = {}
+    taken = set(FEED_NAMES)
+    for i in sorted(range(len(recipe.columns)), key=lambda i: recipe.columns[i].ordinal):
+        name = recipe.columns[i].name
+        if name.lower().startswith(RESERVED):
+            raise ConfigurationError(
+                f"The column {name!r} has a name reserved for bookkeeping.",
+                where=where,
+                remedy="Ask the DBA to publish it under another name.",
+            )
+        names[i] = _free_name(_FORBIDDEN.sub("_", name) or "_", taken)
+    return Layout(
+        recipe,
+        tuple(carriers.get(c.name, Carrier.NATIVE) for c in recipe.columns),
+        tuple(names[i] for i in range(len(recipe.columns))),
+    )
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """The name, numbered when another column already has it but for case (Delta folds case)."""
+    free, number = name, 2
+    while free.lower() in taken:
+        free, number = f"{name}_{number}", number + 1
+    taken.add(free.lower())
+    return free
+
+
+def quoted(name: str) -> str:
+    """The name as a Spark SQL identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def to_json(layout: Layout) -> dict[str, object]:
+    """The layout as it is kept in the metadata of a version."""
+    return {
+        "fingerprint_version": layout.recipe.fingerprint_version,
+        "key_columns": layout.recipe.key_columns,
+        "columns": [
+            {
+                "name": c.name,
+                "type": str(c.type),
+                "nullable": c.nullable,
+                "ordinal": c.ordinal,
+                "carrier": carrier.value,
+                "published": name,
+            }
+            for c, carrier, name in zip(
+                layout.recipe.columns, layout.carriers, layout.names, strict=True
+            )
+        ],
+    }
+
+
+def from_json(data: dict[str, object]) -> Layout:
+    """The layout that `to_json` wrote."""
+    columns = data["columns"]
+    version, keys = data["fingerprint_version"], data["key_columns"]
+    assert isinstance(columns, list)
+    assert isinstance(version, int)
+    assert isinstance(keys, int)
+    recipe = Recipe(
+        tuple(
+            Column(c["name"], parse_type(c["type"]), c["nullable"], c["ordinal"]) for c in columns
+        ),
+        keys,
+        version,
+    )
+    return Layout(
+        recipe,
+        tuple(Carrier(c["carrier"]) for c in columns),
+        tuple(c["published"] for c in columns),
+    )

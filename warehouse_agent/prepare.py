@@ -1,0 +1,157 @@
+"""Our side of an exchange, before the stream opens.
+
+The published version is read, what earlier attempts staged is taken up (decision 4), a changed
+recipe is restated, and the working copy, always a set of files, is reduced in Spark to the sums
+over its ranges. Nothing here is visible to readers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from driftline import wire_pb2 as pb
+from driftline.digests import Salt
+from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
+from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.ranges import Partition, RangeSums
+
+from warehouse_agent import plan, publish, reduce, schema, stage
+from warehouse_agent.executors import driver_errors
+from warehouse_agent.job import Job
+from warehouse_agent.layout import Layout, quoted
+from warehouse_agent.publish import DataFile, Snapshot
+from warehouse_agent.readers import rows_of
+from warehouse_agent.store import PRIVATE
+
+Describe = Callable[[str], pb.DescribeReply]
+
+
+@dataclass
+class Prepared:
+    """Our side of the exchange. `files` are the working copy, `base` is what readers see."""
+
+    base: Snapshot | None
+    layout: Layout
+    files: tuple[DataFile, ...]
+    partition: Partition
+    salt: Salt
+    sums: RangeSums
+    rows_expected: int  # for progress only
+
+
+def prepare(job: Job, describe: Describe) -> Prepared:
+    """Everything that is done before the stream opens; `describe` asks the source, at most
+    once, and only for a first load or with accept_schema."""
+    base = publish.head(job.store, job.name)
+    job.report.previous_version = job.report.version = base.version if base else None
+    job.report.rows_total = base.rows if base else None
+    remembered = job.remembered()
+    expected = base.rows if base else 0
+    if base is None or job.options.accept_schema:
+        reply = describe(job.fragment.relation)
+        layout = schema.described(reply, job.fragment, base)
+        expected = reply.description.rows_expected
+    else:
+        schema.check_carriers(base.layout, job.fragment)
+        layout = base.layout
+    _ensure_key(job, base)
+    files = base.files if base else ()
+    if base and schema.differs(layout, base.layout):
+        files = _restate(job, base, layout)
+    files = _take_up(job, base, layout, files)
+    rows = rows_of(job.spark, layout, [f.uri for f in files])
+    partition = _partition(job, layout, files, remembered)
+    salt = Salt.fresh()
+    sums = RangeSums(partition.ranges)
+    if files:
+        sums = reduce.range_sums(rows, layout, partition, salt)
+    return Prepared(base, layout, files, partition, salt, sums, expected)
+
+
+def _ensure_key(job: Job, base: Snapshot | None) -> None:
+    place = (PRIVATE, "keys", f"{job.name}.key")
+    if job.store.read(*place) is not None:
+        return
+    if base is not None:
+        raise WarehouseUnavailable(
+            "The fragment key is gone; fingerprints cannot be compared without it.",
+            where=job.name,
+            remedy=f"Restore {job.key_file.uri}, or move the table's folder away for a new "
+            "first load.",
+        )
+    job.store.write(secrets.token_bytes(FRAGMENT_KEY_BYTES), *place, private=True)
+
+
+def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
+    """The published rows under a changed recipe, fingerprints recomputed from values."""
+    restated = schema.restate(job.spark, base, layout, job.key_file)
+    return () if restated is None else tuple(job.write("restated", restated))
+
+
+def _take_up(
+    job: Job, base: Snapshot | None, layout: Layout, files: tuple[DataFile, ...]
+) -> tuple[DataFile, ...]:
+    """The working copy: the files ⊕ what unfinished exchanges staged."""
+    version = base.version if base else None
+    leftovers = job.staging.leftovers(base_version=version, recipe_id=layout.recipe.id)
+    if not leftovers:
+        return files
+    try:
+        return _merge(job, files, layout, leftovers)
+    except (MalformedMessage, ValueDoesNotFit):
+        # Of no use, and perhaps of no truth any more: the source says so when it is asked again.
+        job.staging.clear()
+        return files
+
+
+def _merge(
+    job: Job, files: tuple[DataFile, ...], layout: Layout, leftovers: list[str]
+) -> tuple[DataFile, ...]:
+    keys = list(layout.key_names)
+    selected = [quoted(name) for name in keys]
+    newest = None
+    for number, folder in enumerate(leftovers):
+        uris = job.staging.uris(folder)
+        decoded = stage.decoded(job.spark, uris, layout, job.key_file)
+        one = job.write(f"taken-{number}", decoded)
+        rows = rows_of(job.spark, layout, [f.uri for f in one])
+        newest = (
+            rows
+            if newest is None
+            else (newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows))
+        )
+    assert newest is not None
+    taken = job.write("taken", newest.dropDuplicates(keys)) if len(leftovers) > 1 else one
+    if not files:
+        return tuple(taken)
+    # Older rows of the same keys must go.
+    new_keys = rows_of(job.spark, layout, [f.uri for f in taken]).select(*selected).distinct()
+    old = rows_of(job.spark, layout, [f.uri for f in files])
+    rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"))
+    return (*rewritten, *taken)
+
+
+def _partition(
+    job: Job, layout: Layout, files: tuple[DataFile, ...], remembered: dict[str, object]
+) -> Partition:
+    rows = sum(f.rows for f in files)
+    if not layout.recipe.integer_key or not rows:
+        return plan.partition_for([], rows, integer_key=layout.recipe.integer_key)
+    known, counted = remembered.get("quantiles"), remembered.get("quantiles_rows")
+    fresh = isinstance(counted, int) and abs(counted - rows) <= rows // 5
+    if not fresh or not isinstance(known, list) or remembered.get("key") != layout.names[0]:
+        known = _quantiles(job, layout, files)
+        job.remember(quantiles=known, quantiles_rows=rows, key=layout.names[0])
+    return plan.partition_for(known, rows, integer_key=True)
+
+
+def _quantiles(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> list[int]:
+    shares = ", ".join(str(i / plan.QUANTILES) for i in range(plan.QUANTILES + 1))
+    rows = rows_of(job.spark, layout, [f.uri for f in files])
+    with driver_errors():
+        row = rows.selectExpr(
+            f"percentile_approx({layout.position_sql}, array({shares}), 2000) as q"
+        ).first()
+    return list(row["q"]) if row and row["q"] else []

@@ -1,0 +1,232 @@
+"""The published table: a Delta log in which every version is one commit of ours (decision 8).
+
+Spark writes Parquet; delta-rs commits add and remove actions with a `txn` marker and what the
+version is (recipe, layout, total, proof) as metadata. The handle that read the head is the handle
+that commits, so that whoever else commits in between makes the commit fail instead of losing
+rows. A head that Driftline did not write is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import (
+    AddAction,
+    RemoveAction,
+    Transaction,
+    create_table_with_add_actions,
+)
+from driftline.errors import Locked, NotFound, WarehouseUnavailable
+from pyarrow import fs
+
+from warehouse_agent.layout import Layout, from_json, to_json
+from warehouse_agent.store import Store
+
+_META = "driftline"  # the key of our metadata in a commit
+_APP_ID = "driftline"  # constant per table: versions of one writer
+READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of the table. `path` is relative to the table; `rows` and bytes."""
+
+    path: str
+    uri: str
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One published version, pinned. `meta` is what its commit says of it."""
+
+    version: int
+    files: tuple[DataFile, ...]
+    layout: Layout
+    meta: dict[str, Any]
+    handle: DeltaTable = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for f in self.files)
+
+    def uris(self) -> list[str]:
+        return [f.uri for f in self.files]
+
+
+def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:
+    """The newest version, or the one asked for; None when nothing was ever published.
+
+    Raises:
+        NotFound: a version newer than the newest was asked for.
+        WarehouseUnavailable: the log cannot be read, was written by somebody else, or needs a
+            reader that a list of files does not satisfy.
+    """
+    try:
+        table = DeltaTable(store.table(name), version=version)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if version is not None and (newest := head(store, name)) and newest.version < version:
+            raise NotFound(
+                f"There is no version {version}; the newest is {newest.version}.", where=name
+            ) from None
+        raise WarehouseUnavailable(
+            f"The table cannot be read: {error}.", where=name, remedy="Check the folder and `path`."
+        ) from error
+    meta = commit_meta(store, name, table.version())
+    if meta is None:
+        raise WarehouseUnavailable(
+            f"Version {table.version()} of the table was not written by Driftline.",
+            where=name,
+            remedy="Restore the last version of ours (`driftline history` lists them), or move "
+            "the folder away for a new first load.",
+        )
+    _check_protocol(table, name)
+    return Snapshot(
+        table.version(), _files(table, store, name), from_json(meta["layout"]), meta, table
+    )
+
+
+def commit_meta(store: Store, name: str, version: int) -> dict[str, Any] | None:
+    """What the commit of a version says of it; None: it is not ours."""
+    for line in (store.read(name, "_delta_log", f"{version:020d}.json") or b"").splitlines():
+        text = json.loads(line).get("commitInfo", {}).get(_META)
+        if isinstance(text, str):
+            meta: dict[str, Any] = json.loads(text)
+            return meta
+    return None
+
+
+def versions(store: Store, name: str) -> list[dict[str, Any]]:
+    """The metadata of every version of ours, newest first."""
+    try:
+        table = DeltaTable(store.table(name))
+    except TableNotFoundError:
+        return []
+    return [json.loads(c[_META]) for c in table.history() if isinstance(c.get(_META), str)]
+
+
+def commit(
+    store: Store,
+    name: str,
+    *,
+    base: Snapshot | None,
+    layout: Layout,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
+    meta: dict[str, Any],
+) -> int:
+    """Make the added files the table instead of the removed ones; returns the new version.
+
+    Raises:
+        Locked: another agent committed since `base` was read.
+        WarehouseUnavailable: the log cannot be written.
+    """
+    version = 0 if base is None else base.version + 1
+    meta = {**meta, "version": version, "layout": to_json(layout)}
+    properties = CommitProperties(
+        custom_metadata={_META: json.dumps(meta)},
+        app_transactions=[Transaction(_APP_ID, version)],
+        max_commit_retries=0,
+    )
+    schema = Schema.from_arrow(layout.arrow_schema)
+    adds = [_add(f) for f in added]
+    try:
+        if base is None:
+            create_table_with_add_actions(
+                store.table(name),
+                schema,
+                adds,
+                mode="error",
+                name=name,
+                commit_properties=properties,
+            )
+            return version
+        actions: list[AddAction | RemoveAction]
+        if layout.arrow_schema != base.layout.arrow_schema:
+            # The only mode that changes the schema in the same commit; it removes what was there.
+            assert len(removed) == len(base.files)
+            mode, actions = "overwrite", list(adds)
+        else:
+            now = int(time.time() * 1000)
+            mode = "append"
+            actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in removed)]
+        base.handle.create_write_transaction(actions, mode, schema, commit_properties=properties)
+    except CommitFailedError as error:
+        raise _overtaken(name) from error
+    except (DeltaError, OSError) as error:
+        if base is None and DeltaTable.is_deltatable(store.table(name)):
+            raise _overtaken(name) from error
+        raise WarehouseUnavailable(
+            f"The version could not be committed: {error}.",
+            where=name,
+            remedy="Check space and permissions; the last published version is untouched.",
+        ) from error
+    return version
+
+
+def _overtaken(name: str) -> Locked:
+    return Locked(
+        "Another agent published a version in the meantime; nothing of ours was published.",
+        where=name,
+        remedy="Run the refresh again.",
+    )
+
+
+def data_files(store: Store, name: str, folder: str) -> list[DataFile]:
+    """The Parquet files that Spark wrote into a folder of the table; empty ones are left out."""
+    found = []
+    for file, size in store.files(name, folder):
+        if not file.endswith(".parquet"):
+            continue
+        path = f"{folder}/{file}"
+        rows = _footer_rows(store, name, path)
+        if rows:
+            found.append(DataFile(path, store.uri(name, path), size, rows))
+    return found
+
+
+def _footer_rows(store: Store, name: str, path: str) -> int:
+    if store.is_local:
+        return int(pq.read_metadata(f"{store.table(name)}/{path}").num_rows)
+    system, base = fs.FileSystem.from_uri(store.uri(name, path))
+    with system.open_input_file(base) as source:
+        return int(pq.ParquetFile(source).metadata.num_rows)
+
+
+def _add(file: DataFile) -> AddAction:
+    stats = json.dumps({"numRecords": file.rows})
+    return AddAction(file.path, file.size, {}, int(time.time() * 1000), True, stats)
+
+
+def _files(table: DeltaTable, store: Store, name: str) -> tuple[DataFile, ...]:
+    actions = table.get_add_actions(flatten=True)
+    paths = actions.column("path").to_pylist()
+    sizes = actions.column("size_bytes").to_pylist()
+    rows = actions.column("num_records").to_pylist()
+    files = (
+        DataFile(path, store.uri(name, path), size, count)
+        for path, size, count in zip(paths, sizes, rows, strict=True)
+    )
+    return tuple(sorted(files, key=lambda f: f.path))
+
+
+def _check_protocol(table: DeltaTable, name: str) -> None:
+    """Refuse a table whose files alone are not its content (deletion vectors, column mapping)."""
+    protocol = table.protocol()
+    features = set(protocol.reader_features or ())
+    if protocol.min_reader_version not in READER_VERSIONS or features - {"timestampNtz"}:
+        raise WarehouseUnavailable(
+            f"The table uses reader features {sorted(features)} that Driftline does not write.",
+            where=name,
+            remedy="Restore a version of ours, or move the folder away for a new first load.",
+        )

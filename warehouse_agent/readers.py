@@ -1,0 +1,108 @@
+"""Reading what is published: a pinned version as a DataFrame, without bookkeeping columns.
+
+A reader gets the file list of one version and keeps it: refreshes add files and never touch those
+of a version within its retention, so readers are never blocked and never see two versions mixed.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+from driftline.errors import NotFound
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.layout import Layout, quoted
+from warehouse_agent.publish import Snapshot, head
+from warehouse_agent.store import PRIVATE, Store
+
+
+def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+    """The published table of a fragment, and a temporary view of the same name.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        name: of the fragment.
+        version: None is the newest.
+
+    Raises:
+        NotFound: nothing was published under this name, or not this version.
+    """
+    store = open_store(path)
+    snapshot = head(store, name, version=version)
+    if snapshot is None:
+        raise NotFound(
+            "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    rows = rows_of(spark, snapshot.layout, snapshot.uris())
+    rows = rows.select(*(quoted(c) for c in snapshot.layout.data_names))
+    rows.createOrReplaceTempView(quoted(name))
+    return rows
+
+
+def changes(
+    spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
+) -> DataFrame:
+    """The change feed after version `since`, up to and including `upto` (None: the newest).
+
+    Columns: `_version`, `_op` (insert, update_before, update_after, delete), then the data columns.
+    Only feeds that a commit names are read.
+
+    Raises:
+        NotFound: a version in between has no feed (the first load, or a changed schema).
+    """
+    store = open_store(path)
+    newest = head(store, name)
+    if newest is None:
+        raise NotFound("Nothing has been published yet.", where=name)
+    last = newest.version if upto is None else upto
+    parts = []
+    for number in range(since + 1, last + 1):
+        snapshot = head(store, name, version=number)
+        feed = snapshot.meta.get("changes") if snapshot else None
+        if snapshot is None or feed is None:
+            raise NotFound(
+                f"Version {number} has no change feed.",
+                where=name,
+                remedy="Read the whole version once and the feed from there on.",
+            )
+        parts.append(feed_rows(spark, store, name, snapshot, str(feed)))
+    if not parts:
+        empty = rows_of(spark, newest.layout, [])
+        return empty.selectExpr(
+            "0L as _version", "'' as _op", *(quoted(c) for c in newest.layout.data_names)
+        )
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+
+
+def feed_rows(
+    spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
+) -> DataFrame:
+    """The feed of one version."""
+    ddl = ", ".join(["_op string", *_data_ddl(snapshot.layout)])
+    rows = spark.read.schema(ddl).parquet(store.uri(PRIVATE, "changes", name, feed))
+    return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+
+
+def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
+    """The rows of data files, bookkeeping included."""
+    if not uris:
+        return spark.createDataFrame([], layout.ddl)
+    return spark.read.schema(layout.ddl).parquet(*uris)
+
+
+def by_place(rows: DataFrame) -> DataFrame:
+    """The rows with their columns numbered: mapInArrow cannot read names with `.` or a backtick."""
+    return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))
+
+
+def open_store(path: str | Path) -> Store:
+    """The warehouse at a path; a relative one is made absolute."""
+    text = str(path)
+    return Store(text if "://" in text else str(Path(text).absolute()))
+
+
+def _data_ddl(layout: Layout) -> list[str]:
+    fields = layout.ddl.split(", ")
+    return fields[: len(fields) - len(layout.bookkeeping)]

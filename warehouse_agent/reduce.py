@@ -1,0 +1,136 @@
+"""The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
+
+Each task reads positions and fingerprint lanes as Arrow, mixes them with the contract's own code
+and returns one small array; the driver adds them up. So both sides compute digests with the same
+lines, and what reaches the driver depends on the number of ranges, never on the table.
+
+Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
+formula would exist twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from driftline.digests import Digest, Salt, mix
+from driftline.ranges import Partition, RangeSums
+from pyspark.sql import DataFrame
+
+from warehouse_agent.executors import Batches, Task, driver_errors, task
+from warehouse_agent.layout import HI, LO, Layout
+
+TASKS_MAX = 64  # partial sums of 4 MiB each meet on the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Rows of some ranges: coarse range, position, row hash, number of the file."""
+
+    ranges: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.int32]
+
+
+def lanes(rows: DataFrame, layout: Layout) -> DataFrame:
+    """position, hi, lo of published rows."""
+    return rows.selectExpr(f"{layout.position_sql} as position", f"{HI} as hi", f"{LO} as lo")
+
+
+def range_sums(rows: DataFrame, layout: Layout, partition: Partition, salt: Salt) -> RangeSums:
+    """Count and sum of every range of the partition over these rows; one Spark job."""
+    partial = (
+        lanes(rows, layout)
+        .coalesce(TASKS_MAX)
+        .mapInArrow(task(_sums(partition, salt)), "sums binary")
+    )
+    total = RangeSums(partition.ranges)
+    with driver_errors():
+        for row in partial.collect():
+            total.merge(RangeSums.from_bytes(bytes(row.sums)))
+    return total
+
+
+def total(rows: DataFrame, layout: Layout, salt: Salt) -> Digest:
+    """The digest of these rows from their stored fingerprints."""
+    return range_sums(rows, layout, Partition((-(1 << 63),), (63,)), salt).total
+
+
+def list_rows(
+    rows: DataFrame,
+    layout: Layout,
+    partition: Partition,
+    salt: Salt,
+    *,
+    by: int,
+    chosen: npt.NDArray[np.bool_],
+    files: Sequence[str],
+) -> Listing:
+    """The rows in the chosen coarse ranges (bool [coarse ranges]); one Spark job.
+
+    `files`: the names, without folders, of all files that hold these rows; no two are alike.
+    """
+    bits = np.packbits(chosen, bitorder="little").tobytes()
+    listed = rows.selectExpr(
+        f"{layout.position_sql} as position",
+        f"{HI} as hi",
+        f"{LO} as lo",
+        # Not `_metadata.file_name`: a source's column may be called `_metadata`.
+        "substring_index(input_file_name(), '/', -1) as file",
+    ).mapInArrow(
+        task(_list(partition, salt, by, bits, list(files))),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    with driver_errors():
+        table = listed.toArrow()
+    return Listing(
+        table["range"].to_numpy(),
+        table["position"].to_numpy(),
+        table["hash"].to_numpy().view(np.uint64),
+        table["file"].to_numpy(),
+    )
+
+
+def _sums(partition: Partition, salt: Salt) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        sums = RangeSums(partition.ranges)
+        for batch in batches:
+            where, hi, lo = (_numbers(batch, i) for i in range(3))
+            mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
+            sums.add(partition.indices(where), mixed)
+        if sums.total.count:
+            yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})
+
+    return run
+
+
+def _list(partition: Partition, salt: Salt, by: int, bits: bytes, files: list[str]) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
+        for batch in batches:
+            where, hi, lo = (_numbers(batch, i) for i in range(3))
+            at = partition.indices(where) >> by
+            keep = np.flatnonzero(chosen[at])
+            if not len(keep):
+                continue
+            hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(at[keep]),
+                    pa.array(where[keep]),
+                    pa.array(hashes.view(np.int64)),
+                    pc.index_in(batch.column(3).take(pa.array(keep)), pa.array(files)),
+                ],
+                names=["range", "position", "hash", "file"],
+            )
+
+    return run
+
+
+def _numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:
+    return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

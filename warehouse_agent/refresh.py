@@ -1,0 +1,107 @@
+"""One fragment from one version to the next: prepare, exchange, settle.
+
+`prepare` reduces our side in Spark; `exchange` converses with the source over an open stream and
+stages what comes; `settle` writes files, proves them equal to the source and commits. Until the
+commit nothing that a reader sees has changed; whatever fails before it leaves staged frames that
+the next attempt builds on (decision 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from driftline import wire_pb2 as pb
+
+from warehouse_agent import prepare, reduce, settle
+from warehouse_agent.exchange import Conversation, Opening, Outcome, Wire
+from warehouse_agent.job import Job, Options
+from warehouse_agent.prepare import Describe, Prepared
+from warehouse_agent.readers import rows_of
+from warehouse_agent.store import PRIVATE
+
+__all__ = ["Options", "Refresh"]
+
+ROW_BYTES_UNKNOWN = 8.0  # of a column on the wire, before anything was shipped
+
+Progress = Callable[[pb.Progress], None]
+
+
+@dataclass
+class Refresh:
+    """One attempt at a job. Call prepare, exchange and settle in this order."""
+
+    job: Job
+    progress: Progress
+    _prepared: Prepared | None = None
+    _outcome: Outcome | None = None
+    _staged: list[str] = field(default_factory=list)
+    in_step: bool = True  # whether the stream may carry another relation
+
+    def prepare(self, describe: Describe) -> None:
+        """Everything that is done before the stream opens; `describe` asks the source, at most
+        once, and only for a first load or when a changed schema is accepted."""
+        self._prepared = prepare.prepare(self.job, describe)
+
+    def exchange(self, wire: Wire) -> None:
+        """Converse with the source; what comes is staged, also when the line is cut."""
+        p = self._prepared
+        assert p is not None
+        key = self.job.store.read(PRIVATE, "keys", f"{self.job.name}.key")
+        assert key is not None
+        version = p.base.version if p.base else None
+        writer = self.job.staging.begin(base_version=version, recipe_id=p.layout.recipe.id)
+        opening = Opening(
+            self.job.fragment.relation,
+            p.layout.recipe.id,
+            key,
+            p.salt,
+            p.partition,
+            p.sums,
+            self._row_bytes(p),
+            self.job.fragment.method,
+            p.rows_expected,
+        )
+        rows = rows_of(self.job.spark, p.layout, [f.uri for f in p.files])
+
+        def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> reduce.Listing:
+            names = [f.path.rsplit("/", 1)[-1] for f in p.files]
+            with self.job.report.phase("list"):
+                return reduce.list_rows(
+                    rows, p.layout, p.partition, p.salt, by=by, chosen=chosen, files=names
+                )
+
+        conversation = Conversation(
+            wire, opening, keep=writer.add, list_rows=list_rows, progress=self.progress
+        )
+        try:
+            self._outcome = conversation.run()
+        finally:
+            self.in_step = conversation.ended
+            writer.flush()
+        self._staged = self.job.staging.uris(writer.folder)
+        out, report = self._outcome, self.job.report
+        report.method, report.consistency, report.as_of = (
+            out.method.value,
+            out.consistency,
+            out.as_of,
+        )
+        report.round_trips += out.round_trips
+        report.source_scans, report.source_rows_read = out.scans, out.rows_read
+        report.bytes_expected = out.bytes_expected or None
+
+    def _row_bytes(self, p: Prepared) -> float:
+        known = self.job.remembered().get("row_bytes")
+        return (
+            float(known)
+            if isinstance(known, int | float)
+            else ROW_BYTES_UNKNOWN * len(p.layout.names)
+        )
+
+    def settle(self) -> None:
+        """Apply, prove and publish what the exchange found."""
+        assert self._prepared is not None
+        assert self._outcome is not None
+        settle.settle(self.job, self._prepared, self._outcome, self._staged)

@@ -1,0 +1,111 @@
+"""What one refresh did: the line that jobs read and people see.
+
+One JSON object per relation and command, failures too, with a stable set of fields; the same object
+is kept in `runs/<name>.jsonl` and, for a published version, in its commit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from driftline.errors import DriftlineError
+
+FINGERPRINT_BITS = 128
+YEAR_S = 365.25 * 86_400
+
+
+@dataclass
+class Report:
+    """All counts are rows or bytes as their names say; None where nothing is known."""
+
+    name: str
+    command: str = "refresh"
+    version: int | None = None
+    previous_version: int | None = None
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    rows_total: int | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_expected: int | None = None
+    round_trips: int = 0
+    source_scans: int = 0
+    source_rows_read: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    method: str | None = None
+    consistency: str | None = None
+    proof: str = "none"
+    miss_probability: float | None = None
+    as_of: str | None = None
+    checked_at: str | None = None
+    attempts: int = 0
+    error: dict[str, Any] | None = None
+
+    @property
+    def rows_changed(self) -> int:
+        return self.rows_inserted + self.rows_updated + self.rows_deleted
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def fail(self, error: DriftlineError) -> None:
+        """Note why this relation was not refreshed."""
+        self.error = {
+            "code": error.code,
+            "message": error.message,
+            "where": error.where or self.name,
+            "remedy": error.remedy,
+            "safe_to_retry": error.is_retryable,
+            "exit_code": error.exit_code,
+            "details": error.details,
+        }
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds spent inside to a phase; those of a phase within it are that one's."""
+        start, others = time.monotonic(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            within = sum(self.seconds.values()) - others
+            spent = self.seconds.get(name, 0.0) + time.monotonic() - start - within
+            self.seconds[name] = round(spent, 3)
+
+
+def say_error(error: DriftlineError) -> None:
+    """What, where, why, what to do, whether to run it again: on stderr, for a person."""
+    retry = " Safe to run again." if error.is_retryable else ""
+    print(f"error {error.code}: {error}{retry}", file=sys.stderr)
+    for name, text in error.details.items():
+        print(f"  {name}: {text}", file=sys.stderr)
+
+
+def miss_probability(rows_changed: int) -> float:
+    """The chance that one refresh missed a change.
+
+    A changed row is missed when its old and new fingerprints agree, 2^-b for b bits; a wrong result
+    when the totals agree, once more 2^-b (Labio and Garcia-Molina, section 3.2).
+    """
+    return float((rows_changed + 1) * 2.0**-FINGERPRINT_BITS)
+
+
+def years_until_missed(probability: float, refresh_interval_s: float) -> float:
+    """Expected years until a change is missed, at one refresh every so many seconds.
+
+    Labio and Garcia-Molina, section 3.2: with probability p of an error in a comparison, the
+    expected number of comparisons before the first is 1 / p.
+    """
+    return refresh_interval_s / YEAR_S / probability
+
+
+def utc_now() -> str:
+    """Now, ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

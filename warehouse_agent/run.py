@@ -1,0 +1,213 @@
+"""Many fragments in one command: one stream per source, one failing does not stop the others.
+
+Fragments of a source are prepared, then exchanged one after the other in one stream, so that they
+share its snapshot, then settled. What fails is reported for its fragment; what is safe to retry is
+retried here, with what was staged kept, a few times and ever more patiently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import tenacity
+from driftline import wire_pb2 as pb
+from driftline.errors import (
+    DriftlineError,
+    InternalError,
+    RecipeChanged,
+    SourceUnreachable,
+)
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from warehouse_agent import publish, schema
+from warehouse_agent.configure import Fragment, Source, WarehouseConfig
+from warehouse_agent.job import Job
+from warehouse_agent.link import Link, Stream
+from warehouse_agent.refresh import Options, Refresh
+from warehouse_agent.report import Report
+from warehouse_agent.store import PRIVATE, Store
+
+ATTEMPTS = 4  # of a refresh that met something retryable
+WAIT_S_MAX = 30.0
+
+Said = Callable[[str, pb.Progress], None]
+Note = Callable[[str], None]
+
+
+@dataclass
+class Runner:
+    """Refreshes fragments of one configuration with one Spark session."""
+
+    spark: SparkSession
+    config: WarehouseConfig
+    progress: Said = lambda name, progress: None
+    note: Note = lambda text: None
+    sleep: Callable[[float], None] = field(default=tenacity.nap.sleep)
+    attempts: int = ATTEMPTS
+
+    @property
+    def store(self) -> Store:
+        return Store(self.config.path)
+
+    def refresh(self, fragments: Sequence[Fragment], options: Options) -> Iterator[Report]:
+        """A report for every fragment, as each is done; failures are in the reports."""
+        by_source: dict[str, list[Fragment]] = {}
+        for fragment in fragments:
+            by_source.setdefault(fragment.source.name, []).append(fragment)
+        for group in by_source.values():
+            yield from self._source(group[0].source, group, options)
+
+    def _source(
+        self, source: Source, fragments: list[Fragment], options: Options
+    ) -> Iterator[Report]:
+        reports = {f.name: Report(f.name) for f in fragments}
+        with contextlib.ExitStack() as locks:
+            left = []
+            for fragment in fragments:
+                try:
+                    locks.enter_context(self.store.lock(fragment.name))
+                    left.append(fragment)
+                except DriftlineError as error:
+                    self._published(reports[fragment.name])
+                    reports[fragment.name].fail(error)
+                    yield self._kept(reports[fragment.name])
+            retrying = tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(self.attempts),
+                wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=WAIT_S_MAX),
+                retry=tenacity.retry_if_result(bool),
+                sleep=self.sleep,
+                retry_error_callback=lambda state: None,
+            )
+
+            def attempt() -> list[Fragment]:
+                nonlocal left
+                left = self._attempt(source, left, options, reports)
+                return left
+
+            if left:
+                tried = list(left)
+                retrying(attempt)
+                for fragment in tried:
+                    yield self._kept(reports[fragment.name])
+
+    def _attempt(
+        self,
+        source: Source,
+        fragments: list[Fragment],
+        options: Options,
+        reports: dict[str, Report],
+    ) -> list[Fragment]:
+        """One try at each fragment; returns those worth another."""
+        tries = [self._refresh(f, options, reports[f.name]) for f in fragments]
+        failed: dict[str, DriftlineError] = {}
+        try:
+            with Link(source) as link:
+                self._converse(link, tries, failed)
+        except DriftlineError as error:
+            failed.update({t.job.name: error for t in tries if t.job.name not in failed})
+        for one in tries:
+            if one.job.name not in failed:
+                with _catching(one, failed):
+                    one.settle()
+                    one.job.report.error = None
+        return [one.job.fragment for one in tries if self._note(one, failed)]
+
+    def _note(self, one: Refresh, failed: dict[str, DriftlineError]) -> bool:
+        """Report a failure; whether another try is worth it."""
+        if (error := failed.get(one.job.name)) is None:
+            return False
+        one.job.report.fail(error)
+        with contextlib.suppress(DriftlineError):
+            one.job.discard()
+        if error.is_retryable:
+            self.note(f"{one.job.name}: {error.message} Trying again.")
+        return error.is_retryable
+
+    def _converse(
+        self, link: Link, tries: list[Refresh], failed: dict[str, DriftlineError]
+    ) -> None:
+        """Prepare all, then exchange all in one stream; a broken stream is opened again."""
+        for one in tries:
+            with _catching(one, failed), one.job.report.phase("reduce"):
+                one.prepare(partial(_describe, link, one))
+        ready = [one for one in tries if one.job.name not in failed]
+        while ready:
+            with link.stream() as stream:
+                ready = self._exchange(link, stream, ready, failed)
+
+    def _exchange(
+        self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]
+    ) -> list[Refresh]:
+        """Exchange one after the other; returns those left when the stream is of no more use."""
+        for number, one in enumerate(ready):
+            sent, received = stream.bytes_sent, stream.bytes_received
+            report = one.job.report
+            with _catching(one, failed), report.phase("exchange"):
+                one.exchange(stream)
+            report.bytes_sent += stream.bytes_sent - sent
+            report.bytes_received += stream.bytes_received - received
+            left = ready[number + 1 :]
+            if not one.in_step:
+                stream.abandon()
+            error = failed.get(one.job.name)
+            if isinstance(error, SourceUnreachable):
+                failed.update({other.job.name: error for other in left})
+                return []
+            if isinstance(error, RecipeChanged):
+                failed[one.job.name] = self._explained(link, one.job, error)
+            if not one.in_step:
+                return left
+        return []
+
+    def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
+        base = publish.head(self.store, job.name)
+        if base is None:
+            return error
+        try:
+            return schema.explained(error, link.describe(job.fragment.relation), base, job.name)
+        except DriftlineError as other:
+            return other
+
+    def _refresh(self, fragment: Fragment, options: Options, report: Report) -> Refresh:
+        report.attempts += 1
+        job = Job(self.spark, self.store, fragment, options, report)
+        return Refresh(job, lambda progress: self.progress(fragment.name, progress))
+
+    def _published(self, report: Report) -> None:
+        """Note what readers see of a fragment that cannot be worked on."""
+        with contextlib.suppress(DriftlineError):
+            if (snapshot := publish.head(self.store, report.name)) is not None:
+                report.version = report.previous_version = snapshot.version
+                report.rows_total = snapshot.rows
+
+    def _kept(self, report: Report) -> Report:
+        """The report, also written to the fragment's history of runs."""
+        with contextlib.suppress(DriftlineError):
+            self.store.append_line(report.to_json(), PRIVATE, "runs", f"{report.name}.jsonl")
+        return report
+
+
+@contextlib.contextmanager
+def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]:
+    """One fragment's failure is its own."""
+    try:
+        yield
+    except DriftlineError as error:
+        failed[one.job.name] = error
+    except PySparkException as error:
+        text = str(error).split("\n", 1)[0]
+        failed[one.job.name] = InternalError(f"Spark failed: {text}", where=one.job.name)
+        failed[one.job.name].__cause__ = error
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        failed[one.job.name] = InternalError(text, where=one.job.name)
+        failed[one.job.name].__cause__ = error
+
+
+def _describe(link: Link, one: Refresh, relation: str) -> pb.DescribeReply:
+    one.job.report.round_trips += 1
+    return link.describe(relation)

@@ -1,0 +1,202 @@
+"""What an exchange found becomes a version: apply, prove, publish.
+
+Files are written, read back and proven equal to the source, and only then named by a commit.
+Whatever fails before that leaves the last version as it is, and what was staged for the next
+attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from driftline.errors import (
+    ConfigurationError,
+    ProofFailed,
+    SnapshotLost,
+    TableShrank,
+    WarehouseUnavailable,
+)
+
+from warehouse_agent import apply, plan, prove, publish, schema, stage
+from warehouse_agent.configure import Require
+from warehouse_agent.exchange import Outcome
+from warehouse_agent.job import Job
+from warehouse_agent.prepare import Prepared
+from warehouse_agent.publish import DataFile
+from warehouse_agent.readers import rows_of
+from warehouse_agent.report import miss_probability, utc_now
+
+Changes = tuple[str | None, dict[str, int]]
+
+
+def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
+    """Apply, prove and publish what the exchange found."""
+    report = job.report
+    checked = utc_now()
+    is_same = p.base is not None and not schema.differs(p.layout, p.base.layout)
+    if out.equal and is_same and p.base is not None and p.files == p.base.files:
+        job.staging.clear()
+        report.checked_at, report.proof = checked, "total"
+        report.rows_total, report.miss_probability = out.theirs.count, miss_probability(0)
+        job.remember(checked_at=checked, **({"as_of": out.as_of} if _accepts(job, out) else {}))
+        return
+    if p.base and not job.options.allow_shrink and plan.shrank(p.base.rows, out.theirs.count):
+        raise TableShrank(
+            f"The source has {out.theirs.count} rows and the warehouse {p.base.rows}: more than "
+            "half are gone.",
+            where=job.name,
+            remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
+        )
+    _check_consistency(job, out)
+    # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
+    with ThreadPoolExecutor(1) as beside:
+        with report.phase("apply"):
+            applied = _apply(job, p, out, staged, beside)
+        changes = beside.submit(_changes, job, p, out, applied)
+        with report.phase("prove"):
+            _prove(job, p, out, applied)
+        with report.phase("publish"):
+            _publish(job, p, out, applied, checked, changes.result())
+
+
+def _accepts(job: Job, out: Outcome) -> bool:
+    return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY
+
+
+def _check_consistency(job: Job, out: Outcome) -> None:
+    if _accepts(job, out):
+        return
+    allow = 'allow it: `require = "fuzzy"` in the fragment.'
+    if out.changed:
+        raise SnapshotLost(
+            "The data changed while it was read, and the source cannot hold it still.",
+            where=job.name,
+            remedy=f"Run the refresh again, at a quieter time, or {allow}",
+        )
+    raise ConfigurationError(
+        "The source cannot read this relation as of one instant: its engine has no snapshots.",
+        where=job.name,
+        remedy=f"If rows of different instants are good enough, {allow}",
+    )
+
+
+def _apply(
+    job: Job, p: Prepared, out: Outcome, staged: list[str], beside: Executor
+) -> apply.Applied:
+    shipping = beside.submit(_shipped, job, p, staged)
+    base = p.base.files if p.base else ()
+    if out.replace_all:
+        return apply.Applied(shipping.result(), (), (), base)
+    touched = apply.touched_files(p.files, out.removed)
+    rows = rows_of(job.spark, p.layout, [f.uri for f in touched])
+    rewritten: list[DataFile] = []
+    before: list[str] = []
+    if out.removed is not None and len(out.removed.positions):
+        removed = apply.removed_rows(job.spark, out.removed)
+        folder = job.folder("rewritten")
+        rewritten, before = apply.rewrite(
+            job.store, job.name, folder, rows, removed, p.layout, p.salt
+        )
+    elif touched:
+        rewritten = job.write("packed", rows)
+    left = [f for f in p.files if f not in touched]
+    kept = tuple(f for f in left if f in base)
+    carried = tuple(f for f in left if f not in base)
+    return apply.Applied(
+        shipping.result(),
+        (*rewritten, *carried),
+        kept,
+        tuple(f for f in base if f not in kept),
+        before if p.files == base else None,
+    )
+
+
+def _shipped(job: Job, p: Prepared, staged: list[str]) -> tuple[DataFile, ...]:
+    """What came, decoded and verified, as data files."""
+    if not staged:
+        return ()
+    return tuple(job.write("shipped", stage.decoded(job.spark, staged, p.layout, job.key_file)))
+
+
+def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
+    if not out.vouched:
+        rows = rows_of(job.spark, p.layout, [f.uri for f in (*applied.added, *applied.kept)])
+        prove.refuse_duplicates(rows, p.layout, name=job.name, exact=out.consistency == "exact")
+    try:
+        prove.prove(
+            job.spark,
+            p.layout,
+            job.key_file,
+            p.salt,
+            added=applied.added,
+            kept=applied.kept,
+            turn=p.base.version if p.base else 0,
+            theirs=out.theirs,
+            name=job.name,
+        )
+    except ProofFailed:
+        # What led here must not be built on.
+        job.staging.clear()
+        raise
+    job.report.proof = "total"
+
+
+def _publish(
+    job: Job, p: Prepared, out: Outcome, applied: apply.Applied, checked: str, changes: Changes
+) -> None:
+    report = job.report
+    feed, counts = changes
+    version = p.base.version + 1 if p.base else 0
+    report.rows_inserted = out.theirs.count if p.base is None else counts.get("insert", 0)
+    report.rows_updated = counts.get("update_after", 0)
+    report.rows_deleted = counts.get("delete", 0)
+    report.miss_probability = miss_probability(report.rows_changed)
+    meta = {
+        "as_of": out.as_of,
+        "consistency": out.consistency,
+        "proof": "total",
+        "vouched": out.vouched,
+        "rows": out.theirs.count,
+        "published_at": checked,
+        "changes": feed,
+        "rows_inserted": report.rows_inserted,
+        "rows_updated": report.rows_updated,
+        "rows_deleted": report.rows_deleted,
+        "method": out.method.value,
+    }
+    publish.commit(
+        job.store,
+        job.name,
+        base=p.base,
+        layout=p.layout,
+        added=applied.added,
+        removed=applied.gone,
+        meta=meta,
+    )
+    report.version, report.rows_total, report.checked_at = version, out.theirs.count, checked
+    shipped = sum(f.rows for f in applied.shipped)
+    with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
+        job.staging.clear()
+        job.tidy(applied.added)
+        if shipped > plan.QUANTILES:
+            job.remember(row_bytes=out.frame_bytes / shipped)
+        job.remember(checked_at=checked, as_of=out.as_of)
+
+
+def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Changes:
+    """The differential file Δ+ Δ− of this version: its place and the rows of each operation.
+
+    There is none for a first load, nor across a change of columns.
+    """
+    if p.base is None or schema.differs(p.layout, p.base.layout):
+        return None, {}
+    if applied.before is not None:
+        before = rows_of(job.spark, p.layout, applied.before)
+        after = rows_of(job.spark, p.layout, [f.uri for f in applied.shipped])
+    else:
+        gone, added = [f.uri for f in applied.gone], [f.uri for f in applied.added]
+        before, after = apply.differing(job.spark, p.layout, gone, added)
+    return apply.write_changes(
+        job.store, job.name, p.base.version + 1, before=before, after=after, layout=p.layout
+    )

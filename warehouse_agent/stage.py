@@ -1,0 +1,144 @@
+"""Frames on their way in: written as they came, decoded by Spark later.
+
+An exchange has one folder of numbered files, each a run of length-prefixed frames, and a note of
+what it was compared with. Whatever arrived before a cut is kept there; the next attempt decodes it
+and compares the working copy with the source again (decision 4), so nothing staged is sent twice.
+Frames verify on their own, when they are decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from driftline import frames
+from driftline.errors import FrameDamaged
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.executors import Batches, KeyFile, Task, task
+from warehouse_agent.layout import Layout
+from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.tuples import join
+
+FILE_BYTES = 4 << 20  # a cut of this process loses less than this
+_LENGTH = struct.Struct("<I")
+_NOTE = "exchange.json"
+
+
+@dataclass
+class Staging:
+    """The staging folder of one fragment."""
+
+    store: Store
+    name: str
+
+    def leftovers(self, *, base_version: int | None, recipe_id: bytes) -> list[str]:
+        """Folders of unfinished exchanges that continue from this version, oldest first.
+
+        Others are of no use any more and are removed.
+        """
+        found = []
+        for folder in self.store.folders(PRIVATE, "staging", self.name):
+            note = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
+            same = note.get("base_version") == base_version
+            if same and note.get("recipe") == recipe_id.hex() and self._files(folder):
+                found.append(folder)
+            else:
+                self.store.remove(PRIVATE, "staging", self.name, folder)
+        return found
+
+    def begin(self, *, base_version: int | None, recipe_id: bytes) -> Writer:
+        """A new folder for an exchange."""
+        before = self.store.folders(PRIVATE, "staging", self.name)
+        number = int(before[-1]) + 1 if before else 1
+        folder = f"{number:06d}"
+        note = {"base_version": base_version, "recipe": recipe_id.hex()}
+        self.store.write(json.dumps(note).encode(), PRIVATE, "staging", self.name, folder, _NOTE)
+        return Writer(self.store, self.name, folder)
+
+    def clear(self) -> None:
+        """Everything staged has been published, or is of no use."""
+        self.store.remove(PRIVATE, "staging", self.name)
+
+    def uris(self, folder: str) -> list[str]:
+        """The files of an exchange, for Spark."""
+        return [
+            self.store.uri(PRIVATE, "staging", self.name, folder, file)
+            for file in self._files(folder)
+        ]
+
+    def _files(self, folder: str) -> list[str]:
+        files = self.store.files(PRIVATE, "staging", self.name, folder)
+        return [name for name, _ in files if name.endswith(".frames")]
+
+
+@dataclass
+class Writer:
+    """Writes the frames of one exchange, in flat memory."""
+
+    store: Store
+    name: str
+    folder: str
+    _pieces: list[bytes] = field(default_factory=list)
+    _bytes: int = 0
+    _number: int = 0
+
+    def add(self, frame: bytes) -> None:
+        self._pieces += [_LENGTH.pack(len(frame)), frame]
+        self._bytes += len(frame)
+        if self._bytes >= FILE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held; called after the last frame, and when the line is cut."""
+        if not self._pieces:
+            return
+        self._number += 1
+        file = f"{self._number:06d}.frames"
+        self.store.write(b"".join(self._pieces), PRIVATE, "staging", self.name, self.folder, file)
+        self._pieces, self._bytes = [], 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._number == 0 and not self._pieces
+
+
+def decoded(spark: SparkSession, uris: list[str], layout: Layout, key: KeyFile) -> DataFrame:
+    """The rows of staged frames, verified, as rows of the published table.
+
+    Raises (in the job): FrameDamaged, ValueDoesNotFit.
+    """
+    files = spark.read.format("binaryFile").load(uris).select("content")
+    return files.mapInArrow(task(_decode(layout, key)), layout.ddl)
+
+
+def _decode(layout: Layout, key: KeyFile) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        fingerprints = key.fingerprints(layout.recipe)
+        seed = key.position_seed()
+        for batch in batches:
+            for content in batch.column(0):
+                for data in _frames(content.as_buffer().to_pybytes()):
+                    frame = frames.decode(data)
+                    if len(frame.columns) != len(layout.recipe.columns):
+                        raise FrameDamaged("A frame has another number of columns.")
+                    block, hi, lo = frames.verify(frame, fingerprints, join)
+                    yield layout.batch(frame.columns, block, hi, lo, seed=seed)
+
+    return run
+
+
+def _frames(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(content):
+        if at + _LENGTH.size > len(content):
+            raise FrameDamaged("A staged file ends in the middle of a frame.")
+        (size,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        if at + size > len(content):
+            raise FrameDamaged("A staged file ends in the middle of a frame.")
+        yield content[at : at + size]
+        at += size

@@ -1,0 +1,251 @@
+"""Where the warehouse keeps things: one folder, on a disk or on any Hadoop path.
+
+    <path>/<name>/                          the published Delta table
+    <path>/_driftline/keys/<name>.key       the fragment key, 32 bytes, private
+    <path>/_driftline/fragments/<name>.json what is remembered between refreshes and may be lost
+    <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as they came
+    <path>/_driftline/changes/<name>/…      the change feed
+    <path>/_driftline/locks/<name>          held while an agent works on the fragment (disks only)
+    <path>/_driftline/runs/<name>.jsonl     a line for every refresh, failures too
+
+Small files are written whole or not at all. pyarrow's file systems do the I/O; Spark and delta-rs
+get the same places as URIs. Nothing here interprets what it stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from driftline.errors import Locked, WarehouseUnavailable
+from pyarrow import fs
+
+PRIVATE = "_driftline"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file: its place below the warehouse, its size in bytes, when it was last written."""
+
+    place: tuple[str, ...]
+    size: int
+    modified: datetime
+
+
+@dataclass(frozen=True)
+class Store:
+    """The warehouse's folder. `root` is an absolute local path or a URI."""
+
+    root: str
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.root or self.root.startswith("file://")
+
+    def uri(self, *parts: str) -> str:
+        """The place as a URI, for Spark."""
+        joined = "/".join([self.root.rstrip("/"), *parts])
+        return joined if "://" in joined else "file://" + joined
+
+    def table(self, name: str) -> str:
+        """The Delta table of a fragment, as delta-rs takes it."""
+        joined = f"{self.root.rstrip('/')}/{name}"
+        return joined.removeprefix("file://") if self.is_local else joined
+
+    def write(self, data: bytes, *parts: str, private: bool = False) -> None:
+        """Write a small file, whole or not at all; `private` is for its owner's eyes only."""
+        system, path = self._at(*parts)
+        try:
+            system.create_dir(path.rsplit("/", 1)[0], recursive=True)
+            if not self.is_local:
+                with system.open_output_stream(path) as out:
+                    out.write(data)
+                return
+            temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
+            mode = 0o600 if private else 0o644
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            try:
+                with os.fdopen(handle, "wb") as out:
+                    out.write(data)
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(temporary, path)
+                _sync_folder(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise self._unavailable("written", path, error) from error
+
+    def append_line(self, line: str, *parts: str) -> None:
+        """Add a line to a file of lines."""
+        system, path = self._at(*parts)
+        try:
+            system.create_dir(path.rsplit("/", 1)[0], recursive=True)
+            if self.is_local:
+                with Path(path).open("a", encoding="utf-8") as out:
+                    out.write(line + "\n")
+                return
+            before = self.read(*parts) or b""
+            self.write(before + line.encode() + b"\n", *parts)
+        except OSError as error:
+            raise self._unavailable("written", path, error) from error
+
+    def read(self, *parts: str) -> bytes | None:
+        """The file's bytes, None where there is none."""
+        system, path = self._at(*parts)
+        try:
+            if system.get_file_info(path).type is not fs.FileType.File:
+                return None
+            with system.open_input_stream(path) as source:
+                return bytes(source.readall())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unavailable("read", path, error) from error
+
+    def read_json(self, *parts: str) -> dict[str, object]:
+        """A small JSON file, empty where there is none or it is damaged (it may be lost)."""
+        data = self.read(*parts)
+        with contextlib.suppress(ValueError):
+            loaded = json.loads(data or b"{}")
+            if isinstance(loaded, dict):
+                return loaded
+        return {}
+
+    def files(self, *parts: str) -> list[tuple[str, int]]:
+        """Name and size of every file in a folder, sorted by name; empty where there is none."""
+        system, path = self._at(*parts)
+        try:
+            selector = fs.FileSelector(path, allow_not_found=True)
+            infos = system.get_file_info(selector)
+        except OSError as error:
+            raise self._unavailable("listed", path, error) from error
+        return sorted((i.base_name, i.size) for i in infos if i.type is fs.FileType.File)
+
+    def folders(self, *parts: str) -> list[str]:
+        """Names of the folders in a folder, sorted."""
+        system, path = self._at(*parts)
+        try:
+            infos = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        except OSError as error:
+            raise self._unavailable("listed", path, error) from error
+        return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
+
+    def walk(self, *parts: str) -> list[Entry]:
+        """Every file in a folder and in the folders below it, sorted by place.
+
+        A file whose storage does not say when it was written counts as written now.
+        """
+        system, path = self._at(*parts)
+        try:
+            selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
+            infos = system.get_file_info(selector)
+        except OSError as error:
+            raise self._unavailable("listed", path, error) from error
+        now = datetime.now(UTC)
+        return sorted(
+            (
+                Entry(
+                    (*parts, *i.path.removeprefix(path).strip("/").split("/")),
+                    i.size,
+                    i.mtime or now,
+                )
+                for i in infos
+                if i.type is fs.FileType.File
+            ),
+            key=lambda entry: entry.place,
+        )
+
+    def remove(self, *parts: str) -> None:
+        """Remove a folder and all in it, if it is there."""
+        system, path = self._at(*parts)
+        try:
+            if system.get_file_info(path).type is fs.FileType.Directory:
+                system.delete_dir(path)
+        except OSError as error:
+            raise self._unavailable("removed", path, error) from error
+
+    def remove_file(self, *parts: str) -> None:
+        """Remove a file, if it is there, and on disks the folders of ours that it leaves empty."""
+        system, path = self._at(*parts)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(path)
+        except OSError as error:
+            raise self._unavailable("removed", path, error) from error
+        if self.is_local:
+            stays = 3 if parts[0] == PRIVATE else 1  # _driftline/changes/<name>, or <name>
+            with contextlib.suppress(OSError):  # a folder that is not empty
+                for up in list(Path(path).parents)[: max(len(parts) - 1 - stays, 0)]:
+                    up.rmdir()
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the fragment. On object stores the Delta log's put-if-absent alone decides.
+
+        Raises:
+            Locked: another agent holds it.
+        """
+        if not self.is_local:
+            yield
+            return
+        path = Path(self._at(PRIVATE, "locks", name)[1])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = path.open("a+")
+        except OSError as error:
+            raise self._unavailable("locked", str(path), error) from error
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Locked(
+                    "Another warehouse agent works on this fragment.",
+                    where=name,
+                    remedy="Run the command again when it has finished.",
+                ) from None
+            yield
+
+    def _at(self, *parts: str) -> tuple[fs.FileSystem, str]:
+        if self.is_local:
+            root = self.root.removeprefix("file://").rstrip("/")
+            return fs.LocalFileSystem(), "/".join([root, *parts])
+        try:
+            system, base = fs.FileSystem.from_uri(self.root)
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise WarehouseUnavailable(
+                f"{self.root} cannot be used: {error}.",
+                remedy="Check `path` and what pyarrow needs to reach it.",
+            ) from error
+        return system, "/".join([base.rstrip("/"), *parts])
+
+    def _unavailable(self, verb: str, path: str, error: OSError) -> WarehouseUnavailable:
+        return WarehouseUnavailable(
+            f"{path} cannot be {verb}: {error.strerror or error}.",
+            remedy="Check space and permissions; the last published version is untouched.",
+        )
+
+
+def _sync_folder(path: str) -> None:
+    """Make a rename survive a power cut."""
+    handle = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_at(uri: str) -> bytes:
+    """The bytes of one file by its URI; for executors, which have no Store."""
+    system, path = fs.FileSystem.from_uri(uri)
+    with system.open_input_stream(path) as source:
+        return bytes(source.readall())
