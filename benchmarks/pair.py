@@ -1,0 +1,170 @@
+"""The pair between two network namespaces over a user-space link, measured on the link's device.
+
+    python -m benchmarks.pair --scale 0.5
+    python -m benchmarks.pair --scale 0.5 --rtt-ms 100 --rate-mbit 10
+
+One warm session refreshes in the warehouse's namespace; the source agent runs in the source's
+namespace beside a PostgreSQL reached by its socket. A new connection is made for every refresh.
+Packets are at most 1,500 bytes, without offload; bytes are the link's own counters, in both
+directions, set-up included.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import click
+
+from benchmarks import tpch
+from tests.servers import PostgreSQL
+from tests.wan import SOURCE_ADDRESS, Link
+
+DATA = Path(".cache/tpch")
+SOURCE_PORT = 7443
+SPARK_PHASES = ("reduce", "list", "apply", "prove", "publish")
+
+
+class Bench:
+    """Both agents around one PostgreSQL database and one link."""
+
+    def __init__(self, folder: Path, server: PostgreSQL, link: Link) -> None:
+        self.folder, self.link = folder, link
+        self.database = "bench"
+        server.create_database(self.database)
+        self.connection = server.superuser(self.database)
+        self._enroll()
+        (folder / "source.toml").write_text(
+            f'[database]\nurl = "{server.url("postgres", self.database)}"\n'
+            f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
+            'key = "certs/source.key"\nclient_ca = "certs/ca.pem"\naudit_file = "audit.jsonl"\n'
+            '[relations.orders]\ntable = "orders"\n'
+        )
+        (folder / "warehouse.toml").write_text(
+            '[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n'
+            f'[sources.erp]\naddress = "{SOURCE_ADDRESS}:{SOURCE_PORT}"\nca = "certs/ca.pem"\n'
+            'certificate = "certs/warehouse.pem"\nkey = "certs/warehouse.key"\n'
+            '[fragments.orders]\nsource = "erp"\nmethod = "range"\n'
+            '[fragments.again]\nsource = "erp"\nrelation = "orders"\n'
+        )
+        self._source: subprocess.Popen[Any] | None = None
+        self._warehouse: subprocess.Popen[Any] | None = None
+
+    def __enter__(self) -> Self:
+        ready = self.folder / "port"
+        self._source = self.link.popen_source(
+            [
+                program("driftline-source"),
+                "--config",
+                str(self.folder / "source.toml"),
+                "serve",
+                "--port-file",
+                str(ready),
+            ]
+        )
+        deadline = time.monotonic() + 30
+        while not ready.exists():
+            assert time.monotonic() < deadline, "the source agent did not start"
+            time.sleep(0.05)
+        self._warehouse = self.link.popen_warehouse(
+            [sys.executable, "-m", "benchmarks.warm", str(self.folder / "warehouse.toml")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in (self._warehouse, self._source):
+            if process is not None:
+                process.kill()
+                process.wait()
+        self.connection.close()
+
+    def refresh(self, name: str = "orders") -> dict[str, Any]:
+        """One refresh in the warm session; its report with what the link saw."""
+        assert self._warehouse is not None
+        assert self._warehouse.stdin is not None
+        assert self._warehouse.stdout is not None
+        before = self.link.counters()
+        self._warehouse.stdin.write(f"{name}\n")
+        self._warehouse.stdin.flush()
+        report: dict[str, Any] = json.loads(self._warehouse.stdout.readline())
+        assert report["error"] is None, report["error"]
+        time.sleep(0.5)  # the last acknowledgements
+        moved = self.link.counters() - before
+        report["link_bytes"] = moved.to_source_bytes + moved.to_warehouse_bytes
+        report["link_packets"] = moved.to_source_packets + moved.to_warehouse_packets
+        return report
+
+    def source_rss(self) -> int:
+        """Peak resident bytes of the source agent."""
+        assert self._source is not None
+        status = Path(f"/proc/{self._source.pid}/status").read_text()
+        return int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1]) * 1024
+
+    def _enroll(self) -> None:
+        command = [
+            program("driftline-source"),
+            "enroll",
+            "--directory",
+            str(self.folder / "certs"),
+            "--source-name",
+            SOURCE_ADDRESS,
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def show(what: str, report: dict[str, Any]) -> None:
+    seconds = sum(report["seconds"].values())
+    print(
+        f"{what:34} {report['link_bytes']:>12,} bytes on the link, {report['link_packets']:>6} "
+        f"packets, {report['round_trips']} round trips, {report['source_scans']} scans, "
+        f"{seconds:6.2f} s  {report['seconds']}",
+        flush=True,
+    )
+
+
+@click.command()
+@click.option("--scale", default=0.5, show_default=True)
+@click.option("--rtt-ms", default=0.0, show_default=True)
+@click.option("--rate-mbit", default=None, type=float, help="None: unlimited.")
+@click.option("--refreshes", default=6, show_default=True, help="At 1 % each.")
+def main(scale: float, rtt_ms: float, rate_mbit: float | None, refreshes: int) -> None:
+    """Load, nothing, 1 % scattered, nothing; orders at a scale factor."""
+    with (
+        TemporaryDirectory() as folder,
+        PostgreSQL() as server,
+        Link(rtt_ms=rtt_ms, rate_mbit=rate_mbit) as link,
+        Bench(Path(folder), server, link) as bench,
+    ):
+        rows = tpch.load(bench.connection, tpch.generate(DATA, scale, "orders"), "orders")
+        print(f"orders, scale {scale}: {rows:,} rows; {rtt_ms} ms, {rate_mbit or 'no'} Mbit/s")
+        show("first load, JVM just started", bench.refresh())
+        show("nothing changed, first time", bench.refresh())
+        show("nothing changed", bench.refresh())
+        spark = []
+        for number in range(refreshes):
+            changed = tpch.change_orders(bench.connection, 0.01, seed=number)
+            report = bench.refresh()
+            show(f"1 % scattered ({changed:,} rows)", report)
+            spark.append(sum(report["seconds"][p] for p in SPARK_PHASES) / rows * 1e6)
+        refresh_s = sum(report["seconds"].values())
+        load = bench.refresh("again")
+        show("first load, JVM warm", load)
+        print(f"Spark's part of the refreshes, s per million rows: {[round(s, 2) for s in spark]}")
+        print(f"last refresh ÷ warm load: {refresh_s / sum(load['seconds'].values()):.2f}")
+        print(f"source agent, peak resident: {bench.source_rss():,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""A warm warehouse agent for measurements: a fragment's name in, its refresh's report out."""
+
+from __future__ import annotations
+
+import sys
+
+from warehouse_agent import configure, session
+from warehouse_agent.refresh import Options
+from warehouse_agent.run import Runner
+
+
+def main() -> None:
+    config = configure.load(sys.argv[1])
+    spark = session.start(dict(config.spark))
+    for line in sys.stdin:
+        chosen = configure.select(config, line.split(), False)
+        for report in Runner(spark, config).refresh(chosen, Options()):
+            print(report.to_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
