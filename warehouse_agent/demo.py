@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -275,13 +276,17 @@ def _count(value: object) -> int:
 def _look_further(place: Place, shown: Path, *, postgres: bool) -> None:
     print(f"Everything is in {place.folder}. To look further:")
     ours, theirs = shown / _WAREHOUSE_TOML, shown / _SOURCE_TOML
-    print(f"  driftline --config {ours} status")
-    print(f"  driftline --config {ours} history orders")
-    print(f"  driftline --config {ours} verify --all")
+    folder = Path(sys.executable).parent  # the environment need not be on the PATH
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    driftline, source = folder / "driftline", folder / "driftline-source"
+    print(f"  {driftline} --config {ours} status")
+    print(f"  {driftline} --config {ours} history orders")
+    print(f"  {driftline} --config {ours} verify --all")
     if postgres:
         print("The PostgreSQL server is gone, and its data with it.")
         return
-    print(f"  driftline-source --config {theirs} check")
-    print(f"  driftline-source --config {theirs} serve")
+    print(f"  {source} --config {theirs} check")
+    print(f"  {source} --config {theirs} serve")
     print(f"  # then change {shown / 'legacy.db'}, and")
-    print(f"  driftline --config {ours} refresh --all")
+    print(f"  {driftline} --config {ours} refresh --all")
