@@ -12,16 +12,20 @@ from sqlalchemy.engine import make_url
 from source_agent.configure import SourceConfig
 from source_agent.engine import Engine
 
+ACCOUNT = "driftline"  # of the system, for a database that is a file
+
 
 def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) -> str:
-    """The script, for `login` or for the one in the DBA's URL.
+    """The script, for `login`, else for the one in the DBA's URL, else for ACCOUNT (SQLite).
 
     Raises:
         UsageError: neither names a login, and the engine has logins.
     """
     url = make_url(config.database.url)
-    named = login or url.username or ""
-    if not named and url.get_backend_name() != "sqlite":
+    # SQLite's logins are the system's, and its URL names none.
+    of_a_file = ACCOUNT if url.get_backend_name() == "sqlite" else ""
+    named = login or url.username or of_a_file
+    if not named:
         raise UsageError("The URL names no login to grant anything to.", remedy="Add --login NAME.")
     relations = [published.relation for published in config.relations.values()]
     return engine.grants(relations, login=named)

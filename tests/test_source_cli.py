@@ -19,6 +19,9 @@ from driftline.types import Column, Recipe, parse_type
 from driftline.values import encode_int, encode_text, encode_tuple
 from driftline.wire_pb2_grpc import SourceStub
 
+from source_agent.configure import load
+from source_agent.engines import connect
+from source_agent.grant import grants
 from source_agent.printable import printable_row
 from tests.agents import configuration, make_orders
 
@@ -222,3 +225,18 @@ def test_a_key_is_printed_short_and_harmless() -> None:
     assert len(shown) < 120
     row = encode_tuple([None, b"\xff\xfe"])
     assert printable_row(row, Recipe(columns, 2)) == "n=NULL, t=0xfffe"
+
+
+def test_grants_of_a_file_name_an_account(tmp_path: Path) -> None:
+    """An SQLite URL has no login: the script is complete all the same."""
+    (tmp_path / "source.toml").write_text(
+        f'[database]\nurl = "sqlite:///{tmp_path / "erp.db"}"\n'
+        '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[relations.orders]\ntable = "orders"\n'
+    )
+    sqlite3.connect(tmp_path / "erp.db").close()
+    config = load(tmp_path / "source.toml")
+    engine = connect(config.database.url, None, config.database.limits)
+    script = grants(config, engine)
+    assert "driftline-readers" in script
+    assert "''" not in script
