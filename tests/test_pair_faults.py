@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from driftline import wire_pb2 as pb
+from driftline.errors import WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
@@ -797,3 +798,28 @@ def test_configuration(lines: str | None, says: str, tmp_path: Path) -> None:
     assert "error CONFIGURATION" in done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_commit_that_fails_after_it_was_made(
+    spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path
+) -> None:
+    """Its files belong to a version that readers see: none of them may be removed."""
+    sqlite.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, note TEXT)")
+    sqlite.many("INSERT INTO t VALUES (?, ?)", [(i, f"n{i}") for i in range(100)])
+    commit = publish.commit
+
+    def made_then_failed(*args: Any, **kwargs: Any) -> int:
+        commit(*args, **kwargs)
+        raise WarehouseUnavailable("No space left for the checkpoint.", where="t")
+
+    with Pair(spark, sqlite, tmp_path / "pair", {"t": 'table = "t"'}) as pair:
+        pair.refresh("t")
+        sqlite.execute("UPDATE t SET note = 'new' WHERE id < 10")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publish, "commit", made_then_failed)
+            (report,) = pair.reports("t")
+        assert report.error is not None
+        assert report.error["code"] == "WAREHOUSE"
+        pair.check("t")
+        assert pair.refresh("t").version == 1
+        pair.check("t")

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent import apply, stage
+from warehouse_agent import apply, publish, stage
 from warehouse_agent.configure import Fragment
 from warehouse_agent.executors import KeyFile
 from warehouse_agent.publish import DataFile
@@ -66,9 +66,13 @@ class Job:
         return apply.write_rows(self.store, self.name, self.folder(part), rows)
 
     def discard(self) -> None:
-        """Remove the data files of an attempt that was not published."""
-        for folder in self._written:
-            self.store.remove(self.name, folder)
+        """Remove the data files of an attempt that failed.
+
+        A commit may fail after it was made (a checkpoint on a full disk), so the log decides what
+        is needed; when it cannot be read nothing is removed, and `gc` finds it later.
+        """
+        newest = publish.head(self.store, self.name)
+        self.tidy(newest.files if newest else ())
 
     def tidy(self, files: Sequence[DataFile]) -> None:
         """Remove what this attempt wrote and a published version does not need."""
