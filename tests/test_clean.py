@@ -110,8 +110,8 @@ def test_a_reader_keeps_reading_during_ten_refreshes_with_gc(pair: Pair) -> None
     assert removed, "files of the versions before the pinned one were to go"
     assert not all(file.exists() for file in files_of(pair, 0))
     pair.check("orders")
-    # And a day after its retention its own files go, none of a younger version.
-    clean(store, committed(pair, pinned + 1) + KEEP + timedelta(seconds=1))
+    # Past its retention its own files go, none of the next version, whose retention has not ended.
+    clean(store, committed(pair, pinned + 2) + KEEP - timedelta(milliseconds=1))
     assert not all(file.exists() for file in files_of(pair, pinned))
     assert all(file.exists() for v in range(pinned + 1, 13) for file in files_of(pair, v))
     pair.check("orders")
