@@ -33,7 +33,9 @@ SPARK_PHASES = ("reduce", "list", "apply", "prove", "publish")
 class Bench:
     """Both agents around one PostgreSQL database and one link."""
 
-    def __init__(self, folder: Path, server: PostgreSQL, link: Link) -> None:
+    def __init__(
+        self, folder: Path, server: PostgreSQL, link: Link, method: str | None = None
+    ) -> None:
         self.folder, self.link = folder, link
         self.database = "bench"
         server.create_database(self.database)
@@ -49,8 +51,9 @@ class Bench:
             '[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n'
             f'[sources.erp]\naddress = "{SOURCE_ADDRESS}:{SOURCE_PORT}"\nca = "certs/ca.pem"\n'
             'certificate = "certs/warehouse.pem"\nkey = "certs/warehouse.key"\n'
-            '[fragments.orders]\nsource = "erp"\nmethod = "range"\n'
-            '[fragments.again]\nsource = "erp"\nrelation = "orders"\n'
+            '[fragments.orders]\nsource = "erp"\n'
+            + (f'method = "{method}"\n' if method else "")
+            + '[fragments.again]\nsource = "erp"\nrelation = "orders"\n'
         )
         self._source: subprocess.Popen[Any] | None = None
         self._warehouse: subprocess.Popen[Any] | None = None
@@ -124,10 +127,12 @@ def program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def show(what: str, report: dict[str, Any]) -> None:
+def show(what: str, report: dict[str, Any], floor: int | None = None) -> None:
     seconds = sum(report["seconds"].values())
+    times = f" = {report['link_bytes'] / floor:.2f} x floor" if floor else ""
     print(
-        f"{what:34} {report['link_bytes']:>12,} bytes on the link, {report['link_packets']:>6} "
+        f"{what:40} {report['link_bytes']:>12,} bytes on the link{times}, "
+        f"{report['method']}, {report['link_packets']:>6} "
         f"packets, {report['round_trips']} round trips, {report['source_scans']} scans, "
         f"{seconds:6.2f} s  {report['seconds']}",
         flush=True,
@@ -138,14 +143,23 @@ def show(what: str, report: dict[str, Any]) -> None:
 @click.option("--scale", default=0.5, show_default=True)
 @click.option("--rtt-ms", default=0.0, show_default=True)
 @click.option("--rate-mbit", default=None, type=float, help="None: unlimited.")
-@click.option("--refreshes", default=6, show_default=True, help="At 1 % each.")
-def main(scale: float, rtt_ms: float, rate_mbit: float | None, refreshes: int) -> None:
-    """Load, nothing, 1 % scattered, nothing; orders at a scale factor."""
+@click.option("--refreshes", default=6, show_default=True)
+@click.option("--share", default=1.0, show_default=True, help="Per cent changed in each.")
+@click.option("--method", default=None, help="range, sketch, full; else the agent's choice.")
+def main(
+    scale: float,
+    rtt_ms: float,
+    rate_mbit: float | None,
+    refreshes: int,
+    share: float,
+    method: str | None,
+) -> None:
+    """Load, nothing, scattered changes again and again, a second load; orders at a scale factor."""
     with (
         TemporaryDirectory() as folder,
         PostgreSQL() as server,
         Link(rtt_ms=rtt_ms, rate_mbit=rate_mbit) as link,
-        Bench(Path(folder), server, link) as bench,
+        Bench(Path(folder), server, link, method) as bench,
     ):
         rows = tpch.load(bench.connection, tpch.generate(DATA, scale, "orders"), "orders")
         print(f"orders, scale {scale}: {rows:,} rows; {rtt_ms} ms, {rate_mbit or 'no'} Mbit/s")
@@ -154,15 +168,17 @@ def main(scale: float, rtt_ms: float, rate_mbit: float | None, refreshes: int) -
         show("nothing changed", bench.refresh())
         spark = []
         for number in range(refreshes):
-            changed = tpch.change_orders(bench.connection, 0.01, seed=number)
+            changed, floor = tpch.change_orders(bench.connection, share / 100, seed=number)
             report = bench.refresh()
-            show(f"1 % scattered ({changed:,} rows)", report)
-            spark.append(sum(report["seconds"][p] for p in SPARK_PHASES) / rows * 1e6)
+            show(f"{share:g} % ({changed:,} rows, floor {floor:,})", report, floor)
+            spark.append(sum(report["seconds"].get(p, 0.0) for p in SPARK_PHASES) / rows * 1e6)
         refresh_s = sum(report["seconds"].values())
         load = bench.refresh("again")
         show("first load, JVM warm", load)
         print(f"Spark's part of the refreshes, s per million rows: {[round(s, 2) for s in spark]}")
         print(f"last refresh ÷ warm load: {refresh_s / sum(load['seconds'].values()):.2f}")
+        line = json.loads(Path(folder, "warehouse/_driftline/sources/erp.json").read_text())
+        print(f"the line as the agent measured it: {line}")
         print(f"source agent, peak resident: {bench.source_rss():,} bytes")
 
 

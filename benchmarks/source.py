@@ -5,8 +5,9 @@
     python -m benchmarks.source --no-speed --rows-millions 1.5   memory only
 
 Speed: a bare `COPY (SELECT * …) TO STDOUT (FORMAT binary)` read by psycopg, the product's scan
-alone, and scan + fingerprints + positions + total + range sums, in this process, interleaved; the
-least of several repetitions of wall and of process CPU time. Ratios are to the bare COPY.
+alone, scan + fingerprints + positions + total + range sums, and the same with the sketch of a table
+that changes by 1 % between refreshes, in this process, interleaved; the least of several
+repetitions of wall and of process CPU time. Ratios are to the bare COPY.
 
 Memory: `driftline-source serve` processes over mutual TLS, answering a client that speaks the
 protocol by hand: nothing changed, then the same number of changed rows by ranges, for each size of
@@ -39,6 +40,7 @@ from driftline.frames import decode
 from driftline.keys import positions
 from driftline.limits import DIGESTS_PER_MESSAGE, RANGES_MAX
 from driftline.ranges import Partition, RangeSums, from_quantiles, strata, uniform
+from driftline.sketches import Cells
 from driftline.wire_pb2_grpc import SourceStub
 
 from benchmarks import tpch
@@ -46,13 +48,15 @@ from source_agent.engine import Limits, Relation, Session
 from source_agent.engines import connect
 from tests.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
 from tests.servers import PostgreSQL
+from warehouse_agent.expect import Past, expect
+from warehouse_agent.plan import Line, Sketch, open_sketch
 
 DATA = Path(".cache/tpch")
 CHANGED_ROWS = 15_000  # 1 % of 1.5 M, whatever the table's size
 ANSWER_S_MAX = 900
 LEVEL = 9  # of zstd, as a warehouse asks for in a refresh
 ROWS_PER_COPY, KEYS_PER_COPY = 1_500_000, 6_000_000  # of TPC-H orders at scale 1
-STAGES = ("read", "gather", "hash", "positions", "mix", "add")
+STAGES = ("read", "gather", "hash", "positions", "mix", "add", "sketch")
 
 
 # Speed
@@ -92,10 +96,13 @@ def partition_for(session: Session, table: str, ranges: int = RANGES_MAX) -> Par
 class Fingerprinted:
     """One whole scan as `Comparison` makes it; what it found and where its time went."""
 
-    def __init__(self, session: Session, table: str, partition: Partition) -> None:
+    def __init__(
+        self, session: Session, table: str, partition: Partition, sketch: Sketch | None = None
+    ) -> None:
         shape = session.describe(Relation(table, table=table))
         self.recipe = shape.recipe
         self.sums = RangeSums(partition.ranges)
+        cells = Cells(sketch.third if sketch else 0)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.hashes: list[npt.NDArray[np.uint64]] = []
         fingerprints = hasher(row_key(FRAGMENT_KEY, shape.recipe))
@@ -120,6 +127,10 @@ class Fingerprinted:
             lap("mix")
             self.sums.add(partition.indices(where), mixed)
             lap("add")
+            if sketch is not None:
+                ks, inside = sketch.embedding.embed(where, SALT)
+                cells.add(ks[inside], mixed.m0[inside], SALT)
+                lap("sketch")
             self.hashes.append(mixed.m0)
             at = time.thread_time()
 
@@ -137,11 +148,24 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int) ->
     with closing(engine.open()) as session:
         partition = partition_for(session, table)
         found: list[Fingerprinted] = []
+        first = Fingerprinted(session, table, partition)
+        bounds = (partition.starts[1], partition.starts[-1]) if first.recipe.integer_key else None
+        day = Past(86_400, rows, 0, rows // 100, 0)  # one in a hundred, ten days in a row
+        sketch = open_sketch(
+            rows=rows,
+            bounds=bounds,
+            expected=expect([day] * 10, rows=rows, elapsed_s=86_400),
+            row_bytes=24.0,
+            line=Line(),
+        )
         works: dict[str, Callable[[], object]] = {
             "bare COPY": lambda: bare_copy(server, database, table),
             "scan": lambda: scan_alone(session, table),
             "scan, fingerprints, ranges": lambda: found.append(
                 Fingerprinted(session, table, partition)
+            ),
+            "the same and a sketch": lambda: found.append(
+                Fingerprinted(session, table, partition, sketch)
             ),
         }
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
@@ -157,7 +181,8 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int) ->
             f"| {name:27} | {wall:6.2f} | {rows / wall / 1e6:8.2f} | {wall / base[0]:5.2f} "
             f"| {cpu:5.2f} | {cpu / base[1]:5.2f} |"
         )
-    best = min(found, key=lambda f: sum(f.seconds.values())).seconds
+    sketched = [f for f in found if f.seconds["sketch"]]
+    best = min(sketched, key=lambda f: sum(f.seconds.values())).seconds
     parts = ", ".join(f"{stage} {s / rows * 1e6:.2f}" for stage, s in best.items())
     print(f"CPU, µs per row: {parts}", flush=True)
 

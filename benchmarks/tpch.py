@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.floor import floor_bytes
+
 TABLES = {
     "orders": """CREATE TABLE orders (o_orderkey bigint PRIMARY KEY, o_custkey bigint NOT NULL,
         o_orderstatus char(1) NOT NULL, o_totalprice numeric(15,2) NOT NULL,
@@ -55,8 +57,11 @@ def load(connection: psycopg.Connection, file: Path, table: str) -> int:
     return int(row[0])
 
 
-def change_orders(connection: psycopg.Connection, share: float, *, seed: int = 1) -> int:
-    """Scatter changes over `share` of the orders; returns how many rows changed."""
+def change_orders(
+    connection: psycopg.Connection, share: float, *, seed: int = 1
+) -> tuple[int, int]:
+    """Scatter changes over `share` of the orders; returns how many rows changed, and the floor in
+    bytes of any way to say so."""
     keys = [r[0] for r in connection.execute("SELECT o_orderkey FROM orders ORDER BY 1").fetchall()]
     rng = random.Random(seed)
     chosen = rng.sample(keys, int(len(keys) * share * 0.85))
@@ -83,4 +88,10 @@ def change_orders(connection: psycopg.Connection, share: float, *, seed: int = 1
             " LIMIT %s) AS o USING (i)",
             (inserted, len(inserted)),
         )
-    return len(updated) + len(deleted) + len(inserted)
+    changed = len(updated) + len(deleted) + len(inserted)
+    copy = (
+        "COPY (SELECT * FROM orders WHERE o_orderkey = ANY(%s) ORDER BY 1) TO STDOUT (FORMAT csv)"
+    )
+    with connection.cursor().copy(copy, ([*updated, *inserted],)) as lines:
+        rows = len(keys) + len(inserted)
+        return changed, floor_bytes(map(bytes, lines), rows=rows, changed=changed)

@@ -11,6 +11,7 @@ This module reads no row and sends nothing; `hear` is called with whatever waits
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.limits import PROTOCOL_VERSION, SEGMENTS_MAX, STRATA, STRATUM_CELLS
+from driftline.limits import PROTOCOL_VERSION, SEGMENTS_MAX, STRATA, STRATUM_CELLS, THIRD_CELLS_MAX
 from driftline.ranges import Partition, coarse_ranges
+from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding
 
 from source_agent.engine import Shape
 
@@ -75,6 +77,56 @@ def partition_of(opening: pb.Open) -> Partition:
         at = (at + step + (1 << 63)) % (1 << 64) - (1 << 63)
         starts.append(at)
     return Partition(tuple(starts), tuple(opening.shifts))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """The parameters of a sketch. `fold` is of the cells that follow at once, 0 when none do;
+    `check` of the warehouse's rows."""
+
+    embedding: Embedding
+    third: int
+    fold: int
+    check: int
+
+
+def sketch_of(opening: pb.Open, shape: Shape) -> Sketch | None:
+    """The sketch in an opening, None where there is none. Raises MalformedMessage."""
+    if not opening.HasField("sketch"):
+        return None
+    said = opening.sketch
+    if not said.hashed and not shape.recipe.integer_key:
+        raise MalformedMessage("Only an integer key can be embedded as it is.")
+    embedding = Embedding(said.span, None if said.hashed else said.base)
+    if not 1 <= said.third <= THIRD_CELLS_MAX or (said.fold and said.third % said.fold):
+        raise MalformedMessage(f"A sketch of {said.third} cells a third is not allowed.")
+    if not opening.count or said.check >= PRIME:
+        raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
+    return Sketch(embedding, said.third, said.fold, said.check)
+
+
+def cells(first: pb.Request, hear: Hear, expected: Callable[[int], int]) -> tuple[int, Cells]:
+    """The warehouse's cells and the fold they are at; `expected`: how many there are at a fold.
+
+    Raises:
+        MalformedMessage: another number of them, no elements of the field, or something else.
+    """
+    pieces: list[bytes] = []
+    request = first
+    while True:
+        said = request.cells
+        if request.WhichOneof("message") != "cells":
+            raise MalformedMessage("Cells were expected.")
+        if said.fold != first.cells.fold:
+            raise MalformedMessage("The cells of one message were folded differently.")
+        size = expected(said.fold) * CELL_BYTES
+        _add(pieces, said.cells, size, said.last)
+        if said.last:
+            data = b"".join(pieces)
+            if len(data) != size:
+                raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
+            return said.fold, Cells.from_bytes(data)
+        request = hear()
 
 
 def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:

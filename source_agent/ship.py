@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 from driftline import frames, wire_pb2
 from driftline.columns import Block
 from driftline.digests import Mixed, Salt
@@ -19,6 +20,8 @@ from driftline.limits import (
     MESSAGE_BYTES_MAX,
 )
 from driftline.types import Recipe
+
+from source_agent.hold import Batch
 
 _ENVELOPE_BYTES = 64  # of the message around a frame
 _RATIO_FIRST = 2.0  # before anything was compressed
@@ -44,6 +47,14 @@ class Shipper:
         self._rows += len(block)
         if self._bytes >= FRAME_BODY_BYTES_TARGET or self._rows >= FRAME_ROWS_MAX:
             yield from self._drain(keep=True)
+
+    def pick(self, batch: Batch, chosen: npt.NDArray[np.bool_]) -> Iterator[wire_pb2.Reply]:
+        """Add the chosen rows of a batch, bool [rows]."""
+        if chosen.all():
+            yield from self.add(batch.block, batch.mixed)
+        elif chosen.any():
+            mixed = Mixed(batch.mixed.m0[chosen], batch.mixed.m1[chosen])
+            yield from self.add(batch.block.take(chosen), mixed)
 
     def flush(self) -> Iterator[wire_pb2.Reply]:
         yield from self._drain(keep=False)

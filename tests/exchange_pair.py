@@ -23,6 +23,7 @@ from driftline.errors import DriftlineError
 from driftline.fingerprints import hasher, position_seed, row_key
 from driftline.keys import positions
 from driftline.ranges import Partition, RangeSums, uniform
+from driftline.sketches import Cells
 from driftline.types import Recipe
 
 from source_agent.compare import Comparison, Tally
@@ -30,9 +31,9 @@ from source_agent.engine import Limits, Relation, Session, Shape
 from source_agent.engines import connect
 from source_agent.refuse import refusal
 from tests.reference.rows import row_bytes
-from warehouse_agent.exchange import Conversation, Opening, Outcome
-from warehouse_agent.plan import Method
-from warehouse_agent.reduce import Listing
+from warehouse_agent.exchange import Conversation, Opening, Outcome, Replaced
+from warehouse_agent.plan import Line, Method, Sketch
+from warehouse_agent.reduce import Listing, Sums
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
@@ -99,13 +100,24 @@ def open_session(path: Path) -> Session:
 class Ours:
     """The warehouse's copy: rows, and what Spark would reduce them to."""
 
-    def __init__(self, rows: Sequence[bytes], recipe: Recipe, partition: Partition) -> None:
+    def __init__(
+        self,
+        rows: Sequence[bytes],
+        recipe: Recipe,
+        partition: Partition,
+        sketch: Sketch | None = None,
+    ) -> None:
         self.rows, self.recipe, self.partition = list(rows), recipe, partition
+        self.sketch = sketch
         self.fingerprints = hasher(row_key(KEY, recipe))
         self._where = positions(gather(self.rows), recipe, position_seed(KEY))
         self._mixed = mix(SALT, *self.fingerprints(self.rows))
-        self.sums = RangeSums(partition.ranges)
-        self.sums.add(partition.indices(self._where), self._mixed)
+        self.sums = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
+        self.sums.ranges.add(partition.indices(self._where), self._mixed)
+        if sketch is not None and self.sums.cells is not None:
+            ks, inside = sketch.embedding.embed(self._where, SALT)
+            assert inside.all()
+            self.sums.cells.add(ks, self._mixed.m0, SALT)
         self.listed = 0
 
     def digest(self, rows: Sequence[bytes]) -> Digest:
@@ -114,14 +126,21 @@ class Ours:
     def opening(self, forced: Method | None = None) -> Opening:
         return Opening(
             relation="orders",
-            recipe_id=self.recipe.id,
+            recipe=self.recipe,
             fragment_key=KEY,
             salt=SALT,
             partition=self.partition,
             sums=self.sums,
             row_bytes=20.0,
+            sketch=self.sketch,
             forced=forced,
+            line=Line(rtt_s=0.0),
         )
+
+    def below(self, replaced: Replaced) -> list[bytes]:
+        """Our rows below these k."""
+        ks, _ = replaced.embedding.embed(self._where, SALT)
+        return [self.rows[i] for i in np.flatnonzero(np.isin(ks, replaced.ks))]
 
     def list_rows(self, by: int, chosen: np.ndarray) -> Listing:
         """`file` is the number of the row."""
@@ -196,6 +215,8 @@ class Result:
             removed = Counter(self.ours.rows[i] for i in self.outcome.removed.file.tolist())
             assert removed <= rows
             rows -= removed
+        if self.outcome.replaced is not None:
+            rows -= Counter(self.ours.below(self.outcome.replaced))
         return rows + Counter(self.shipped())
 
 
@@ -206,10 +227,11 @@ def exchange(
     *,
     partition: Partition | None = None,
     forced: Method | None = None,
+    sketch: Sketch | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end."""
     shape = session.describe(relation)
-    mine = Ours([encode(row) for row in ours], shape.recipe, partition or uniform(64))
+    mine = Ours([encode(row) for row in ours], shape.recipe, partition or uniform(64), sketch)
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,

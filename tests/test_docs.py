@@ -262,7 +262,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Worl
         '"erp.example:7443"', f'"127.0.0.1:{port}"\nserver_name = "erp.example"'
     )
     settings = '[spark]\n"spark.master" = "local[2]"\n"spark.driver.memory" = "1g"\n'
-    (folder / "warehouse.toml").write_text(f'{theirs}method = "range"\n{settings}')
+    (folder / "warehouse.toml").write_text(f'{theirs}method = "sketch"\n{settings}')
     lived = World(folder)
     lived.follow("source")
     for name in ("ca.pem", "warehouse.pem", "warehouse.key"):

@@ -31,12 +31,14 @@ from driftline.errors import (
     SnapshotLost,
     VersionMismatch,
 )
-from driftline.limits import SEGMENTS_MAX, STRATA, STRATUM_CELLS
+from driftline.limits import SEGMENTS_MAX, STRATA, STRATUM_CELLS, THIRD_CELLS_MAX
 from driftline.ranges import Partition, from_quantiles, uniform
+from driftline.sketches import PRIME, Embedding, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import compare, hold
+from source_agent import hold, read
+from source_agent import refine as source_refine
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Session, Shape
 from tests import exchange_pair
@@ -55,9 +57,10 @@ from tests.exchange_pair import (
     open_session,
 )
 from tests.row_samples import recipe
-from warehouse_agent import exchange
-from warehouse_agent.exchange import Conversation, multiset_difference
-from warehouse_agent.plan import Choice, Method
+from warehouse_agent import exchange, refine
+from warehouse_agent.exchange import Conversation
+from warehouse_agent.plan import Choice, Method, Sketch, embedding_for
+from warehouse_agent.refine import multiset_difference
 
 INTS = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -69,17 +72,18 @@ SCHEMAS = pytest.mark.parametrize("schema", KEYS, ids=IDS)
 # What decides how rows are found and sent, at its extremes.
 FORCINGS: dict[str, dict[tuple[Any, str], object]] = {
     "as it is": {},
-    "by scan": {(compare, "INDEX_SHARE"): -1},
+    "by scan": {(read, "INDEX_SHARE"): -1},
     "read again": {(hold, "ROWS_HELD_BYTES"): 0},
-    "read again by scan": {(hold, "ROWS_HELD_BYTES"): 0, (compare, "INDEX_SHARE"): -1},
-    "read again by index": {(hold, "ROWS_HELD_BYTES"): 0, (compare, "INDEX_SHARE"): 1},
+    "read again by scan": {(hold, "ROWS_HELD_BYTES"): 0, (read, "INDEX_SHARE"): -1},
+    "read again by index": {(hold, "ROWS_HELD_BYTES"): 0, (read, "INDEX_SHARE"): 1},
     "hold some": {(hold, "ROWS_HELD_BYTES"): 200},
     "small pieces": {
-        (compare, "DIGESTS_PER_MESSAGE"): 3,
-        (exchange, "DIGESTS_PER_MESSAGE"): 3,
-        (exchange, "MESSAGE_BYTES_MAX"): 2,
+        (source_refine, "DIGESTS_PER_MESSAGE"): 3,
+        (refine, "DIGESTS_PER_MESSAGE"): 3,
+        (refine, "MESSAGE_BYTES_MAX"): 2,
+        (exchange, "CELLS_PER_MESSAGE"): 2,
     },
-    "too many hashes": {(compare, "ROW_HASHES_MAX"): 2},
+    "too many hashes": {(source_refine, "ROW_HASHES_MAX"): 2},
 }
 
 
@@ -89,7 +93,7 @@ def patched(forcing: str, coarsen: int | None = None) -> Iterator[None]:
         for (module, name), value in FORCINGS[forcing].items():
             patch.setattr(module, name, value)
         if coarsen is not None:
-            patch.setattr(exchange, "choose", lambda **_: Choice(Method.RANGE, coarsen, 0))
+            patch.setattr(exchange, "choose", lambda **_: Choice(Method.RANGE, 0, coarsen))
         yield
 
 
@@ -121,6 +125,19 @@ def edited(draw: st.DrawFn, schema: Schema) -> tuple[Table, Table]:
     return both[0], both[1]
 
 
+@st.composite
+def sketches(draw: st.DrawFn, schema: Schema, ours: Table) -> Sketch:
+    """Any sketch of our rows: also such as never decode, or whose keys mostly collide."""
+    third = draw(st.sampled_from([1, 5, 12, 60, 360, 2520]))
+    fold = draw(st.sampled_from([0, *(f for f in range(1, third + 1) if third % f == 0)]))
+    keys = [row[0] for row in ours if isinstance(row[0], int)]
+    bounds = None if schema is COMPOSITE or draw(st.booleans()) else (min(keys), max(keys))
+    embedding = embedding_for(len(ours), bounds)
+    if embedding.base is None and draw(st.booleans()):
+        embedding = Embedding(draw(st.sampled_from([1, 7, 1 << 31])))
+    return Sketch(embedding, third, fold)
+
+
 def run(schema: Schema, ours: Table, theirs: Table, *, wal: bool = False, **options: Any) -> Result:
     """An exchange over a new database, checked as every exchange is."""
     with tempfile.TemporaryDirectory() as folder:
@@ -146,11 +163,11 @@ def check(result: Result, theirs: Table) -> None:
     assert (
         out.round_trips
         == result.pair.round_trips
-        == 1 + ("verdict" in kinds) + ("row_hashes" in kinds)
+        == 1 + kinds.count("verdict") + ("row_hashes" in kinds)
     )
     if out.equal and expected:
         assert kinds == ["finished"]
-        assert (out.round_trips, out.scans, out.removed) == (1, 1, None)
+        assert (out.round_trips, out.scans, out.removed, out.replaced) == (1, 1, None, None)
         assert result.ours.listed == 0
     if not result.ours.rows:
         assert (out.round_trips, out.scans, out.method) == (1, 1, Method.FULL)
@@ -167,7 +184,8 @@ def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
         knots = [row[0] for row in ours if isinstance(row[0], int)]
         partition = from_quantiles(knots, 1 << bits)
     forcing = data.draw(st.sampled_from(list(FORCINGS)))
-    method = data.draw(st.sampled_from([None, Method.RANGE, Method.FULL]))
+    method = data.draw(st.sampled_from([None, *Method]))
+    sketch = data.draw(st.none() | sketches(schema, ours)) if ours else None
     coarsen = data.draw(st.none() | st.integers(0, partition.ranges.bit_length() - 1))
     with patched(forcing, coarsen):
         run(
@@ -177,6 +195,7 @@ def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
             wal=data.draw(st.booleans()),
             partition=partition,
             forced=method,
+            sketch=sketch,
         )
 
 
@@ -232,6 +251,58 @@ def test_a_table_of_five_thousand_rows(schema: Schema, changes: int, method: Met
         assert len(result.shipped()) <= 3 * changes
         assert out.removed is not None
         assert len(out.removed.file) <= changes
+
+
+def sketch_of(schema: Schema, rows: dict[int, tuple[str, bytes]], third: int, fold: int) -> Sketch:
+    bounds = (min(rows), max(rows)) if schema in {INTEGER, LOOSE} else None
+    return Sketch(embedding_for(len(rows), bounds), third, fold)
+
+
+@pytest.mark.parametrize("schema", [INTEGER, LOOSE, COMPOSITE, TEXT], ids=[*IDS, "text"])
+@pytest.mark.parametrize("changes", [0, 1, 50, 800])
+@pytest.mark.parametrize("sent", ["enough", "too few", "far too few", "none"])
+def test_a_sketch_of_five_thousand_rows(schema: Schema, changes: int, sent: str) -> None:
+    rows = large(5000, seed=1)
+    ours, theirs = table_of(schema, rows), table_of(schema, edit(rows, changes, seed=changes))
+    fold = {"enough": 4, "too few": 60, "far too few": 2520, "none": 0}[sent]
+    result = run(schema, ours, theirs, sketch=sketch_of(schema, rows, 2520, fold))
+    out = result.outcome
+    if changes == 0:
+        return
+    assert out.method is Method.SKETCH
+    assert out.replaced is not None
+    if sent == "enough":
+        assert out.round_trips == 1
+    if sent == "none":
+        assert out.round_trips <= 3
+    assert out.scans == (1 if schema is INTEGER else 2)
+    assert result.ours.listed == 0
+    # Exact but for keys that share a k: one in ROWS_PER_BUCKET where k are hashed.
+    shipped, changed = Counter(result.shipped()), Counter(encode(row) for row in theirs)
+    idle = sum((shipped & Counter(result.ours.rows)).values())
+    assert idle <= (0 if schema in {INTEGER, LOOSE} else 3 + changes // 50)
+    assert shipped <= changed
+
+
+def test_a_sketch_that_never_decodes_falls_back() -> None:
+    rows = large(5000, seed=1)
+    theirs = table_of(INTEGER, edit(rows, 50, seed=6))
+    for method in (None, Method.SKETCH):
+        sketch = sketch_of(INTEGER, rows, 6, 6)
+        ours = table_of(INTEGER, rows)
+        result = run(INTEGER, ours, theirs, sketch=sketch, partition=uniform(64), forced=method)
+        assert result.outcome.method is not Method.SKETCH
+
+
+def test_keys_that_share_a_k_are_shipped_together() -> None:
+    rows = large(800, seed=2)
+    theirs = edit(rows, 20, seed=3)
+    ours, others = (table_of(COMPOSITE, each) for each in (rows, theirs))
+    sketch = Sketch(Embedding(64), 360, 2)
+    out = run(COMPOSITE, ours, others, sketch=sketch, forced=Method.SKETCH).outcome
+    assert out.method is Method.SKETCH
+    assert out.replaced is not None
+    assert len(out.replaced.ks) <= 64
 
 
 @pytest.mark.parametrize("forcing", FORCINGS)
@@ -487,6 +558,122 @@ def test_a_bad_opening_is_refused_before_anything_is_read(bench: Bench, number: 
     assert bench.tally.scans == 0
 
 
+SPANS: dict[str, Any] = {"span": 40, "base": 0, "third": 60, "fold": 4}
+SKETCHES: list[dict[str, Any]] = [
+    {"span": 0},
+    {"span": (1 << 31) + 1},
+    {"span": 2**64 - 1},
+    {"base": 2**63 - 39},
+    {"base": -(2**63), "span": 1 << 32},
+    {"third": 0},
+    {"third": THIRD_CELLS_MAX + 1},
+    {"third": 2**32 - 1},
+    {"fold": 7},
+    {"fold": 61},
+    {"fold": 2**32 - 1},
+    {"hashed": True, "span": 0},
+    {"check": PRIME},
+]
+
+
+@pytest.mark.parametrize("number", range(len(SKETCHES)))
+def test_a_bad_sketch_is_refused_before_anything_is_read(bench: Bench, number: int) -> None:
+    spoilt = opening_with(bench.opening)
+    spoilt.sketch.CopyFrom(pb.Sketch(**(SPANS | SKETCHES[number])))
+    with pytest.raises(MalformedMessage):
+        bench.say(opening=spoilt)
+    assert bench.tally.scans == 0
+
+
+def cells(count: int, *, fold: int = 4, last: bool = True, cell: bytes = bytes(8)) -> pb.Request:
+    return pb.Request(cells=pb.Cells(fold=fold, cells=cell * count, last=last))
+
+
+BAD_CELLS: dict[str, list[pb.Request]] = {
+    "no cells": [],
+    "something else": [pb.Request(whole=pb.Whole())],
+    "too few": [cells(44)],
+    "too many": [cells(46)],
+    "many too many": [cells(1 << 17)],
+    "half a cell": [cells(45, cell=bytes(7))],
+    "an empty piece": [cells(0, last=False), cells(45)],
+    "pieces of nothing": [cells(9, last=False), cells(0, last=False)],
+    "folded differently": [cells(9, last=False), cells(36, fold=5)],
+    "folded by nothing": [cells(180, fold=0)],
+    "folded by no divisor": [cells(25, fold=7)],
+    "folded by 2^32 − 1": [cells(0, fold=2**32 - 1)],
+    "no elements of the field": [cells(45, cell=b"\xff" * 8)],
+    "the modulus itself": [cells(45, cell=struct.pack("<2I", PRIME, 0))],
+}
+
+
+@pytest.mark.parametrize("name", BAD_CELLS)
+def test_bad_cells_are_refused_before_anything_is_read(bench: Bench, name: str) -> None:
+    opening = opening_with(bench.opening)
+    opening.sketch.CopyFrom(pb.Sketch(**SPANS))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            bench.say(*BAD_CELLS[name], opening=opening)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert bench.tally.scans == 0
+
+
+NOISE = [pb.Cells(fold=60, cells=struct.pack("<6I", *range(1, 7)), last=True)]
+REFINED: dict[str, list[pb.Request]] = {
+    "the same fold": [cells(3, fold=60)],
+    "a coarser fold": [cells(3, fold=120)],
+    "no divisor of the fold": [cells(3, fold=7)],
+    "all instead of the children": [cells(9, fold=20)],
+    "no stuck cell's children": [cells(0, fold=20)],
+}
+
+
+@pytest.mark.parametrize("name", REFINED)
+def test_bad_children_of_stuck_cells(bench: Bench, name: str) -> None:
+    opening = opening_with(bench.opening)
+    opening.sketch.CopyFrom(pb.Sketch(**(SPANS | {"fold": 60})))
+    with pytest.raises(MalformedMessage):
+        bench.say(pb.Request(cells=NOISE[0]), *REFINED[name], opening=opening)
+    assert bench.tally.scans == 1
+
+
+def test_cells_of_noise_are_a_verdict_not_an_answer(bench: Bench) -> None:
+    dice = random.Random(3)
+    noise = b"".join(struct.pack("<2I", *dice.choices(range(PRIME), k=2)) for _ in range(45))
+    opening = opening_with(bench.opening)
+    opening.sketch.CopyFrom(pb.Sketch(**SPANS))
+    said = [
+        pb.Request(cells=pb.Cells(fold=4, cells=noise, last=True)),
+        pb.Request(whole=pb.Whole()),
+    ]
+    replies = bench.say(*said, opening=opening)
+    assert replies[0].WhichOneof("message") == "verdict"
+    assert replies[0].verdict.stuck
+    assert replies[-1].finished.count == len(SMALL)
+
+
+def test_a_hashed_key_is_not_embedded_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "erp.db"
+    fill(path, TEXT, [("a", 1, None)])
+    with closing(open_session(path)) as session:
+        shape = session.describe(TEXT.relation)
+        ours = Ours([encode(("b", 1, None))], shape.recipe, uniform(4), Sketch(Embedding(9), 6, 1))
+        pair = Pair(session, shape)
+        send = pair.send
+
+        def claim(request: pb.Request) -> None:
+            if request.WhichOneof("message") == "open":
+                request.open.sketch.hashed = False
+            send(request)
+
+        pair.send = claim  # type: ignore[method-assign]
+        with pytest.raises(MalformedMessage, match="integer key"):
+            converse(pair, ours)
+
+
 def digests(data: bytes, *, coarsen: int = 0, last: bool = True) -> pb.Request:
     return pb.Request(digests=pb.Digests(coarsen=coarsen, digests=data, last=last))
 
@@ -575,7 +762,7 @@ class Script:
 
 
 def verdict(**fields: Any) -> pb.Reply:
-    said: dict[str, Any] = {"count": 12, "sum": bytes(16), "ranges_differing": 3} | fields
+    said: dict[str, Any] = {"count": 12, "sum": bytes(16), "differing": 3} | fields
     return pb.Reply(verdict=pb.Verdict(**said))
 
 
@@ -642,6 +829,37 @@ def test_a_hostile_source(bench: Bench, name: str) -> None:
         assert bench.ours.listed == 0, "Spark was asked before the source was believed"
 
 
+KS = pack(np.array([1, 5], np.uint64))
+DELETED: dict[str, list[pb.Reply]] = {
+    "deleted without a sketch": [pb.Reply(deleted=pb.Deleted(ks=KS)), FINISHED],
+    "no stuck cells": [verdict()],
+    "stuck cells of another table": [verdict(stuck=PACKED(bytes(7)))],
+    "a bomb as stuck cells": [verdict(stuck=bomb(1 << 40))],
+    "keys that are not zstd": [pb.Reply(deleted=pb.Deleted(ks=b"??"))],
+    "keys that lie about their size": [pb.Reply(deleted=pb.Deleted(ks=bomb(1 << 40)))],
+    "more keys than cells": [
+        pb.Reply(deleted=pb.Deleted(ks=pack(np.arange(999, dtype=np.uint64))))
+    ],
+    "keys beyond the span": [pb.Reply(deleted=pb.Deleted(ks=pack(np.array([1 << 31], np.uint64))))],
+    "a key twice": [pb.Reply(deleted=pb.Deleted(ks=PACKED(b"\1\0" + bytes(6))))],
+    "an end without keys": [FINISHED],
+    "keys and no end": [pb.Reply(deleted=pb.Deleted(ks=KS)), END],
+}
+
+
+@pytest.mark.parametrize("name", DELETED)
+def test_a_hostile_source_of_a_sketch(bench: Bench, name: str) -> None:
+    sketch = None if "without" in name else Sketch(Embedding(1 << 30), 60, 4)
+    ours = Ours(bench.ours.rows, bench.shape.recipe, uniform(16), sketch)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            converse(Script(DELETED[name]), ours)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_mismatch_in_pieces(bench: Bench) -> None:
     numbers = counts(0, 0)
     said = [
@@ -660,7 +878,7 @@ def test_a_mismatch_in_pieces(bench: Bench) -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_any_verdict_leads_to_a_choice(count: int, differing: int) -> None:
-    said = verdict(count=count, ranges_differing=differing, sum=b"")
+    said = verdict(count=count, differing=differing, sum=b"")
     made = Ours(
         [encode(row) for row in SMALL],
         recipe(["int8", "text", "bytea"]),

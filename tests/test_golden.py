@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from blake3 import blake3
-from driftline import digests, fingerprints, frames, keys, ranges, values
+from driftline import digests, fingerprints, frames, keys, ranges, sketches, values
 from driftline.columns import Block, gather, join, split
 from driftline.limits import FINGERPRINT_VERSION
 from driftline.types import WIDTHS, Column, Recipe, parse_type
@@ -161,6 +162,54 @@ def test_frames() -> None:
             (frame.salt.s0, frame.salt.s1),
             (frame.digest.count, frame.digest.sum),
         )
+
+
+def salt_of(vector: Any) -> digests.Salt:
+    return digests.Salt(*map(int, vector["salt"]))
+
+
+def test_embeddings_of_sketches() -> None:
+    for vector in vectors("sketches.json")["embeddings"]:
+        base = None if vector["base"] is None else int(vector["base"])
+        where, expected = zip(*vector["ks"], strict=True)
+        ks, inside = sketches.Embedding(vector["span"], base).embed(
+            np.array([int(p) for p in where], np.int64), salt_of(vector)
+        )
+        assert inside.tolist() == [k is not None for k in expected]
+        assert ks.tolist() == [k or 0 for k in expected]
+
+
+def test_cells_of_sketches() -> None:
+    golden = vectors("sketches.json")
+    m0, elements = zip(*golden["elements"], strict=True)
+    assert sketches.elements(u64(m0)).tolist() == list(elements)
+    for s1, third, k, places, c in golden["places"]:
+        at, checks = sketches.places(u64([k]), third, digests.Salt(0, int(s1)))
+        assert [int(cells[0]) for cells in at] == places
+        assert checks.tolist() == [c]
+    for vector in golden["tables"]:
+        ks, m0 = zip(*vector["rows"], strict=True)
+        cells = sketches.Cells(vector["third"])
+        cells.add(u64(ks), u64(m0), salt_of(vector))
+        assert cells.check == vector["check"]
+        for fold, data in vector["folded"]:
+            assert cells.folded(fold).to_bytes().hex() == data
+            assert sketches.Cells.from_bytes(bytes.fromhex(data)).to_bytes().hex() == data
+        for refined in vector["children"]:
+            parent_fold = refined["parent_fold"]
+            stuck = np.zeros(len(cells) // (parent_fold or 1), np.bool_)
+            stuck[refined["stuck"]] = True
+            sent = cells.children(parent_fold, refined["fold"], stuck)
+            assert sent.to_bytes().hex() == refined["cells"]
+
+
+def test_lists_of_keys() -> None:
+    for vector in vectors("sketches.json")["lists"]:
+        planes, ks = bytes.fromhex(vector["planes"]), vector["ks"]
+        assert zstandard.decompress(sketches.pack(u64(ks))) == planes
+        bounds = {"span": max(ks, default=0) + 1, "count_max": len(ks)}
+        assert sketches.unpack(reference_frames.stored(planes), **bounds).tolist() == ks
+        assert sketches.unpack(zstandard.compress(planes), **bounds).tolist() == ks
 
 
 # The stability constant

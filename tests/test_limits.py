@@ -12,7 +12,7 @@ from driftline import wire_pb2 as pb
 PROTOCOL = Path(__file__).resolve().parent.parent / "docs/protocol.md"
 LIMITS = {name: value for name, value in vars(limits).items() if name.isupper()}
 UNITS = re.compile(
-    r"VERSION$|BYTES|_S$|ROWS|COLUMNS|RANGES|SEGMENTS|STRATA|CELLS|HASHES|DIGESTS|SAMPLES"
+    r"VERSION$|BYTES|_S$|ROWS|COLUMNS|RANGES|SEGMENTS|STRATA|CELLS|HASHES|DIGESTS|KEYS|SAMPLES"
 )
 
 

@@ -83,8 +83,8 @@ def test_load_refresh_nothing(pair: Pair) -> None:
     counts = edit(pair.legacy, 1)
     refreshed = pair.refresh("orders")
     found = (refreshed.rows_inserted, refreshed.rows_updated, refreshed.rows_deleted)
-    assert (refreshed.version, found, refreshed.method) == (1, counts, "range")
-    assert refreshed.round_trips <= 3
+    assert (refreshed.version, found, refreshed.method) == (1, counts, "sketch")
+    assert refreshed.round_trips <= 2
     assert refreshed.bytes_received < loaded.bytes_received / 2
     pair.check("orders")
     quiet = pair.refresh("orders")

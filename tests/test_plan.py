@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from driftline.digests import Digest
-from driftline.limits import RANGES_MAX, ROW_HASHES_MAX
+from driftline.limits import RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
+from driftline.sketches import Embedding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.plan import Method, choose, partition_for, rows_changed, shrank
+from tests.expectations import alike, nothing
+from warehouse_agent import plan
+from warehouse_agent.expect import Expected
+from warehouse_agent.plan import (
+    Line,
+    Method,
+    Objective,
+    Sketch,
+    Stall,
+    cells_for,
+    choose,
+    embedding_for,
+    floor_bytes,
+    open_sketch,
+    partition_for,
+    rows_changed,
+    shrank,
+)
+
+LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
 
 
 def cost(n: int, ranges: int, differing: int, by: int) -> float:
@@ -30,6 +51,7 @@ def test_range_coarsens_to_the_cheapest(n: int, ranges: int, share: float) -> No
         differing=differing,
         row_bytes=1e9,
         forced=Method.RANGE,
+        line=LINE,
     )
     assert choice.method is Method.RANGE
     found = cost(n, ranges, differing, choice.coarsen)
@@ -45,6 +67,7 @@ def test_everything_when_everything_changed() -> None:
         differing=250_000,
         row_bytes=24,
         forced=None,
+        line=LINE,
     )
     assert choice.method is Method.FULL
     assert choice.bytes_expected == 24 * n
@@ -59,6 +82,7 @@ def test_too_many_row_hashes_is_everything() -> None:
         differing=RANGES_MAX // 2,
         row_bytes=1000,
         forced=Method.RANGE,
+        line=LINE,
     )
     assert choice.method is Method.FULL
 
@@ -71,6 +95,7 @@ def test_forced_full() -> None:
         differing=1,
         row_bytes=1,
         forced=Method.FULL,
+        line=LINE,
     )
     assert choice.method is Method.FULL
 
@@ -94,3 +119,142 @@ def test_rows_changed_inverts_the_share_of_ranges() -> None:
 )
 def test_shrank(before: int, after: int, refused: bool) -> None:
     assert shrank(before, after) is refused
+
+
+# Sketches
+
+N = 750_000
+BOUNDS = (1, 3_000_000)
+
+
+def opened(expected: Expected | None, **facts: Any) -> Sketch:
+    said: dict[str, Any] = {"rows": N, "bounds": BOUNDS, "row_bytes": 24.0, "line": LINE}
+    said |= facts
+    return open_sketch(expected=expected, **said)
+
+
+def test_keys_embed_as_they_are_where_they_fit() -> None:
+    assert embedding_for(N, (5, 5)) == Embedding(1, 5)
+    assert embedding_for(N, (-7, 2**31 - 8)) == Embedding(2**31, -7)
+    wide = embedding_for(N, (-7, 2**31 - 7))
+    assert wide.base is None
+    assert N / wide.span <= plan.ROWS_PER_BUCKET
+    assert embedding_for(1, None) == Embedding(256)
+    assert embedding_for(10**12, None) == Embedding(2**31)
+
+
+def test_nothing_goes_up_before_anything_is_known() -> None:
+    sketch = opened(None)
+    assert sketch.fold == sketch.bytes_sent == 0
+    assert sketch.cells >= N
+    assert opened(None, rows=1).cells >= cells_for(1)
+    assert opened(None, rows=10**9).third == THIRD_CELLS_MAX
+
+
+def test_a_steady_table_sends_what_decodes() -> None:
+    expected = alike(7_500)
+    sketch = opened(expected)
+    cells = sketch.cells // sketch.fold
+    assert cells_for(7_500) <= cells <= 1.25 * cells_for(7_500)
+    assert sketch.bytes_for(7_500, 24.0) == pytest.approx(7_500 * 24 + 8 * cells, rel=1e-6)
+    # Twelve times as many changes are still read from the same scan.
+    assert sketch.cells >= 12 * cells
+
+
+def test_a_quiet_table_sends_nothing_or_little() -> None:
+    assert opened(nothing()).bytes_sent <= 4096
+    assert opened(nothing(), line=Line(objective=Objective.BYTES)).fold == 0
+
+
+def test_a_first_flight_never_costs_more_than_its_worth() -> None:
+    for changed in (10, 1_000, 100_000, 700_000):
+        for rows in (100, 10_000, N):
+            for row_bytes in (2.0, 24.0, 500.0):
+                sent = opened(alike(changed), rows=rows, row_bytes=row_bytes).bytes_sent
+                assert sent <= plan.WORTH * rows * row_bytes + plan.WORTH_BYTES + 24
+
+
+@given(
+    st.integers(1, 10**10),
+    st.lists(st.integers(0, 10**8), max_size=5),
+    st.floats(0.1, 1e6),
+    st.sampled_from(list(Objective)),
+    st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40)),
+)
+def test_any_sketch_is_one_that_a_source_accepts(
+    rows: int,
+    found: list[int],
+    row_bytes: float,
+    objective: Objective,
+    bounds: tuple[int, int] | None,
+) -> None:
+    ends = None if bounds is None else (bounds[0], min(bounds[0] + bounds[1], 2**63 - 1))
+    expected = alike(*found) if found else None
+    line = Line(objective=objective)
+    sketch = opened(expected, rows=rows, row_bytes=row_bytes, bounds=ends, line=line)
+    assert 1 <= sketch.third <= THIRD_CELLS_MAX
+    assert not sketch.fold or sketch.third % sketch.fold == 0
+
+
+def decided(differing: int, **facts: Any) -> plan.Choice:
+    said: dict[str, Any] = {
+        "ours": Digest(N, 1),
+        "theirs": Digest(N, 2),
+        "ranges": N // 4,
+        "row_bytes": 24.0,
+        "forced": None,
+        "line": LINE,
+    }
+    return choose(differing=differing, **(said | facts))
+
+
+def touched(sketch: Sketch, changed: int) -> int:
+    """Cells of the finest table that so many changes fall into."""
+    return round(sketch.cells * (1 - math.exp(-3 * changed / sketch.cells)))
+
+
+@pytest.mark.parametrize("changed", [1, 100, 7_500, 75_000])
+def test_a_first_verdict_is_answered_with_enough_cells(changed: int) -> None:
+    stall = Stall(opened(None))
+    choice = decided(touched(stall.sketch, changed), stall=stall)
+    assert choice.method is Method.SKETCH
+    cells = stall.sketch.cells // choice.fold
+    assert cells_for(changed) < cells < 2 * cells_for(1.3 * changed) + 60
+    assert choice.bytes_expected < 24 * N / 4 + 8 * cells
+
+
+@pytest.mark.parametrize("changed", [500_000, 750_000])
+def test_most_rows_changed_is_everything(changed: int) -> None:
+    stall = Stall(opened(None))
+    assert decided(touched(stall.sketch, changed), stall=stall).method is Method.FULL
+
+
+def test_a_nearly_read_sketch_gets_the_next_finer_cells() -> None:
+    sketch = Sketch(embedding_for(N, BOUNDS), 12 * 4000, 12)
+    choice = decided(touched(sketch, 9_000), stall=Stall(sketch, 12, 300))
+    assert (choice.method, choice.fold) == (Method.SKETCH, 6)
+    assert choice.bytes_expected == pytest.approx(8 * 300 + 9_000 * 24, rel=0.05)
+    far = decided(touched(sketch, 30_000), stall=Stall(sketch, 12, 12_000))
+    assert far.method is Method.SKETCH
+    assert sketch.cells // far.fold >= cells_for(30_000)
+
+
+def test_a_sketch_that_cannot_be_refined_gives_way() -> None:
+    sketch = Sketch(embedding_for(N, BOUNDS), 100, 1)
+    assert decided(200, stall=Stall(sketch, 1, 50)).method is not Method.SKETCH
+    forced = decided(200, stall=Stall(sketch, 1, 50), forced=Method.SKETCH)
+    assert forced.method is not Method.SKETCH
+
+
+def test_waiting_is_free_where_only_bytes_count() -> None:
+    metered = Line(objective=Objective.BYTES)
+    assert metered.round_trip_bytes == 0
+    assert metered.level > LINE.level
+    assert decided(40, ranges=64, ours=Digest(256, 1), theirs=Digest(256, 2)).method is Method.FULL
+
+
+def test_the_floor() -> None:
+    assert floor_bytes(N, 0, 24.0) == 0
+    assert floor_bytes(4, 2, 0.0) == round(math.log2(6) / 8)
+    assert floor_bytes(N, 7_500, 24.0) == pytest.approx(7_500 * 25, rel=0.01)
+    assert floor_bytes(3, 9, 1.0) >= 9

@@ -5,12 +5,13 @@ all others are kept as they are. So rows that change often gather in young files
 a refresh rewrites what it must. Files are written once, into a folder of their own, and belong to
 nothing until the commit names them.
 
-Removed rows are named by position and row hash, computed in Spark SQL by the native `xxhash64` that
-the contract's mixing was chosen for.
+Removed rows are named by position and row hash, or by k, computed in Spark SQL by the native
+`xxhash64` that the contract's mixing was chosen for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from driftline.digests import Salt
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from warehouse_agent.exchange import Replaced
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile, data_files
@@ -30,7 +32,8 @@ OPERATIONS = ("insert", "update_before", "update_after", "delete")  # of the cha
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
 # Columns of ours beside anybody's.
-_PLACE, _HASH, _PAIRED = f"{RESERVED}place", f"{RESERVED}hash", f"{RESERVED}paired"
+_PLACE, _HASH = f"{RESERVED}place", f"{RESERVED}hash"
+_FILE = f"{RESERVED}file"
 _GONE = f"{RESERVED}gone"  # parts the files that a rewriting makes
 BEFORE_FOLDER = f"{_GONE}=true"  # of a rewriting: the before-images, no part of the table
 BROADCAST_ROWS_MAX = 1_000_000  # of removed rows: 16 MB to every executor
@@ -54,19 +57,45 @@ class Applied:
         return (*self.shipped, *self.rewritten)
 
 
-def write_rows(store: Store, name: str, folder: str, rows: DataFrame) -> list[DataFile]:
+def write_rows(
+    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
+) -> list[DataFile]:
     """Write rows as data files of the table, in a folder of its own."""
     with driver_errors():
         rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
-    return data_files(store, name, folder)
+    return data_files(store, name, folder, layout)
 
 
-def removed_rows(spark: SparkSession, removed: Listing) -> DataFrame:
-    """The removed rows as (position, hash), to be joined."""
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Rows to remove: `named` is joined with the table's rows on `condition`; no two of its rows
+    name one row of the table, which would be written twice."""
+
+    named: DataFrame
+    condition: Column
+
+
+def rows_named(spark: SparkSession, removed: Listing, layout: Layout, salt: Salt) -> Removal:
+    """Rows by position and row hash, as the comparison of ranges lists them."""
     table = pa.table({_PLACE: removed.positions, _HASH: removed.hashes.view(np.int64)})
-    # One pair may not match twice: a row would be written twice.
-    frame = spark.createDataFrame(table.group_by([_PLACE, _HASH]).aggregate([]))
-    return F.broadcast(frame) if len(removed.positions) <= BROADCAST_ROWS_MAX else frame
+    named = spark.createDataFrame(table.group_by([_PLACE, _HASH]).aggregate([]))
+    s0 = _long(salt.s0)
+    mixed = F.xxhash64(s0, F.col(HI), F.col(LO))
+    condition = (F.expr(layout.position_sql) == F.col(_PLACE)) & (mixed == F.col(_HASH))
+    return Removal(_shared(named, len(removed.positions)), condition)
+
+
+def keys_named(spark: SparkSession, replaced: Replaced, layout: Layout, salt: Salt) -> Removal:
+    """Every row below these k, as a sketch tells them."""
+    named = spark.createDataFrame(pa.table({_PLACE: replaced.ks.astype(np.int64)}))
+    embedding = replaced.embedding
+    position = F.expr(layout.position_sql)
+    if embedding.base is None:
+        high = F.shiftrightunsigned(F.xxhash64(_long(salt.s1), position), 32)
+        k = F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
+    else:
+        k = position - F.lit(embedding.base).cast("bigint")
+    return Removal(_shared(named, len(replaced.ks)), k == F.col(_PLACE))
 
 
 def rewrite(
@@ -74,16 +103,15 @@ def rewrite(
     name: str,
     folder: str,
     rows: DataFrame,
-    removed: DataFrame,
+    removal: Removal,
     layout: Layout,
-    salt: Salt,
 ) -> tuple[list[DataFile], list[str]]:
     """Write rows without the removed ones, and those apart, in one pass over them.
 
     Returns the data files, and the URIs of the before-images, which are no part of the table.
     """
-    parted = rows.join(removed, _is(removed, layout, salt), "left").selectExpr(
-        *(quoted(c) for c in rows.columns), f"{_HASH} is not null as {_GONE}"
+    parted = rows.join(removal.named, removal.condition, "left").selectExpr(
+        *(quoted(c) for c in rows.columns), f"{_PLACE} is not null as {_GONE}"
     )
     with driver_errors():
         (
@@ -93,19 +121,39 @@ def rewrite(
             .mode("overwrite")
             .parquet(store.uri(name, folder))
         )
-    before = [f.uri for f in data_files(store, name, f"{folder}/{BEFORE_FOLDER}")]
-    return data_files(store, name, f"{folder}/{_GONE}=false"), before
+    before = [f.uri for f in data_files(store, name, f"{folder}/{BEFORE_FOLDER}", layout)]
+    return data_files(store, name, f"{folder}/{_GONE}=false", layout), before
 
 
-def touched_files(files: tuple[DataFile, ...], removed: Listing | None) -> list[DataFile]:
-    """The files that hold removed rows; with them the small ones, when there are many.
+def within_bounds(files: Sequence[DataFile], replaced: Replaced) -> list[DataFile]:
+    """The files whose bounds say that some of these k may be in them."""
+    if replaced.embedding.base is None:
+        return list(files)
+    where = replaced.embedding.positions(replaced.ks)
+    found = []
+    for file in files:
+        assert file.bounds is not None, "keys embed from a base only where all files have bounds"
+        least, greatest = file.bounds
+        first = np.searchsorted(where, least, "left")
+        if first < np.searchsorted(where, greatest, "right"):
+            found.append(file)
+    return found
 
-    `files` in the order in which the removed rows number them.
-    """
-    hit = set() if removed is None else set(np.unique(removed.file).tolist())
+
+def files_holding(rows: DataFrame, removal: Removal) -> set[str]:
+    """Names, without folders, of the files that hold rows to remove; one Spark job."""
+    # The name is taken before the join: it is known only to the scan.
+    named = rows.withColumn(_FILE, F.expr("substring_index(input_file_name(), '/', -1)"))
+    with driver_errors():
+        found = named.join(removal.named, removal.condition, "left_semi").select(_FILE).distinct()
+        return {str(row[0]) for row in found.collect()}
+
+
+def touched_files(files: tuple[DataFile, ...], hit: set[str]) -> list[DataFile]:
+    """The files of these names; with them the small ones, when there are many."""
     small = [f for f in files if f.size < SMALL_FILE_BYTES]
     pack = {f.path for f in small} if len(small) > SMALL_FILES_MAX else set()
-    return [f for i, f in enumerate(files) if i in hit or f.path in pack]
+    return [f for f in files if f.name in hit or f.path in pack]
 
 
 def write_changes(
@@ -115,18 +163,8 @@ def write_changes(
 
     Returns its place below `changes/<name>` and the number of rows of each `_op`.
     """
-    keys = [quoted(k) for k in layout.key_names]
-    data = [quoted(c) for c in layout.data_names]
-    # A key is NOT NULL and unique, so a plain equality join is exact.
-    old_keys = before.select(*keys).withColumn(_PAIRED, F.lit(True))
-    new_keys = after.select(*keys).withColumn(_PAIRED, F.lit(True))
-    names = list(layout.key_names)
-    gone = before.join(new_keys, names, "left").selectExpr(
-        f"if({_PAIRED}, 'update_before', 'delete') as _op", *data
-    )
-    come = after.join(old_keys, names, "left").selectExpr(
-        f"if({_PAIRED}, 'update_after', 'insert') as _op", *data
-    )
+    gone = _imaged(before, after, layout, paired="update_before", alone="delete")
+    come = _imaged(after, before, layout, paired="update_after", alone="insert")
     feed = f"_version={version}"
     counted = Observation()
     images = gone.unionByName(come).observe(
@@ -139,6 +177,20 @@ def write_changes(
         return feed, {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
 
 
+def _imaged(
+    rows: DataFrame, others: DataFrame, layout: Layout, *, paired: str, alone: str
+) -> DataFrame:
+    """One side's images. A row that both sides have as it is was shipped, but is no change."""
+    # A key is NOT NULL and unique, so a plain equality join is exact.
+    keys = list(layout.key_names)
+    lanes = [f"{HI} as {_PLACE}", f"{LO} as {_HASH}"]
+    joined = rows.join(others.selectExpr(*(quoted(k) for k in keys), *lanes), keys, "left")
+    return joined.where(f"not ({HI} <=> {_PLACE} and {LO} <=> {_HASH})").selectExpr(
+        f"if({_PLACE} is null, '{alone}', '{paired}') as _op",
+        *(quoted(c) for c in layout.data_names),
+    )
+
+
 def differing(
     spark: SparkSession, layout: Layout, old: list[str], new: list[str]
 ) -> tuple[DataFrame, DataFrame]:
@@ -148,7 +200,9 @@ def differing(
     return before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
 
 
-def _is(removed: DataFrame, layout: Layout, salt: Salt) -> Column:
-    s0 = F.lit(salt.s0 - (1 << 64) if salt.s0 >> 63 else salt.s0).cast("bigint")
-    mixed = F.xxhash64(s0, F.col(HI), F.col(LO))
-    return (F.expr(layout.position_sql) == removed[_PLACE]) & (mixed == removed[_HASH])
+def _shared(named: DataFrame, rows: int) -> DataFrame:
+    return F.broadcast(named) if rows <= BROADCAST_ROWS_MAX else named
+
+
+def _long(unsigned: int) -> Column:
+    return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")

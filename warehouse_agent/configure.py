@@ -23,12 +23,12 @@ from driftline.limits import NAME_BYTES_MAX
 from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
 
 from warehouse_agent.carry import Carrier
-from warehouse_agent.plan import Method
+from warehouse_agent.plan import Method, Objective
 
 E = TypeVar("E", bound=Enum)
 
 _TOP = ("warehouse", "spark", "sources", "fragments")
-_SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name")
+_SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = ("source", "relation", "carriers", "method", "require")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RESERVED = "_driftline"
@@ -48,6 +48,7 @@ class Source:
     `insecure` one on loopback, all None.
 
     `server_name`: the name in its certificate, where that is not the host of the address.
+    `objective`: what refreshes over this line are to take little of.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source:
     key: Path | None = None
     insecure: bool = False
     server_name: str | None = None
+    objective: Objective = Objective.SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ def _source(name: str, table: Table) -> Source:
     host, port = split_address(table, "address")
     if port == 0:
         raise table.error("address", "Port 0 cannot be dialled.")
+    objective = _choice(table, "objective", table.text("objective", default="seconds"), Objective)
     if not table.flag("insecure"):
         return Source(
             name,
@@ -151,6 +154,7 @@ def _source(name: str, table: Table) -> Source:
             certificate=table.path("certificate"),
             key=table.path("key"),
             server_name=table.optional_text("server_name"),
+            objective=objective,
         )
     if not is_loopback(host):
         raise table.error(
@@ -163,7 +167,7 @@ def _source(name: str, table: Table) -> Source:
             raise table.error(
                 key, "It has no effect beside `insecure = true`.", "Remove one of the two."
             )
-    return Source(name, table.text("address"), insecure=True)
+    return Source(name, table.text("address"), insecure=True, objective=objective)
 
 
 def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragment:

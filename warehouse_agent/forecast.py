@@ -12,42 +12,26 @@ said, not fatal: the rest still holds. Rejected: a trial reduction in Spark, whi
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import Any
+from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
-from driftline.limits import STRATA, STRATUM_CELLS
 from driftline.ranges import Partition
+from driftline.sketches import CELL_BYTES, HASHES
 
-from warehouse_agent import plan, publish, schema
+from warehouse_agent import plan, publish, remember, schema
 from warehouse_agent.configure import Fragment
 from warehouse_agent.link import Link
-from warehouse_agent.plan import Method
+from warehouse_agent.plan import Line, Method, Sketch, Stall
+from warehouse_agent.remember import Run
 from warehouse_agent.store import PRIVATE, Store
 
 RUNS_MAX = 20  # earlier refreshes that are looked at, the newest
 CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
-_OPEN_BYTES = 96  # of `Open` without its variable parts; a reply to it that says "equal" is smaller
-_CELL_BYTES = 2  # of a stratum
-_REPLY_BYTES = 80
-_COLUMN_BYTES = 8.0  # a compressed value, before any row was shipped; as in a refresh
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """An earlier refresh that went well. `changed` and `rows` are counts of rows."""
-
-    changed: int
-    rows: int
-    is_load: bool
-    method: str | None
-    scans: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +39,8 @@ class Known:
     """What a prediction is made from.
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
-    estimate, None where it gave none; `row_bytes` is a compressed row on the line.
+    estimate, None where it gave none; `row_bytes` is a compressed row on the line; `bounds` the
+    least and the greatest integer key; `now` when it is asked.
     """
 
     name: str
@@ -65,6 +50,9 @@ class Known:
     row_bytes: float
     partition: Partition
     integer_key: bool
+    bounds: tuple[int, int] | None
+    line: Line
+    now: datetime
     forced: Method | None
     runs: tuple[Run, ...]
     staged_bytes: int = 0
@@ -94,8 +82,10 @@ class Forecast:
     rows_published: int | None
     rows_expected: int | None
     first_load: bool
+    changes_expected: tuple[int, int, int] | None  # low, median, high: four of five lie within
     change_share: float
     change_share_from: str
+    floor_bytes: int | None
     candidates: tuple[Candidate, ...]
     chosen: str
     staged_bytes: int
@@ -124,15 +114,21 @@ class Forecast:
                 f"{_plural(candidate.round_trips, 'round trip')}, "
                 f"{_plural(candidate.source_scans, 'scan')} at the source{took}"
             )
+        if self.floor_bytes is not None:
+            lines.append(f"    no method can ship less than {self.floor_bytes:,} bytes")
         return "\n".join(lines)
 
     def _situation(self) -> str:
         expected = "unknown" if self.rows_expected is None else f"about {self.rows_expected:,}"
         if self.first_load:
             return f"first load, {expected} rows at the source"
+        between = ""
+        if self.changes_expected is not None:
+            low, _, high = self.changes_expected
+            between = f", {low:,} to {high:,} rows"
         return (
             f"version {self.version}, {self.rows_published:,} rows, {expected} at the source; "
-            f"{self.change_share:.2%} expected to have changed ({self.change_share_from})"
+            f"{self.change_share:.2%}{between} expected to have changed ({self.change_share_from})"
         )
 
 
@@ -165,61 +161,36 @@ def know(
     integer_key = recipe is not None and recipe.integer_key
     knots = quantiles if isinstance(quantiles, list) and integer_key and rows else []
     partition = plan.partition_for(knots, rows or 0, integer_key=bool(knots))
-    row_bytes = remembered.get("row_bytes")
-    if not isinstance(row_bytes, int | float):
-        row_bytes = _COLUMN_BYTES * (len(recipe.columns) if recipe else 1)
     expected = description.rows_expected if description is not None else 0
     return Known(
         name=fragment.name,
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        row_bytes=float(row_bytes),
+        row_bytes=remember.row_bytes(remembered, len(recipe.columns) if recipe else 1),
         partition=partition,
         integer_key=integer_key,
+        bounds=publish.bounds(base.files) if base else None,
+        line=remember.line(store, fragment.source),
+        now=datetime.now(UTC),
         forced=fragment.method,
-        runs=tuple(earlier(store.read(PRIVATE, "runs", f"{fragment.name}.jsonl") or b"")),
+        runs=tuple(remember.runs(store, fragment.name)[-RUNS_MAX:]),
         staged_bytes=sum(e.size for e in store.walk(PRIVATE, "staging", fragment.name)),
         source_error=source_error,
         schema_changes=tuple(changes),
     )
 
 
-def earlier(lines: bytes) -> list[Run]:
-    """The last refreshes that went well, oldest first; a damaged line is passed over."""
-    found = []
-    for line in lines.splitlines():
-        try:
-            run = _run(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-        if run is not None:
-            found.append(run)
-    return found[-RUNS_MAX:]
-
-
-def _run(body: dict[str, Any]) -> Run | None:
-    if body["error"] is not None or body["command"] != "refresh":
-        return None
-    changed = sum(int(body[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
-    return Run(
-        changed,
-        int(body["rows_total"]),
-        body["previous_version"] is None,
-        body["method"],
-        int(body["source_scans"]),
-        sum(body["seconds"].values()),
-    )
-
-
 def predict(known: Known) -> Forecast:
     """The candidates and the choice."""
-    share, origin = _change_share(known.runs)
+    changed, origin, interval = _changes(known)
+    floor = None
     if known.rows is None:
         candidates: tuple[Candidate, ...] = (_load(known),)
         chosen = candidates[0].what
     else:
-        candidates, chosen = _refreshes(known, share)
+        candidates, chosen = _refreshes(known, max(changed, 1))
+        floor = plan.floor_bytes(known.rows, changed, known.row_bytes)
     return Forecast(
         name=known.name,
         command="plan",
@@ -227,8 +198,10 @@ def predict(known: Known) -> Forecast:
         rows_published=known.rows,
         rows_expected=known.rows_expected,
         first_load=known.rows is None,
-        change_share=share,
+        changes_expected=interval,
+        change_share=changed / known.rows if known.rows else 0.0,
         change_share_from=origin,
+        floor_bytes=floor,
         candidates=candidates,
         chosen=chosen,
         staged_bytes=known.staged_bytes,
@@ -240,99 +213,107 @@ def predict(known: Known) -> Forecast:
 def _load(known: Known) -> Candidate:
     size = None
     if known.rows_expected is not None:
-        size = _open_bytes(known.partition) + int(known.rows_expected * known.row_bytes)
+        size = plan.opening_bytes(known.partition) + int(known.rows_expected * known.row_bytes)
     # Describe, then the exchange.
     return Candidate("full copy", size, 2, 1, None)
 
 
-def _refreshes(known: Known, share: float) -> tuple[tuple[Candidate, ...], str]:
+def _refreshes(known: Known, changed: int) -> tuple[tuple[Candidate, ...], str]:
     ours = known.rows or 0
     theirs = ours if known.rows_expected is None else known.rows_expected
-    changed = max(round(ours * share), 1)
-    ranges = known.partition.ranges
-    differing = round(expected_ranges(ranges, changed))
-    opening = _open_bytes(known.partition)
+    sketch = _sketch(known, ours)
+    opening = plan.opening_bytes(known.partition)
+    sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
     options = {
         forced: plan.choose(
             ours=Digest(ours),
             theirs=Digest(theirs),
-            ranges=ranges,
-            differing=differing,
+            ranges=known.partition.ranges,
+            differing=_differing(known, sketch, changed),
             row_bytes=known.row_bytes,
             forced=forced,
+            line=known.line,
+            stall=None if sketch is None else Stall(sketch),
         )
-        for forced in (Method.RANGE, Method.FULL, known.forced)
+        for forced in (*Method, known.forced)
     }
-    chosen = options[known.forced].method
     found = [
-        Candidate("nothing changed", opening + _REPLY_BYTES, 1, 1, _seconds(known.runs, None)),
-    ]
-    by_ranges = options[Method.RANGE]
-    if by_ranges.method is Method.RANGE:  # else too many rows would have to be hashed
-        found.append(
-            Candidate(
-                _NAMES[Method.RANGE],
-                opening + by_ranges.bytes_expected,
-                3,
-                _scans(known, Method.RANGE),
-                _seconds(known.runs, Method.RANGE),
-            )
-        )
-    found.append(
         Candidate(
-            _NAMES[Method.FULL],
-            opening + options[Method.FULL].bytes_expected,
-            2,
-            2,
-            _seconds(known.runs, Method.FULL),
-        )
+            "nothing changed", opening + sent + plan.REPLY_BYTES, 1, 1, _seconds(known, None)
+        ),
+    ]
+    if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
+        cells = plan.cells_for(changed)
+        is_enough = CELL_BYTES * cells <= sketch.bytes_sent
+        size = sent + int(changed * known.row_bytes)
+        if not is_enough:
+            size = max(sent, 0) + options[Method.SKETCH].bytes_expected
+        scans = 1 if sketch.embedding.base is not None else 2
+        found.append(_candidate(known, Method.SKETCH, opening + size, 2 - is_enough, scans))
+    if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
+        size = opening + options[Method.RANGE].bytes_expected
+        scans = 1 if known.integer_key else 2
+        found.append(_candidate(known, Method.RANGE, size, 3, scans))
+    size = opening + sent + options[Method.FULL].bytes_expected
+    found.append(_candidate(known, Method.FULL, size, 2, 2))
+    return tuple(found), _NAMES[options[known.forced].method]
+
+
+def _candidate(known: Known, method: Method, size: int, trips: int, scans: int) -> Candidate:
+    return Candidate(_NAMES[method], size, trips, scans, _seconds(known, method))
+
+
+def _sketch(known: Known, rows: int) -> Sketch | None:
+    if not rows or known.forced in (Method.RANGE, Method.FULL):
+        return None
+    return plan.open_sketch(
+        rows=rows,
+        bounds=known.bounds,
+        expected=remember.changes_expected(list(known.runs), rows, known.now),
+        row_bytes=known.row_bytes,
+        line=known.line,
     )
-    return tuple(found), _NAMES[chosen]
 
 
-_NAMES = {Method.RANGE: "by ranges", Method.FULL: "full copy"}
+def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
+    """What a verdict would say: ranges, or cells where there is a sketch."""
+    if sketch is None:
+        return round(expected_slots(known.partition.ranges, changed))
+    return round(expected_slots(sketch.cells, HASHES * changed))
 
 
-def expected_ranges(ranges: int, changed: int) -> float:
-    """How many of these ranges so many changed rows fall into, scattered evenly (the occupancy
-    problem: n(1 - (1 - 1/n)^k))."""
-    return float(ranges * (1 - (1 - 1 / ranges) ** changed))
+_NAMES = {Method.SKETCH: "by sketch", Method.RANGE: "by ranges", Method.FULL: "full copy"}
 
 
-def _change_share(runs: Sequence[Run]) -> tuple[float, str]:
-    known = [min(r.changed / r.rows, 1.0) for r in runs if not r.is_load and r.rows]
-    if not known:
-        return CHANGE_SHARE, "assumed"
-    noun = "refresh" if len(known) == 1 else f"{len(known)} refreshes"
-    return statistics.fmean(known), f"as in the last {noun}"
+def expected_slots(slots: int, entries: int) -> float:
+    """How many of these slots so many entries fall into, scattered evenly (the occupancy problem:
+    n(1 - (1 - 1/n)^k))."""
+    if slots == 1:
+        return float(min(entries, 1))
+    return slots * -math.expm1(entries * math.log1p(-1 / slots))
 
 
-def _scans(known: Known, method: Method) -> int:
-    """As the last time; else rows of an integer key are fetched by index, others by a scan."""
-    for run in reversed(known.runs):
-        if run.method == method.value and run.changed and not run.is_load:
-            return run.scans
-    return 1 if known.integer_key else 2
+def _changes(known: Known) -> tuple[int, str, tuple[int, int, int] | None]:
+    """How many rows are expected to have changed, why, and between what."""
+    rows = known.rows or 0
+    expected = remember.changes_expected(list(known.runs), rows, known.now)
+    if expected is None:
+        return round(rows * CHANGE_SHARE), "assumed", None
+    count = len(known.runs) - 1
+    noun = "refresh" if count == 1 else f"{count} refreshes"
+    interval = (expected.low, expected.median, expected.high)
+    return min(expected.median, rows), f"after the last {noun}", interval
 
 
-def _seconds(runs: Sequence[Run], method: Method | None) -> float | None:
+def _seconds(known: Known, method: Method | None) -> float | None:
     """The median of refreshes that went this way; None for those that found nothing."""
     spent = [
         r.seconds
-        for r in runs
+        for r in known.runs
         if not r.is_load
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
-
-
-def _open_bytes(partition: Partition) -> int:
-    """Of the first message: strata, and a start and a shift for every segment."""
-    starts = partition.starts
-    # Steps are zigzag varints, modulo 2^64: seven bits a byte, one of them the sign.
-    steps = [(b - a + (1 << 63)) % (1 << 64) - (1 << 63) for a, b in pairwise((0, *starts))]
-    varints = sum((step.bit_length() + 7) // 7 for step in steps)
-    return _OPEN_BYTES + _CELL_BYTES * STRATA * STRATUM_CELLS + varints + len(starts)
 
 
 def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from warehouse_agent import apply, publish, stage
 from warehouse_agent.configure import Fragment
 from warehouse_agent.executors import KeyFile
+from warehouse_agent.layout import Layout
 from warehouse_agent.publish import DataFile
 from warehouse_agent.report import Report
 from warehouse_agent.store import PRIVATE, Store
@@ -61,9 +62,9 @@ class Job:
         self._written.append(folder)
         return folder
 
-    def write(self, part: str, rows: DataFrame) -> list[DataFile]:
+    def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
         """Rows as data files in a folder of their own."""
-        return apply.write_rows(self.store, self.name, self.folder(part), rows)
+        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed.

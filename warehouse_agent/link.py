@@ -12,6 +12,7 @@ import queue
 import socket
 import ssl
 import threading
+import time
 from types import TracebackType
 from typing import cast
 
@@ -47,6 +48,7 @@ _OPTIONS = [
 ]
 REFUSED_METADATA = "driftline-refused-bin"  # trailing metadata of a Describe that failed
 _FRAMING_BYTES = 5  # gRPC's own prefix of a message
+_METERED_BYTES_MIN = 256 << 10  # of rows; less tells nothing of a line
 _REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
 
 Reply = pb.Reply | Exception | None
@@ -78,6 +80,17 @@ class Link:
         trace: TracebackType | None,
     ) -> None:
         self._channel.close()
+
+    def round_trip_s(self) -> float | None:
+        """A round trip of the line: how long a TCP connection takes that is closed at once. None
+        where none is made."""
+        host, port = _host_and_port(self.source)
+        began = time.monotonic()
+        try:
+            with socket.create_connection((host, port), CONTROL_S):
+                return time.monotonic() - began
+        except OSError:
+            return None
 
     def describe(self, relation: str) -> pb.DescribeReply:
         """The description of a relation; of an empty name, the names of all."""
@@ -131,6 +144,8 @@ class Stream:
         self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
         self._closed = threading.Event()
         self.bytes_sent = self.bytes_received = 0
+        self._metered_bytes = 0
+        self._first_rows_at = self._last_rows_at = 0.0
         self._call = stub.Exchange(iter(self._requests.get, None))
         self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
         self._reader.start()
@@ -179,7 +194,27 @@ class Stream:
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
+        self._meter(reply)
         return reply
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast rows came, where there were enough to tell."""
+        spent = self._last_rows_at - self._first_rows_at
+        if self._metered_bytes < _METERED_BYTES_MIN or spent <= 0:
+            return None
+        return self._metered_bytes / spent
+
+    def _meter(self, reply: pb.Reply) -> None:
+        """Note rows that came one after the other."""
+        if reply.WhichOneof("message") != "rows":
+            return
+        now = time.monotonic()
+        if self._first_rows_at:
+            self._metered_bytes += len(reply.rows.frame)
+        else:
+            self._first_rows_at = now
+        self._last_rows_at = now
 
     def _read(self) -> None:
         try:
@@ -237,10 +272,9 @@ def diagnose(source: Source) -> DriftlineError | None:
     gRPC reports a refused certificate as a retryable "Socket closed".
     """
     where = f"source {source.name}"
-    name, _, port = source.address.rpartition(":")
-    host = name.strip("[]")
+    host, port = _host_and_port(source)
     try:
-        with socket.create_connection((host, int(port)), CONTROL_S) as plain:
+        with socket.create_connection((host, port), CONTROL_S) as plain:
             return _handshake(source, host, plain)
     except ssl.SSLError as error:
         return Unauthenticated(
@@ -258,6 +292,11 @@ def diagnose(source: Source) -> DriftlineError | None:
         where=where,
         remedy="Check the address, the firewall and that `driftline-source serve` runs.",
     )
+
+
+def _host_and_port(source: Source) -> tuple[str, int]:
+    name, _, port = source.address.rpartition(":")
+    return name.strip("[]"), int(port)
 
 
 def _handshake(source: Source, host: str, plain: socket.socket) -> DriftlineError | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
 from driftline.digests import Salt
@@ -17,12 +18,15 @@ from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavail
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition, RangeSums
 
-from warehouse_agent import plan, publish, reduce, schema, stage
+from warehouse_agent import plan, publish, reduce, remember, schema, stage
 from warehouse_agent.executors import driver_errors
+from warehouse_agent.expect import Expected
 from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout, quoted
+from warehouse_agent.plan import Line, Method, Sketch
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
+from warehouse_agent.reduce import Sums
 from warehouse_agent.store import PRIVATE
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -37,8 +41,18 @@ class Prepared:
     files: tuple[DataFile, ...]
     partition: Partition
     salt: Salt
-    sums: RangeSums
+    sketch: Sketch | None
+    sums: Sums
+    row_bytes: float  # of a row on the wire, compressed
+    line: Line
+    changes_expected: Expected | None
     rows_expected: int  # for progress only
+
+    def bytes_for(self, changed: int) -> int:
+        """What the exchange takes where so many rows changed and the sketch tells them."""
+        assert self.sketch is not None
+        fixed = plan.opening_bytes(self.partition) + plan.SKETCH_BYTES + plan.REPLY_BYTES
+        return fixed + self.sketch.bytes_for(changed, self.row_bytes)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
@@ -64,10 +78,43 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     rows = rows_of(job.spark, layout, [f.uri for f in files])
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
-    sums = RangeSums(partition.ranges)
+    row_bytes = remember.row_bytes(remembered, len(layout.names))
+    line = remember.line(job.store, job.fragment.source)
+    changes = _changes_expected(job, files)
+    sketch = None
+    if files and job.fragment.method not in (Method.RANGE, Method.FULL):
+        sketch = plan.open_sketch(
+            rows=sum(f.rows for f in files),
+            bounds=publish.bounds(files),
+            expected=changes,
+            row_bytes=row_bytes,
+            line=line,
+        )
+    sums = Sums(RangeSums(partition.ranges))
     if files:
-        sums = reduce.range_sums(rows, layout, partition, salt)
-    return Prepared(base, layout, files, partition, salt, sums, expected)
+        sums = reduce.reduced(rows, layout, partition, salt, sketch)
+    return Prepared(
+        base=base,
+        layout=layout,
+        files=files,
+        partition=partition,
+        salt=salt,
+        sketch=sketch,
+        sums=sums,
+        row_bytes=row_bytes,
+        line=line,
+        changes_expected=changes,
+        rows_expected=expected,
+    )
+
+
+def _changes_expected(job: Job, files: tuple[DataFile, ...]) -> Expected | None:
+    """How many rows will have changed; None: nothing is known."""
+    rows, earlier = sum(f.rows for f in files), remember.runs(job.store, job.name)
+    found = remember.changes_expected(earlier, rows, datetime.now(UTC))
+    if found is not None:
+        job.report.changes_expected = (found.low, found.median, found.high)
+    return found
 
 
 def _ensure_key(job: Job, base: Snapshot | None) -> None:
@@ -87,7 +134,7 @@ def _ensure_key(job: Job, base: Snapshot | None) -> None:
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
     """The published rows under a changed recipe, fingerprints recomputed from values."""
     restated = schema.restate(job.spark, base, layout, job.key_file)
-    return () if restated is None else tuple(job.write("restated", restated))
+    return () if restated is None else tuple(job.write("restated", restated, layout))
 
 
 def _take_up(
@@ -115,7 +162,7 @@ def _merge(
     for number, folder in enumerate(leftovers):
         uris = job.staging.uris(folder)
         decoded = stage.decoded(job.spark, uris, layout, job.key_file)
-        one = job.write(f"taken-{number}", decoded)
+        one = job.write(f"taken-{number}", decoded, layout)
         rows = rows_of(job.spark, layout, [f.uri for f in one])
         newest = (
             rows
@@ -123,13 +170,15 @@ def _merge(
             else (newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows))
         )
     assert newest is not None
-    taken = job.write("taken", newest.dropDuplicates(keys)) if len(leftovers) > 1 else one
+    if len(leftovers) > 1:
+        one = job.write("taken", newest.dropDuplicates(keys), layout)
+    taken = one
     if not files:
         return tuple(taken)
     # Older rows of the same keys must go.
     new_keys = rows_of(job.spark, layout, [f.uri for f in taken]).select(*selected).distinct()
     old = rows_of(job.spark, layout, [f.uri for f in files])
-    rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"))
+    rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"), layout)
     return (*rewritten, *taken)
 
 

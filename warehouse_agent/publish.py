@@ -36,12 +36,21 @@ READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file of the table. `path` is relative to the table; `rows` and bytes."""
+    """A Parquet file of the table. `path` is relative to the table; `rows` and bytes.
+
+    `bounds`: the least and the greatest integer key in it; None where keys are no integers.
+    """
 
     path: str
     uri: str
     size: int
     rows: int
+    bounds: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """Without its folder; no two files of a table have the same."""
+        return self.path.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,8 @@ def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | N
             "the folder away for a new first load.",
         )
     _check_protocol(table, name)
-    return Snapshot(
-        table.version(), _files(table, store, name), from_json(meta["layout"]), meta, table
-    )
+    layout = from_json(meta["layout"])
+    return Snapshot(table.version(), _files(table, store, name, layout), layout, meta, table)
 
 
 def commit_meta(store: Store, name: str, version: int) -> dict[str, Any] | None:
@@ -139,7 +147,7 @@ def commit(
         max_commit_retries=0,
     )
     schema = Schema.from_arrow(layout.arrow_schema)
-    adds = [_add(f) for f in added]
+    adds = [_add(f, layout) for f in added]
     try:
         if base is None:
             create_table_with_add_actions(
@@ -182,41 +190,66 @@ def _overtaken(name: str) -> Locked:
     )
 
 
-def data_files(store: Store, name: str, folder: str) -> list[DataFile]:
+def data_files(store: Store, name: str, folder: str, layout: Layout) -> list[DataFile]:
     """The Parquet files that Spark wrote into a folder of the table; empty ones are left out."""
     found = []
     for file, size in store.files(name, folder):
         if not file.endswith(".parquet"):
             continue
         path = f"{folder}/{file}"
-        rows = _footer_rows(store, name, path)
-        if rows:
-            found.append(DataFile(path, store.uri(name, path), size, rows))
+        footer = _footer(store, name, path)
+        if footer.num_rows:
+            ends = _bounds(footer, layout) if layout.recipe.integer_key else None
+            found.append(DataFile(path, store.uri(name, path), size, footer.num_rows, ends))
     return found
 
 
-def _footer_rows(store: Store, name: str, path: str) -> int:
+def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
+    """The least and the greatest integer key in these files; None where one does not say."""
+    known = [f.bounds for f in files if f.bounds is not None]
+    if not known or len(known) < len(files):
+        return None
+    return min(b[0] for b in known), max(b[1] for b in known)
+
+
+def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
     if store.is_local:
-        return int(pq.read_metadata(f"{store.table(name)}/{path}").num_rows)
+        return pq.read_metadata(f"{store.table(name)}/{path}")
     system, base = fs.FileSystem.from_uri(store.uri(name, path))
     with system.open_input_file(base) as source:
-        return int(pq.ParquetFile(source).metadata.num_rows)
+        return pq.ParquetFile(source).metadata
 
 
-def _add(file: DataFile) -> AddAction:
-    stats = json.dumps({"numRecords": file.rows})
-    return AddAction(file.path, file.size, {}, int(time.time() * 1000), True, stats)
+def _bounds(footer: pq.FileMetaData, layout: Layout) -> tuple[int, int] | None:
+    """Of the integer key; None where a row group does not say."""
+    column = footer.schema.names.index(layout.names[0])
+    groups = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
+    if not all(group is not None and group.has_min_max for group in groups):
+        return None
+    return min(int(g.min) for g in groups), max(int(g.max) for g in groups)
 
 
-def _files(table: DeltaTable, store: Store, name: str) -> tuple[DataFile, ...]:
+def _add(file: DataFile, layout: Layout) -> AddAction:
+    stats: dict[str, object] = {"numRecords": file.rows}
+    if file.bounds is not None:
+        least, greatest = file.bounds
+        stats |= {"minValues": {layout.names[0]: least}, "maxValues": {layout.names[0]: greatest}}
+    stamp = int(time.time() * 1000)
+    return AddAction(file.path, file.size, {}, stamp, True, json.dumps(stats))
+
+
+def _files(table: DeltaTable, store: Store, name: str, layout: Layout) -> tuple[DataFile, ...]:
     actions = table.get_add_actions(flatten=True)
-    paths = actions.column("path").to_pylist()
-    sizes = actions.column("size_bytes").to_pylist()
-    rows = actions.column("num_records").to_pylist()
-    files = (
-        DataFile(path, store.uri(name, path), size, count)
-        for path, size, count in zip(paths, sizes, rows, strict=True)
-    )
+    columns = [actions.column(c).to_pylist() for c in ("path", "size_bytes", "num_records")]
+    ends = [f"{end}.{layout.names[0]}" for end in ("min", "max")]
+    is_known = layout.recipe.integer_key and set(ends) <= set(actions.schema.names)
+    pairs = zip(*(actions.column(c).to_pylist() for c in ends), strict=True) if is_known else None
+    files = []
+    for path, size, count in zip(*columns, strict=True):
+        pair = next(pairs) if pairs else (None, None)
+        files.append(
+            DataFile(path, store.uri(name, path), size, count, None if None in pair else pair)
+        )
     return tuple(sorted(files, key=lambda f: f.path))
 
 

@@ -18,13 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.digests import Digest, Salt, mix
+from driftline.errors import InternalError
 from driftline.ranges import Partition, RangeSums
+from driftline.sketches import CELL_BYTES, Cells
 from pyspark.sql import DataFrame
 
 from warehouse_agent.executors import Batches, Task, driver_errors, task
 from warehouse_agent.layout import HI, LO, Layout
+from warehouse_agent.plan import Sketch
 
-TASKS_MAX = 64  # partial sums of 4 MiB each meet on the driver
+TASKS_MAX = 64  # their partial sums meet on the driver
+PARTIALS_BYTES_MAX = 384 << 20  # of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +46,42 @@ def lanes(rows: DataFrame, layout: Layout) -> DataFrame:
     return rows.selectExpr(f"{layout.position_sql} as position", f"{HI} as hi", f"{LO} as lo")
 
 
-def range_sums(rows: DataFrame, layout: Layout, partition: Partition, salt: Salt) -> RangeSums:
-    """Count and sum of every range of the partition over these rows; one Spark job."""
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Our side of a comparison: sums over ranges and, where there is a sketch, its cells."""
+
+    ranges: RangeSums
+    cells: Cells | None = None
+
+    @property
+    def total(self) -> Digest:
+        return self.ranges.total
+
+
+def reduced(
+    rows: DataFrame, layout: Layout, partition: Partition, salt: Salt, sketch: Sketch | None = None
+) -> Sums:
+    """The sums over these rows; one Spark job."""
+    partial_bytes = 16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0)
     partial = (
         lanes(rows, layout)
-        .coalesce(TASKS_MAX)
-        .mapInArrow(task(_sums(partition, salt)), "sums binary")
+        .coalesce(max(min(TASKS_MAX, PARTIALS_BYTES_MAX // partial_bytes), 1))
+        .mapInArrow(task(_sums(partition, salt, sketch)), "sums binary, cells binary, check bigint")
     )
-    total = RangeSums(partition.ranges)
+    found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
     with driver_errors():
         for row in partial.collect():
-            total.merge(RangeSums.from_bytes(bytes(row.sums)))
-    return total
+            found.ranges.merge(RangeSums.from_bytes(bytes(row.sums)))
+            if found.cells is not None:
+                part = Cells.from_bytes(bytes(row.cells))
+                part.check = row.check
+                found.cells.merge(part)
+    return found
 
 
 def total(rows: DataFrame, layout: Layout, salt: Salt) -> Digest:
     """The digest of these rows from their stored fingerprints."""
-    return range_sums(rows, layout, Partition((-(1 << 63),), (63,)), salt).total
+    return reduced(rows, layout, Partition((-(1 << 63),), (63,)), salt).total
 
 
 def list_rows(
@@ -96,15 +119,22 @@ def list_rows(
     )
 
 
-def _sums(partition: Partition, salt: Salt) -> Task:
+def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         sums = RangeSums(partition.ranges)
+        cells = Cells(sketch.third if sketch else 0)
         for batch in batches:
             where, hi, lo = (_numbers(batch, i) for i in range(3))
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             sums.add(partition.indices(where), mixed)
+            if sketch is not None:
+                ks, inside = sketch.embedding.embed(where, salt)
+                if not inside.all():
+                    raise InternalError("A row lies outside the bounds of its file.")
+                cells.add(ks, mixed.m0, salt)
         if sums.total.count:
-            yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})
+            found = {"sums": [sums.to_bytes()], "cells": [cells.to_bytes()], "check": [cells.check]}
+            yield pa.RecordBatch.from_pydict(found)
 
     return run
 

@@ -24,8 +24,6 @@ from warehouse_agent.store import PRIVATE
 
 __all__ = ["Options", "Refresh"]
 
-ROW_BYTES_UNKNOWN = 8.0  # of a column on the wire, before anything was shipped
-
 Progress = Callable[[pb.Progress], None]
 
 
@@ -54,20 +52,23 @@ class Refresh:
         version = p.base.version if p.base else None
         writer = self.job.staging.begin(base_version=version, recipe_id=p.layout.recipe.id)
         opening = Opening(
-            self.job.fragment.relation,
-            p.layout.recipe.id,
-            key,
-            p.salt,
-            p.partition,
-            p.sums,
-            self._row_bytes(p),
-            self.job.fragment.method,
-            p.rows_expected,
+            relation=self.job.fragment.relation,
+            recipe=p.layout.recipe,
+            fragment_key=key,
+            salt=p.salt,
+            partition=p.partition,
+            sums=p.sums,
+            row_bytes=p.row_bytes,
+            sketch=p.sketch,
+            forced=self.job.fragment.method,
+            line=p.line,
+            rows_expected=p.rows_expected,
+            bytes_expected=self._bytes_expected(p),
         )
         rows = rows_of(self.job.spark, p.layout, [f.uri for f in p.files])
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> reduce.Listing:
-            names = [f.path.rsplit("/", 1)[-1] for f in p.files]
+            names = [f.name for f in p.files]
             with self.job.report.phase("list"):
                 return reduce.list_rows(
                     rows, p.layout, p.partition, p.salt, by=by, chosen=chosen, files=names
@@ -92,13 +93,12 @@ class Refresh:
         report.source_scans, report.source_rows_read = out.scans, out.rows_read
         report.bytes_expected = out.bytes_expected or None
 
-    def _row_bytes(self, p: Prepared) -> float:
-        known = self.job.remembered().get("row_bytes")
-        return (
-            float(known)
-            if isinstance(known, int | float)
-            else ROW_BYTES_UNKNOWN * len(p.layout.names)
-        )
+    def _bytes_expected(self, p: Prepared) -> int:
+        if p.base is None:
+            return int(p.rows_expected * p.row_bytes)
+        if p.sketch is None or p.changes_expected is None:
+            return 0
+        return p.bytes_for(p.changes_expected.median)
 
     def settle(self) -> None:
         """Apply, prove and publish what the exchange found."""

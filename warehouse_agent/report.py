@@ -36,6 +36,8 @@ class Report:
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_expected: int | None = None
+    bytes_modelled: int | None = None  # what the model says of the changes that were found
+    changes_expected: tuple[int, int, int] | None = None  # low, median, high: four of five within
     round_trips: int = 0
     source_scans: int = 0
     source_rows_read: int = 0

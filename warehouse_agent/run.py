@@ -23,7 +23,7 @@ from driftline.errors import (
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from warehouse_agent import publish, schema
+from warehouse_agent import publish, remember, schema
 from warehouse_agent.configure import Fragment, Source, WarehouseConfig
 from warehouse_agent.job import Job
 from warehouse_agent.link import Link, Stream
@@ -138,6 +138,8 @@ class Runner:
         while ready:
             with link.stream() as stream:
                 ready = self._exchange(link, stream, ready, failed)
+            with contextlib.suppress(DriftlineError):  # it may be lost
+                remember.note_line(self.store, link, stream)
 
     def _exchange(
         self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]

@@ -27,6 +27,8 @@ from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import rows_of
 from warehouse_agent.report import miss_probability, utc_now
 
+CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
+
 Changes = tuple[str | None, dict[str, int]]
 
 
@@ -88,18 +90,16 @@ def _apply(
     base = p.base.files if p.base else ()
     if out.replace_all:
         return apply.Applied(shipping.result(), (), (), base)
-    touched = apply.touched_files(p.files, out.removed)
+    removal, hit = _removal(job, p, out)
+    touched = apply.touched_files(p.files, hit)
     rows = rows_of(job.spark, p.layout, [f.uri for f in touched])
     rewritten: list[DataFile] = []
     before: list[str] = []
-    if out.removed is not None and len(out.removed.positions):
-        removed = apply.removed_rows(job.spark, out.removed)
+    if removal is not None and touched:
         folder = job.folder("rewritten")
-        rewritten, before = apply.rewrite(
-            job.store, job.name, folder, rows, removed, p.layout, p.salt
-        )
+        rewritten, before = apply.rewrite(job.store, job.name, folder, rows, removal, p.layout)
     elif touched:
-        rewritten = job.write("packed", rows)
+        rewritten = job.write("packed", rows, p.layout)
     left = [f for f in p.files if f not in touched]
     kept = tuple(f for f in left if f in base)
     carried = tuple(f for f in left if f not in base)
@@ -112,11 +112,28 @@ def _apply(
     )
 
 
+def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None, set[str]]:
+    """The rows to remove, and the names of the files that hold them, and perhaps of others."""
+    if out.replaced is not None and len(out.replaced.ks):
+        removal = apply.keys_named(job.spark, out.replaced, p.layout, p.salt)
+        files = apply.within_bounds(p.files, out.replaced)
+        if len(out.replaced.ks) < CHANGES_PER_FILE * len(files):
+            rows = rows_of(job.spark, p.layout, [f.uri for f in files])
+            return removal, apply.files_holding(rows, removal)
+        return removal, {f.name for f in files}
+    if out.removed is not None and len(out.removed.positions):
+        numbers = set(out.removed.file.tolist())
+        names = {f.name for i, f in enumerate(p.files) if i in numbers}
+        return apply.rows_named(job.spark, out.removed, p.layout, p.salt), names
+    return None, set()
+
+
 def _shipped(job: Job, p: Prepared, staged: list[str]) -> tuple[DataFile, ...]:
     """What came, decoded and verified, as data files."""
     if not staged:
         return ()
-    return tuple(job.write("shipped", stage.decoded(job.spark, staged, p.layout, job.key_file)))
+    decoded = stage.decoded(job.spark, staged, p.layout, job.key_file)
+    return tuple(job.write("shipped", decoded, p.layout))
 
 
 def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
@@ -176,11 +193,15 @@ def _publish(
     )
     report.version, report.rows_total, report.checked_at = version, out.theirs.count, checked
     shipped = sum(f.rows for f in applied.shipped)
+    if p.sketch is not None and out.method is plan.Method.SKETCH:
+        report.bytes_modelled = p.bytes_for(report.rows_changed)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)
         if shipped > plan.QUANTILES:
-            job.remember(row_bytes=out.frame_bytes / shipped)
+            # Of a changed row, also of one that is gone and takes nothing.
+            changed = max(report.rows_changed, shipped)
+            job.remember(row_bytes=out.frame_bytes / changed)
         job.remember(checked_at=checked, as_of=out.as_of)
 
 

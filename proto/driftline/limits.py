@@ -30,6 +30,10 @@ STRATA = 14  # the sparsest stratum holds 1 range in 2^13
 STRATUM_CELLS = 32  # of 2 bytes: the estimate is good to about 25 %
 ROW_HASHES_MAX = 1 << 22  # 8 bytes each on the line, 16 in memory; beyond it, everything is sent
 DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
+# A number of many divisors: its table folds to nearly any size, and tells 1.5 million changed rows.
+THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
+SKETCH_KEYS_MAX = 1 << 31  # half the field: a quotient of noise is a key every second time
+CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
 
 # Time.
 HEARTBEAT_S = 5.0  # a source that scans says so at least this often
@@ -41,4 +45,5 @@ SAMPLES_MAX = 10  # keys shown in an error
 assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
+assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S

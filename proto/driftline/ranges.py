@@ -29,6 +29,7 @@ U64 = npt.NDArray[np.uint64]
 POSITION_MIN = -(1 << 63)
 POSITION_MAX = (1 << 63) - 1
 _BIAS = np.uint64(1 << 63)
+_SLOTS_AT_ONCE = 1 << 16  # so that what is computed on the way stays small
 
 
 @dataclass(frozen=True)
@@ -187,23 +188,29 @@ def coarse_ranges(ranges: int, by: int) -> int:
 
 
 def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint16]:
-    """uint16 [STRATA, STRATUM_CELLS]: sums over sampled ranges (protocol, section 7)."""
-    x = xx_array(np.arange(len(digests), dtype=np.uint64), np.uint64(salt.s0))
-    low = x & -x
-    zeros = np.where(x == 0, STRATA, np.log2(np.maximum(low, np.uint64(1)).astype(np.float64)))
-    stratum = np.minimum(zeros.astype(np.int64), STRATA - 1)
-    cell = ((x >> np.uint64(48)) % np.uint64(STRATUM_CELLS)).astype(np.int64)
+    """uint16 [STRATA, STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
+
+    `digests`: uint64 [slots], the short digests of ranges or the Σ r of a sketch's cells.
+    """
     out = np.zeros((STRATA, STRATUM_CELLS), np.uint64)
-    np.add.at(out, (stratum, cell), digests)
+    for first in range(0, len(digests), _SLOTS_AT_ONCE):
+        some = digests[first : first + _SLOTS_AT_ONCE]
+        slots = np.arange(first, first + len(some), dtype=np.uint64)
+        x = xx_array(slots, np.uint64(salt.s0))
+        low = x & -x
+        zeros = np.where(x == 0, STRATA, np.log2(np.maximum(low, np.uint64(1)).astype(np.float64)))
+        stratum = np.minimum(zeros.astype(np.int64), STRATA - 1)
+        cell = ((x >> np.uint64(48)) % np.uint64(STRATUM_CELLS)).astype(np.int64)
+        np.add.at(out, (stratum, cell), some)
     return (out & np.uint64(0xFFFF)).astype(np.uint16)
 
 
 def estimate_differing(
     ours: npt.NDArray[np.uint16], theirs: npt.NDArray[np.uint16], ranges: int
 ) -> int:
-    """How many of `ranges` ranges differ, from the cells that do: the most likely number.
+    """How many of `ranges` slots differ, from the cells that do: the most likely number.
 
-    A cell of stratum t holds on average share_t·D/cells differing ranges, so it differs with
+    A cell of stratum t holds on average share_t·D/cells differing slots, so it differs with
     probability 1 − exp(−share_t·D/cells). At least 1.
     """
     differing = (ours != theirs).sum(axis=1)

@@ -148,6 +148,7 @@ class Request(_message.Message):
     WHOLE_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -156,6 +157,8 @@ class Request(_message.Message):
     def digests(self) -> Global___Digests: ...
     @_builtins.property
     def wanted(self) -> Global___Wanted: ...
+    @_builtins.property
+    def cells(self) -> Global___Cells: ...
     def __init__(
         self,
         *,
@@ -163,12 +166,13 @@ class Request(_message.Message):
         whole: Global___Whole | None = ...,
         digests: Global___Digests | None = ...,
         wanted: Global___Wanted | None = ...,
+        cells: Global___Cells | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -189,6 +193,7 @@ class Open(_message.Message):
     SHIFTS_FIELD_NUMBER: _builtins.int
     STRATA_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    SKETCH_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -210,6 +215,10 @@ class Open(_message.Message):
     def start_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the partition: first start, then differences modulo 2^64"""
 
+    @_builtins.property
+    def sketch(self) -> Global___Sketch:
+        """absent: ranges alone; then the strata are of ranges"""
+
     def __init__(
         self,
         *,
@@ -224,14 +233,54 @@ class Open(_message.Message):
         shifts: _builtins.bytes = ...,
         strata: _builtins.bytes = ...,
         level: _builtins.int = ...,
+        sketch: Global___Sketch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sketch", b"sketch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Sketch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_FIELD_NUMBER: _builtins.int
+    HASHED_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    THIRD_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    span: _builtins.int
+    """of k"""
+    hashed: _builtins.bool
+    """else k is the position less base"""
+    base: _builtins.int
+    third: _builtins.int
+    """cells in a third of the finest table"""
+    fold: _builtins.int
+    """of the cells that follow at once; 0: none do"""
+    check: _builtins.int
+    """of our rows"""
+    def __init__(
+        self,
+        *,
+        span: _builtins.int = ...,
+        hashed: _builtins.bool = ...,
+        base: _builtins.int = ...,
+        third: _builtins.int = ...,
+        fold: _builtins.int = ...,
+        check: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "check", b"check", "fold", b"fold", "hashed", b"hashed", "span", b"span", "third", b"third"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sketch: _TypeAlias = Sketch  # noqa: Y015
 
 @_typing.final
 class Whole(_message.Message):
@@ -298,6 +347,32 @@ class Wanted(_message.Message):
 Global___Wanted: _TypeAlias = Wanted  # noqa: Y015
 
 @_typing.final
+class Cells(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLD_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    fold: _builtins.int
+    cells: _builtins.bytes
+    """pairs of little-endian uint32; pieces follow each other"""
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        fold: _builtins.int = ...,
+        cells: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "fold", b"fold", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cells: _TypeAlias = Cells  # noqa: Y015
+
+@_typing.final
 class Reply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -309,6 +384,7 @@ class Reply(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
@@ -325,6 +401,8 @@ class Reply(_message.Message):
     def finished(self) -> Global___Finished: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def deleted(self) -> Global___Deleted: ...
     def __init__(
         self,
         *,
@@ -336,12 +414,13 @@ class Reply(_message.Message):
         rows: Global___Rows | None = ...,
         finished: Global___Finished | None = ...,
         refused: Global___Refused | None = ...,
+        deleted: Global___Deleted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "finished", b"finished", "hashes_end", b"hashes_end", "message", b"message", "mismatch", b"mismatch", "progress", b"progress", "refused", b"refused", "row_hashes", b"row_hashes", "rows", b"rows", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["progress", "verdict", "mismatch", "row_hashes", "hashes_end", "rows", "finished", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["progress", "verdict", "mismatch", "row_hashes", "hashes_end", "rows", "finished", "refused", "deleted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -378,20 +457,25 @@ class Verdict(_message.Message):
 
     COUNT_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
-    RANGES_DIFFERING_FIELD_NUMBER: _builtins.int
+    DIFFERING_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     sum: _builtins.bytes
-    ranges_differing: _builtins.int
+    differing: _builtins.int
+    """estimated, of the ranges or cells that the strata are of"""
+    stuck: _builtins.bytes
+    """zstd; bit i: cell i at the last fold did not come to zero"""
     def __init__(
         self,
         *,
         count: _builtins.int = ...,
         sum: _builtins.bytes = ...,
-        ranges_differing: _builtins.int = ...,
+        differing: _builtins.int = ...,
+        stuck: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "ranges_differing", b"ranges_differing", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "stuck", b"stuck", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +566,26 @@ class Rows(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Rows: _TypeAlias = Rows  # noqa: Y015
+
+@_typing.final
+class Deleted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KS_FIELD_NUMBER: _builtins.int
+    ks: _builtins.bytes
+    """decoded k of which the source has no row: section 7"""
+    def __init__(
+        self,
+        *,
+        ks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ks", b"ks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deleted: _TypeAlias = Deleted  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

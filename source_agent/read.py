@@ -1,0 +1,141 @@
+"""Rows of one relation in one snapshot, with everything that is derived from them.
+
+A `Reader` turns what an engine yields into batches of row bytes, positions and mixed fingerprints,
+counts what it read, refuses NULL keys, and knows whether the snapshot is still the one that the
+exchange began with. It decides how rows that are already known are found again.
+
+How they are best found was tried on all three engines (`benchmarks/RESULTS.md`): by index where the
+key is an indexed integer and less than INDEX_SHARE of the rows is touched, else by another scan of
+the same snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from driftline.columns import Block, gather
+from driftline.digests import Salt, mix
+from driftline.errors import NullKey, SnapshotLost
+from driftline.fingerprints import hasher, position_seed, row_key
+from driftline.keys import null_keys, positions
+from driftline.limits import SAMPLES_MAX
+
+from source_agent.engine import Consistency, Rows, Session, Shape
+from source_agent.hold import Batch, Positions
+from source_agent.printable import printable_row
+
+INDEX_SHARE = 0.25  # the index won to 75 % and more, but in a cache and with rows in key order
+
+
+@dataclass
+class Tally:
+    """What an exchange read, for the report and the audit."""
+
+    scans: int = 0
+    rows_read: int = 0
+    rows_expected: int = 0
+    phase: str = "scan"
+
+
+class Reader:
+    """Reads one relation for one exchange."""
+
+    def __init__(
+        self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: Tally
+    ) -> None:
+        self._session, self.shape, self.tally = session, shape, tally
+        self.recipe = shape.recipe
+        self._salt = salt
+        self._generation = session.generation
+        self._has_begun = False
+        self._fingerprints = hasher(row_key(fragment_key, self.recipe))
+        self._seed = position_seed(fragment_key)
+        tally.rows_expected = shape.rows_expected
+
+    def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
+        """Every row once."""
+        self.tally.scans += 1
+        return self._batches(self._session.scan(self.shape, ordered=ordered))
+
+    def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
+        """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
+        each, both inclusive; and perhaps others, where a scan is cheaper."""
+        if self.by_index(rows, total):
+            return self._batches(self._session.read_ranges(self.shape, first, last))
+        return self.scan()
+
+    def by_index(self, rows: int, total: int) -> bool:
+        """Whether so many of the rows are found by index."""
+        usable = self.shape.indexed and self.recipe.integer_key
+        return usable and rows <= INDEX_SHARE * total
+
+    def batch(self, block: Block) -> Batch:
+        """What is derived from row bytes that were read before."""
+        return self._batch(block, block.rows())
+
+    def same_snapshot(self, agrees: bool = True) -> None:
+        """Raises SnapshotLost when what is read now is not what was read first."""
+        if self._session.generation != self._generation or not agrees:
+            raise SnapshotLost(
+                "The data changed between two reads of this exchange.",
+                where=self.shape.relation.name,
+            )
+
+    @property
+    def changed(self) -> bool:
+        return self._session.generation != self._generation
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of this relation alone: others of the stream may have been read otherwise."""
+        plan = self.shape.plan
+        fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
+        return Consistency.FUZZY if fuzzy or self.changed else Consistency.EXACT
+
+    @property
+    def as_of(self) -> str:
+        return self._session.as_of
+
+    def pause(self) -> None:
+        """The network is about to be waited for."""
+        self._session.pause()
+
+    def _batches(self, source: Iterator[Rows]) -> Iterator[Batch]:
+        for rows in source:
+            if not self._has_begun:
+                self._begin()
+            block = gather(rows)
+            if not self.shape.vouched:
+                self._refuse_nulls(block)
+            self.tally.rows_read += len(rows)
+            yield self._batch(block, rows)
+
+    def _begin(self) -> None:
+        """The snapshot that is compared begins with its first row; the description may be older,
+        where the session paused for the cells of a sketch."""
+        self._has_begun = True
+        if self.changed:
+            self._generation = self._session.generation
+            self.same_snapshot(self._session.describe(self.shape.relation) == self.shape)
+
+    def _batch(self, block: Block, rows: Rows) -> Batch:
+        hi, lo = self._fingerprints(rows)
+        return Batch(block, positions(block, self.recipe, self._seed), mix(self._salt, hi, lo))
+
+    def _refuse_nulls(self, block: Block) -> None:
+        null: npt.NDArray[np.bool_] = null_keys(block, self.recipe)
+        if not null.any():
+            return
+        rows = block.take(np.flatnonzero(null)[:SAMPLES_MAX]).rows()
+        samples = [printable_row(row, self.recipe) for row in rows]
+        keys = ", ".join(c.name for c in self.recipe.key)
+        raise NullKey(
+            f"The key ({keys}) is NULL in {len(samples)} or more rows, such as {samples[0]}.",
+            where=self.shape.relation.name,
+            remedy="Publish the relation with a key that is never NULL, or with a filter "
+            '(`where = "… IS NOT NULL"`).',
+            details={f"sample {i + 1}": text for i, text in enumerate(samples)},
+        )

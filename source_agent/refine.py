@@ -1,0 +1,135 @@
+"""Ranges at the source: those that differ are refined by row hashes, and what is wanted is shipped.
+
+What differs is read again, by index where that touches few rows, and answered with row hashes; the
+wanted rows are shipped from memory while ROWS_HELD_BYTES last, else they are read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from driftline import wire_pb2 as pb
+from driftline.columns import Block
+from driftline.digests import MASK64
+from driftline.errors import LimitExceeded
+from driftline.limits import DIGESTS_PER_MESSAGE, ROW_HASHES_MAX
+from driftline.ranges import Partition, RangeSums
+
+from source_agent import hear
+from source_agent.hold import Identified, Positions, up_to
+from source_agent.read import Reader
+from source_agent.ship import Shipper
+
+
+class Refinement:
+    """The range method from the warehouse's digests on."""
+
+    def __init__(
+        self, reader: Reader, shipper: Shipper, partition: Partition, sums: RangeSums
+    ) -> None:
+        self._reader, self._shipper = reader, shipper
+        self._partition, self._sums = partition, sums
+
+    def answer(self, first: pb.Request, more: hear.Hear) -> Generator[pb.Reply, None, bool]:
+        """Every reply but the last; False: too many rows to hash, everything must follow."""
+        by, ours = hear.digests(first, more, self._partition.ranges)
+        coarse = self._sums.coarsened(by)
+        differs = coarse.short_digests() != ours
+        yield from _mismatch(differs, coarse.counts[differs])
+        reading = differs & (coarse.counts > 0)
+        hashed = reading & (ours != 0)
+        if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
+            yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
+            return False
+        found = yield from self._identify(coarse, by, reading, hashed)
+        if not found.hashes:
+            yield pb.Reply(hashes_end=pb.HashesEnd())
+            return True
+        order, hashes = found.in_order()
+        for start in range(0, len(hashes), DIGESTS_PER_MESSAGE):
+            piece = hashes[start : start + DIGESTS_PER_MESSAGE]
+            yield pb.Reply(row_hashes=pb.RowHashes(hashes=piece.astype("<u8").tobytes()))
+        yield pb.Reply(hashes_end=pb.HashesEnd())
+        wanted = order[hear.wanted(more, len(hashes))]
+        yield from self._ship_wanted(found, wanted)
+        return True
+
+    def _identify(
+        self,
+        coarse: RangeSums,
+        by: int,
+        reading: npt.NDArray[np.bool_],
+        hashed: npt.NDArray[np.bool_],
+    ) -> Generator[pb.Reply, None, Identified]:
+        """Reads the coarse ranges in `reading`; ships those of them that are not in `hashed`."""
+        found = Identified()
+        if not reading.any():
+            return found
+        slot_of = np.cumsum(hashed) - 1
+        expected = int(coarse.counts[reading].sum())
+        rows = total = 0
+        self._reader.tally.phase = "identify"
+        first, last = _coarse_bounds(self._partition, np.flatnonzero(reading), by)
+        for batch in self._reader.find(first, last, rows=expected, total=coarse.total.count):
+            at = self._partition.indices(batch.positions) >> by
+            chosen = reading[at]
+            rows += int(np.count_nonzero(chosen))
+            total += int(batch.mixed.m0[chosen].sum(dtype=np.uint64))
+            yield from self._shipper.pick(batch, chosen & ~hashed[at])
+            found.add(batch, hashed[at], slot_of[at])
+        yield from self._shipper.flush()
+        agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
+        self._reader.same_snapshot(rows == expected and agrees)
+        return found
+
+    def _ship_wanted(self, found: Identified, wanted: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
+        """The wanted rows, by their arrival numbers: from memory, or read again."""
+        if not len(wanted):
+            return
+        self._reader.tally.phase = "ship"
+        if found.blocks is not None:
+            yield from self._ship_held(found.blocks, wanted)
+            yield from self._shipper.flush()
+            return
+        hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
+        where = np.unique(np.concatenate(found.positions)[wanted])
+        batches = self._reader.find(where, where, rows=len(where), total=self._sums.total.count)
+        for batch in batches:
+            at = np.minimum(np.searchsorted(hashes, batch.mixed.m0), len(hashes) - 1)
+            named = (hashes[at] == batch.mixed.m0) & np.isin(batch.positions, where)
+            yield from self._shipper.pick(batch, up_to(left, at, named))
+        yield from self._shipper.flush()
+        self._reader.same_snapshot(not left.any())
+
+    def _ship_held(self, blocks: list[Block], wanted: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
+        ends = np.cumsum([len(b) for b in blocks])
+        for number, block in enumerate(blocks):
+            start = int(ends[number]) - len(block)
+            mine = np.sort(wanted[(wanted >= start) & (wanted < ends[number])]) - start
+            if len(mine):
+                batch = self._reader.batch(block.take(mine))
+                yield from self._shipper.add(batch.block, batch.mixed)
+
+
+def _coarse_bounds(
+    partition: Partition, coarse: npt.NDArray[np.int64], by: int
+) -> tuple[Positions, Positions]:
+    """First and last position of coarse ranges, neighbours joined into one."""
+    joined = np.flatnonzero(np.diff(coarse, prepend=-2) > 1)
+    begin = coarse[joined] << by
+    ends = coarse[np.append(joined[1:] - 1, len(coarse) - 1)] if len(coarse) else coarse
+    last = np.minimum(((ends + 1) << by) - 1, partition.ranges - 1)
+    return partition.bounds(begin)[0], partition.bounds(last)[1]
+
+
+def _mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
+    """Which ranges differ and how many rows the source has in each."""
+    if len(counts) and int(counts.max()) >= 1 << 32:
+        raise LimitExceeded("A range holds more than 2^32 rows.")
+    compressor = zstandard.ZstdCompressor(level=3)
+    bitmap = compressor.compress(np.packbits(differs, bitorder="little").tobytes())
+    numbers = compressor.compress(counts.astype("<u4").tobytes())
+    yield pb.Reply(mismatch=pb.Mismatch(bitmap=bitmap, counts=numbers, last=True))

@@ -1,0 +1,106 @@
+"""What the history of runs tells: only refreshes that went well, since the last load."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+from warehouse_agent.configure import Source
+from warehouse_agent.link import Link, Stream
+from warehouse_agent.plan import Line, Objective
+from warehouse_agent.remember import changes_expected, line, note_line, parse, row_bytes
+from warehouse_agent.report import Report
+from warehouse_agent.store import Store
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def said(**facts: object) -> str:
+    report = Report(
+        "orders",
+        version=1,
+        previous_version=0,
+        rows_total=10,
+        method="range",
+        checked_at="2026-01-02T03:04:05Z",
+    )
+    return dataclasses.replace(report, **facts).to_json()  # type: ignore[arg-type]
+
+
+def test_only_refreshes_that_went_well_count() -> None:
+    lines = [
+        said(previous_version=None),
+        said(error={"code": "UNREACHABLE"}),
+        said(command="verify"),
+        '{"torn": ',
+        "[]",
+        "{}",
+        said(rows_total=None),
+        said(checked_at=None),
+        said(checked_at="yesterday"),
+        said(rows_inserted=1, rows_updated=2, rows_deleted=3, seconds={"a": 1.0, "b": 0.5}),
+    ]
+    found = parse("\n".join(lines).encode())
+    assert [(run.changed, run.rows, run.is_load, run.seconds) for run in found] == [
+        (0, 10, True, 0),
+        (6, 10, False, 1.5),
+    ]
+    assert found[1].at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_new_load_begins_a_new_history() -> None:
+    lines = [said(previous_version=None), said(), said(previous_version=None), said()]
+    assert [run.is_load for run in parse("\n".join(lines).encode())] == [True, False]
+
+
+def test_what_is_expected_follows_from_the_history() -> None:
+    load = parse(said(previous_version=None, checked_at="2026-01-01T00:00:00Z").encode())
+    assert changes_expected([], 10, NOW) is None
+    assert changes_expected(load, 10, NOW) is None
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    runs = [
+        dataclasses.replace(load[0], at=start + timedelta(days=day), updated=50 * (day > 0))
+        for day in range(20)
+    ]
+    expected = changes_expected(runs, 10_000, start + timedelta(days=20))
+    assert expected is not None
+    assert expected.low <= 50 <= expected.high
+    assert expected.unchanged < 0.1
+
+
+@dataclasses.dataclass
+class Measured:
+    """A link and its stream, as far as they are asked."""
+
+    source: Source
+    rtt_s: float | None
+    bytes_per_s: float | None
+    asked: int = 0
+
+    def round_trip_s(self) -> float | None:
+        self.asked += 1
+        return self.rtt_s
+
+
+def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
+    store, source = Store(str(tmp_path)), Source("erp", "erp:1", objective=Objective.BYTES)
+    assert line(store, source) == Line(objective=Objective.BYTES)
+
+    def note(rtt_s: float | None, bytes_per_s: float | None) -> Line:
+        measured = Measured(source, rtt_s, bytes_per_s)
+        note_line(store, cast("Link", measured), cast("Stream", measured))
+        return line(store, source)
+
+    assert note(None, None) == Line(objective=Objective.BYTES)
+    assert note(0.2, None).rtt_s == 0.2
+    assert note(0.9, None).rtt_s == 0.2, "a round trip is not measured every time"
+    assert note(0.9, 1000.0).bytes_per_s == 1000
+    assert note(0.9, 2000.0).bytes_per_s == 1500
+    assert line(store, Source("other", "other:1")) == Line()
+
+
+def test_a_row_costs_what_it_did() -> None:
+    assert row_bytes({"row_bytes": 21}, 9) == 21
+    assert row_bytes({"row_bytes": "?"}, 9) == row_bytes({}, 9) == 72

@@ -1,0 +1,135 @@
+"""What earlier refreshes of a fragment left behind that the next one decides from.
+
+The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
+also for those that found nothing. Notes beside it say what a row costs on the line and what the
+line is like. All of it may be lost at any time; then the next refresh costs more and is as right.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+from warehouse_agent.configure import Source
+from warehouse_agent.expect import Expected, Past, expect
+from warehouse_agent.link import Link, Stream
+from warehouse_agent.plan import Line
+from warehouse_agent.store import PRIVATE, Store
+
+RTT_DAYS = 7  # a measurement is a connection of its own
+COLUMN_BYTES_UNKNOWN = 8.0  # of a column on the wire, before anything was shipped
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An earlier refresh that went well. `rows` are after it; `changed` is d; `at` when it ran."""
+
+    at: datetime
+    inserted: int
+    updated: int
+    deleted: int
+    rows: int
+    is_load: bool
+    method: str | None
+    scans: int
+    seconds: float
+
+    @property
+    def changed(self) -> int:
+        return self.inserted + self.updated + self.deleted
+
+
+def runs(store: Store, name: str) -> list[Run]:
+    """The refreshes that went well since the last load, the load first."""
+    return parse(store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
+
+
+def parse(lines: bytes) -> list[Run]:
+    """The refreshes that went well since the last load, oldest first; a damaged line is passed
+    over."""
+    found: list[Run] = []
+    for line in lines.splitlines():
+        try:
+            run = _run(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if run is not None:
+            found = [run] if run.is_load else [*found, run]
+    return found
+
+
+def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | None:
+    """The distribution of the number of changed rows; None before the first refresh after a load.
+
+    Args:
+        rows: of our side, now.
+    """
+    history = [
+        Past(
+            (run.at - before.at).total_seconds(),
+            max(run.rows - run.inserted + run.deleted, 0),
+            run.inserted,
+            run.updated,
+            run.deleted,
+        )
+        for before, run in pairwise(runs)
+    ]
+    if not history:
+        return None
+    return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
+
+
+def row_bytes(notes: dict[str, object], columns: int) -> float:
+    """Of a row on the wire, compressed: as the last time, or a guess."""
+    known = notes.get("row_bytes")
+    return float(known) if isinstance(known, int | float) else COLUMN_BYTES_UNKNOWN * columns
+
+
+def line(store: Store, source: Source) -> Line:
+    """The line as it was measured the last time, or an ordinary one."""
+    notes = store.read_json(PRIVATE, "sources", f"{source.name}.json")
+    rtt_s, bytes_per_s = notes.get("rtt_s"), notes.get("bytes_per_s")
+    usual = Line()
+    return Line(
+        float(rtt_s) if isinstance(rtt_s, int | float) else usual.rtt_s,
+        float(bytes_per_s) if isinstance(bytes_per_s, int | float) else usual.bytes_per_s,
+        source.objective,
+    )
+
+
+def note_line(store: Store, link: Link, stream: Stream) -> None:
+    """Note how fast rows came, averaged with what was known, as lines are noisy; and once in
+    RTT_DAYS what a round trip takes."""
+    name = f"{link.source.name}.json"
+    notes = store.read_json(PRIVATE, "sources", name)
+    rate, before, now = stream.bytes_per_s, notes.get("bytes_per_s"), time.time()
+    measured = notes.get("rtt_at")
+    is_fresh = isinstance(measured, int | float) and now - measured < RTT_DAYS * 86_400
+    if is_fresh and rate is None:
+        return
+    if rate is not None:
+        notes["bytes_per_s"] = (before + rate) / 2 if isinstance(before, int | float) else rate
+    if not is_fresh and (rtt_s := link.round_trip_s()) is not None:
+        notes |= {"rtt_s": rtt_s, "rtt_at": now}
+    store.write(json.dumps(notes).encode(), PRIVATE, "sources", name)
+
+
+def _run(body: dict[str, Any]) -> Run | None:
+    if body["error"] is not None or body["command"] != "refresh":
+        return None
+    at = datetime.fromisoformat(body["checked_at"])
+    return Run(
+        at if at.tzinfo else at.replace(tzinfo=UTC),
+        int(body["rows_inserted"]),
+        int(body["rows_updated"]),
+        int(body["rows_deleted"]),
+        int(body["rows_total"]),
+        body["previous_version"] is None,
+        body["method"],
+        int(body["source_scans"]),
+        sum(body["seconds"].values()),
+    )
