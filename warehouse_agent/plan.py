@@ -47,6 +47,7 @@ LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
 
 ESTIMATE_ERROR = 1.3  # the strata tell how much differs to about a quarter
 QUANTILES_SENT = (50, 60, 70, 80, 90, 95, 98)
+REFINED = 0.8  # of the cells that were sent, once more where they do not suffice
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
 FOLDS = (1, 2, 4, 12, 24, 120, 720, 5040, 55_440)  # of many divisors: nearly any size in between
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
@@ -169,8 +170,9 @@ def open_sketch(
     """The sketch of a refresh, and what of it goes up before anything is known.
 
     Nothing sent costs a round trip and then the cells that are needed; cells for a quantile of d
-    cost themselves whatever changed, and a round trip where they do not suffice. The cheapest
-    quantile wins, and is capped by what a full copy would cost, lest a wrong prediction costs more.
+    cost themselves whatever changed, and a round trip and the children of stuck cells where they do
+    not suffice. The cheapest quantile wins, and is capped by what a full copy would cost, lest a
+    wrong prediction costs more.
 
     Args:
         rows: of our side, at least one.
@@ -188,7 +190,7 @@ def open_sketch(
     for percent in QUANTILES_SENT:
         cells = cells_for(expected.quantile(percent / 100))
         sent = CELL_BYTES * cells
-        stalls = (1 - percent / 100) * wait
+        stalls = (1 - percent / 100) * (wait + REFINED * sent)
         if sent <= min(cap, CELL_BYTES * HASHES * THIRD_CELLS_MAX) and sent + stalls < cost:
             cost, chosen = sent + stalls, cells
     widest = min(max(rows, cells_for(1)), HASHES * THIRD_CELLS_MAX)
