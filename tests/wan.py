@@ -99,7 +99,7 @@ class Link:
         finally:
             os.close(memory_fd)
         try:
-            self._enter = self._started()
+            self.enter = self._started()
             self.shape(rtt_ms=rtt_ms, rate_mbit=rate_mbit)
         except BaseException:
             self.close()
@@ -132,11 +132,11 @@ class Link:
     def popen_source(self, args: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a process in the source's namespace; `options` are those of Popen. It is the
         caller's to end: `close` takes its network away, not its life."""
-        return subprocess.Popen([*self._enter[0], *args], **options)
+        return subprocess.Popen([*self.enter[0], *args], **options)
 
     def popen_warehouse(self, args: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """The same in the warehouse's namespace."""
-        return subprocess.Popen([*self._enter[1], *args], **options)
+        return subprocess.Popen([*self.enter[1], *args], **options)
 
     def shape(self, *, rtt_ms: float, rate_mbit: float | None) -> None:
         """Delay and rate from the next packet on."""

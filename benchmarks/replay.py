@@ -1,0 +1,253 @@
+"""The whole history of a real table replayed, every commit one refresh, and counted in bytes.
+
+    python -m benchmarks.replay [--history ourairports_runways] [--upto N] [--objective seconds]
+
+Both halves are the product's own: `Comparison` reads a SQLite file that SQL brings from commit to
+commit; `Conversation` opens with the partition, sketch and prediction that `prepare` would open
+with, and learns from each refresh what `settle` would. Between them is a queue that serialises
+every message. Left out is Spark: our side is reduced and applied by the contract's numpy code
+(`replay_sides`), because 1,474 refreshes in Spark take an hour; the messages are the same, and
+`tests/test_replay.py` takes some of these commits through all of the product.
+
+ 1. After every refresh ours − removed + shipped is, byte for byte, the state that the curators
+    recorded; its digest is the one that the source told; the changes counted are the commit's.
+ 2. Refreshes run at the commits' own times, so the prediction sees the real gaps. Salts come from
+    the number of the commit: a replay repeats to the byte.
+ 3. Bytes are those of the agents' reports: messages of both directions with 5 bytes of gRPC framing
+    each. What a connection costs is added where results are shown.
+
+Two no-change refreshes are noted with each commit. *idle* is the same opening, had nothing changed;
+*bare* is one that expected nothing: the opening without cells. Their difference is what the
+prediction costs in advance; only subtracting the smaller hides nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import click
+from driftline import frames
+from driftline.digests import Salt
+from driftline.ranges import Partition
+from driftline.types import Recipe
+
+from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
+from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
+from source_agent.engine import Session, Shape
+from tests.histories import DATA, History, available
+from warehouse_agent import plan, remember
+from warehouse_agent.exchange import Conversation, Opening, Outcome
+from warehouse_agent.expect import Expected
+from warehouse_agent.plan import Line, Method, Objective
+from warehouse_agent.remember import Run
+
+HISTORIES = ("ourairports_runways", "intl_football_results")
+OBJECTIVES = tuple(objective.value for objective in Objective)
+RTT_S, BYTES_PER_S = 0.1, 1.25e6  # 100 ms, 10 Mbit/s
+SAID_EVERY = 100  # commits
+
+
+class Warehouse:
+    """Our agent between refreshes: the copy, the history of runs, what was learned."""
+
+    def __init__(self, recipe: Recipe, line: Line) -> None:
+        self.copy, self.line = Copy(recipe), line
+        self.runs: list[Run] = []
+        self._notes: dict[str, object] = {}
+        self._quantiles: tuple[int, list[int]] | None = None  # of so many rows
+
+    def refresh(self, session: Session, shape: Shape, at: datetime, number: int) -> Record:
+        """One refresh; `number` seeds its salt. The record lacks floor and CSV."""
+        copy, came = self.copy, list[bytes]()
+        rows = len(copy.rows)
+        # None before the first refresh after the load.
+        expected = remember.changes_expected(self.runs, rows, at)
+        opening = self._opening(shape, expected, _salt(number))
+        wire = Wire(session, shape)
+        out = Conversation(
+            wire,
+            opening,
+            keep=came.append,
+            list_rows=lambda by, chosen: copy.listing(opening.partition, opening.salt, by, chosen),
+            progress=lambda _: None,
+        ).run()
+        assert wire.is_done
+        assert out.round_trips == wire.round_trips
+        inserted, updated, deleted = copy.take(out, opening.salt, came)
+        self._learn(out, at, inserted, updated, deleted, came)
+        return Record(
+            commit=number,
+            at=at.isoformat(),
+            rows=len(copy.rows),
+            inserted=inserted,
+            updated=updated,
+            deleted=deleted,
+            expected=(expected.low, expected.median, expected.high) if expected else None,
+            sent_bytes=sum(wire.sent),
+            received_bytes=wire.received_bytes,
+            frame_bytes=out.frame_bytes,
+            round_trips=out.round_trips,
+            method=out.method.value,
+            scans=out.scans,
+            idle_bytes=wire.opening_bytes + wire.end_bytes(),
+            bare_bytes=wire.sent[0] + wire.end_bytes(),
+            modelled_bytes=_modelled(opening, out, inserted + updated + deleted),
+            load_bytes=copy.load_bytes(opening.salt),
+        )
+
+    def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
+        """As `prepare` opens."""
+        copy, partition = self.copy, self._partition()
+        row_bytes = remember.row_bytes(self._notes, len(copy.recipe.columns))
+        sketch = None
+        if len(copy.rows):
+            sketch = plan.open_sketch(
+                rows=len(copy.rows),
+                bounds=copy.bounds(),
+                expected=expected,
+                row_bytes=row_bytes,
+                line=self.line,
+            )
+        return Opening(
+            relation=shape.relation.name,
+            recipe=copy.recipe,
+            fragment_key=KEY,
+            salt=salt,
+            partition=partition,
+            sums=copy.reduced(partition, salt, sketch),
+            row_bytes=row_bytes,
+            sketch=sketch,
+            line=self.line,
+        )
+
+    def _partition(self) -> Partition:
+        """Its knots are found again when a fifth of the rows came or went."""
+        rows, is_integer = len(self.copy.rows), self.copy.recipe.integer_key
+        if not is_integer or not rows:
+            return plan.partition_for([], rows, integer_key=is_integer)
+        if self._quantiles is None or abs(self._quantiles[0] - rows) > rows // 5:
+            self._quantiles = rows, self.copy.quantiles()
+        return plan.partition_for(self._quantiles[1], rows, integer_key=True)
+
+    def _learn(
+        self,
+        out: Outcome,
+        at: datetime,
+        inserted: int,
+        updated: int,
+        deleted: int,
+        came: list[bytes],
+    ) -> None:
+        """As `settle` learns."""
+        is_load, changed = not self.runs, inserted + updated + deleted
+        rows = len(self.copy.rows)
+        run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
+        self.runs.append(run)
+        shipped = sum(map(frames.rows_in, came))
+        if not out.equal and shipped > plan.QUANTILES:
+            self._notes["row_bytes"] = out.frame_bytes / max(changed, shipped)
+
+
+def _salt(number: int) -> Salt:
+    random = Random(number)
+    return Salt(random.getrandbits(64), random.getrandbits(64))
+
+
+def _modelled(opening: Opening, out: Outcome, changed: int) -> int | None:
+    """As `Prepared.bytes_for`, of which there is none without Spark."""
+    if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
+        return None
+    fixed = plan.opening_bytes(opening.partition) + plan.SKETCH_BYTES + plan.REPLY_BYTES
+    return fixed + opening.sketch.bytes_for(changed, opening.row_bytes)
+
+
+def replay(
+    name: str, *, upto: int | None = None, objective: Objective = Objective.SECONDS
+) -> Iterator[Record]:
+    """A record for each commit up to this one; the load before them is none.
+
+    Raises:
+        AssertionError: the copy is not what the curators recorded.
+    """
+    history, times = History(name), times_of(name)
+    recorded = Recorded(history)
+    rows = list(recorded.values.values())
+    with (
+        TemporaryDirectory() as folder,
+        closing(Source(Path(folder) / "erp.db", history, rows)) as source,
+    ):
+        with closing(source.open()) as session:
+            shape = session.describe(source.relation)
+            warehouse = Warehouse(shape.recipe, Line(RTT_S, BYTES_PER_S, objective))
+            warehouse.refresh(session, shape, times[0], 0)
+        for commit in history.commits(0, max(times) if upto is None else upto):
+            if commit.number not in times:
+                assert not len(commit)  # the curators excluded it
+                continue
+            source.edit(commit)
+            recorded.advance(commit)
+            with closing(source.open()) as session:
+                shape = session.describe(source.relation)
+                record = warehouse.refresh(session, shape, times[commit.number], commit.number)
+            where = f"{name}, commit {commit.number}"
+            found = (record.inserted, record.updated, record.deleted)
+            edits = (commit.inserts, commit.updates, commit.deletes)
+            assert found == tuple(map(len, edits)), where
+            assert len(warehouse.copy.rows) == len(recorded.rows), where
+            assert set(warehouse.copy.rows) == set(recorded.rows.values()), where
+            floor = recorded.floor_bytes(commit)
+            yield replace(record, floor_bytes=floor, csv_bytes=recorded.csv_bytes)
+
+
+def times_of(name: str) -> dict[int, datetime]:
+    """When each commit was made; 0 is the load."""
+    with (DATA / name / "versions.csv").open(newline="") as file:
+        times = {0: datetime.fromisoformat(next(csv.DictReader(file))["committer_date"])}
+    with (DATA / name / "changes_all_commits.csv").open(newline="") as file:
+        for commit in csv.DictReader(file):
+            times[int(commit["seq"])] = datetime.fromisoformat(commit["date"])
+    return times
+
+
+@click.command()
+@click.option("--history", type=click.Choice(HISTORIES), default=HISTORIES[0], show_default=True)
+@click.option("--upto", type=int, help="The last commit; else all.")
+@click.option(
+    "--objective",
+    type=click.Choice([o.value for o in Objective]),
+    default="seconds",
+    show_default=True,
+)
+@click.option("--connection-bytes", default=CONNECTION_BYTES, show_default=True)
+@click.option("--results", type=Path, default=Path("benchmarks/replay.jsonl"), show_default=True)
+@click.option("--recorded", is_flag=True, help="Replay nothing: the tables of recorded results.")
+def main(
+    history: str,
+    upto: int | None,
+    objective: str,
+    connection_bytes: int,
+    results: Path,
+    recorded: bool,
+) -> None:
+    """Replay, write the results down, print the tables."""
+    if not recorded:
+        if not available(history):
+            raise SystemExit(f"NO REAL TABLES, NOT MEASURED: {DATA} is not there")
+        found = replay(history, upto=upto, objective=Objective(objective))
+        for number, record in enumerate(write(found, results), start=1):
+            if not number % SAID_EVERY:
+                print(f"{number} refreshes, {record.at[:10]}", file=sys.stderr, flush=True)
+        print(f"{history}, objective {objective}\n")
+    print(summary(read(results), connection_bytes))
+
+
+if __name__ == "__main__":
+    main()
