@@ -45,11 +45,11 @@ QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every op
 # which pays on metered lines alone.
 LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
 
-ESTIMATE_ERROR = 1.3  # the strata tell how much differs to about a quarter
+ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
 QUANTILES_SENT = (50, 60, 70, 80, 90, 95, 98)
 REFINED = 0.8  # of the cells that were sent, once more where they do not suffice
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
-FOLDS = (1, 2, 4, 12, 24, 120, 720, 5040, 55_440)  # of many divisors: nearly any size in between
+FOLDS = (1, 2, 4, 12, 60, 360, 2520, 27_720)  # of many divisors: a stall gets what it needs
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
