@@ -61,6 +61,16 @@ def test_lines_are_added(store: Store) -> None:
     assert store.read(PRIVATE, "runs", "a.jsonl") == "one\nzwölf\n".encode()
 
 
+def test_old_lines_go_when_there_are_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warehouse_agent.store.LINES_BYTES_MAX", 100)
+    for number in range(1000):
+        store.append_line(f"line {number}", PRIVATE, "runs", "a.jsonl")
+        kept = (store.read(PRIVATE, "runs", "a.jsonl") or b"").decode().splitlines()
+        assert kept == [f"line {n}" for n in range(number + 1 - len(kept), number + 1)]
+        assert len("\n".join(kept)) < 120
+    assert len(kept) >= 5
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_private_files_are_for_their_owner(store: Store, mask: int) -> None:
     before = os.umask(mask)

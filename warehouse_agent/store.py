@@ -28,6 +28,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
 PRIVATE = "_driftline"
+LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 4,000 refreshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,18 @@ class Store:
             raise self._unavailable("written", path, error) from error
 
     def append_line(self, line: str, *parts: str) -> None:
-        """Add a line to a file of lines."""
+        """Add a line to a file of lines; of a file beyond LINES_BYTES_MAX the older half goes."""
         system, path = self._at(*parts)
         try:
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            if self.is_local:
+            size = system.get_file_info(path).size or 0
+            if self.is_local and size < LINES_BYTES_MAX:
                 with Path(path).open("a", encoding="utf-8") as out:
                     out.write(line + "\n")
                 return
             before = self.read(*parts) or b""
+            if size >= LINES_BYTES_MAX:
+                before = before[len(before) // 2 :].partition(b"\n")[2]
             self.write(before + line.encode() + b"\n", *parts)
         except OSError as error:
             raise self._unavailable("written", path, error) from error
