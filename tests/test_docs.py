@@ -479,9 +479,10 @@ def test_pictures_have_words() -> None:
     for path in PAGES:
         for words in re.findall(r"!\[([^\]]*)\]", path.read_text(encoding="utf-8")):
             assert len(words) > 40, path.name
-    picture = (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8")
-    assert "<desc" in picture
-    assert "prefers-color-scheme: dark" in picture
+    for name in ("flow.svg", "replay.svg"):
+        picture = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert "<desc" in picture
+        assert "prefers-color-scheme: dark" in picture
 
 
 def test_the_two_commands_are_there() -> None:

@@ -36,6 +36,7 @@ OPEN_BYTES = 96  # of `Open` without its variable parts; a reply to it that says
 STRATUM_BYTES = 2  # of a cell of the strata
 SKETCH_BYTES = 24  # of a sketch's parameters
 REPLY_BYTES = 80  # of an end
+FOUND_BYTES = 160  # of a list of deleted keys, a frame's header and the messages around them
 DIGEST_BYTES = 8
 ROW_HASH_BYTES = 8
 ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much as its row hashes
@@ -46,6 +47,7 @@ QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every op
 LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
 
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
+FINEST = 131_072  # cells of any table of so many rows; 2 MB at the source, nothing on the wire
 QUANTILES_SENT = (50, 60, 70, 80, 90, 95, 98)
 REFINED = 0.8  # of the cells that were sent, once more where they do not suffice
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
@@ -193,8 +195,9 @@ def open_sketch(
         stalls = (1 - percent / 100) * (wait + REFINED * sent)
         if sent <= min(cap, CELL_BYTES * HASHES * THIRD_CELLS_MAX) and sent + stalls < cost:
             cost, chosen = sent + stalls, cells
-    widest = min(max(rows, cells_for(1)), HASHES * THIRD_CELLS_MAX)
-    target = min(max(UNFOLDS * chosen, cells_for(expected.quantile(0.98))), widest)
+    # Bulk changes come unforeseen: what is not on the wire is cheap, and a second scan is not.
+    finest = min(max(cells_for(expected.quantile(0.98)), FINEST), HASHES * rows)
+    target = min(max(UNFOLDS * chosen, finest), HASHES * THIRD_CELLS_MAX)
     if not chosen:
         return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))
     third = -(-chosen // HASHES)
