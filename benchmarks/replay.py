@@ -165,8 +165,7 @@ def _modelled(opening: Opening, out: Outcome, changed: int) -> int | None:
     """As `Prepared.bytes_for`, of which there is none without Spark."""
     if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
         return None
-    fixed = plan.opening_bytes(opening.partition) + plan.SKETCH_BYTES + plan.REPLY_BYTES
-    return fixed + opening.sketch.bytes_for(changed, opening.row_bytes)
+    return plan.sketch_bytes(opening.partition, opening.sketch, changed, opening.row_bytes)
 
 
 def replay(

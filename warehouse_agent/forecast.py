@@ -25,12 +25,12 @@ from driftline.sketches import CELL_BYTES, HASHES
 
 from warehouse_agent import plan, publish, remember, schema
 from warehouse_agent.configure import Fragment
+from warehouse_agent.expect import Expected
 from warehouse_agent.link import Link
 from warehouse_agent.plan import Line, Method, Sketch, Stall
 from warehouse_agent.remember import Run
 from warehouse_agent.store import PRIVATE, Store
 
-RUNS_MAX = 20  # earlier refreshes that are looked at, the newest
 CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
 
 
@@ -174,7 +174,7 @@ def know(
         line=remember.line(store, fragment.source),
         now=datetime.now(UTC),
         forced=fragment.method,
-        runs=tuple(remember.runs(store, fragment.name)[-RUNS_MAX:]),
+        runs=tuple(remember.runs(store, fragment.name)),
         staged_bytes=sum(e.size for e in store.walk(PRIVATE, "staging", fragment.name)),
         source_error=source_error,
         schema_changes=tuple(changes),
@@ -183,13 +183,14 @@ def know(
 
 def predict(known: Known) -> Forecast:
     """The candidates and the choice."""
-    changed, origin, interval = _changes(known)
+    expected = remember.changes_expected(list(known.runs), known.rows or 0, known.now)
+    changed, origin, interval = _changes(known, expected)
     floor = None
     if known.rows is None:
         candidates: tuple[Candidate, ...] = (_load(known),)
         chosen = candidates[0].what
     else:
-        candidates, chosen = _refreshes(known, max(changed, 1))
+        candidates, chosen = _refreshes(known, expected, max(changed, 1))
         floor = plan.floor_bytes(known.rows, changed, known.row_bytes)
     return Forecast(
         name=known.name,
@@ -218,10 +219,12 @@ def _load(known: Known) -> Candidate:
     return Candidate("full copy", size, 2, 1, None)
 
 
-def _refreshes(known: Known, changed: int) -> tuple[tuple[Candidate, ...], str]:
+def _refreshes(
+    known: Known, expected: Expected | None, changed: int
+) -> tuple[tuple[Candidate, ...], str]:
     ours = known.rows or 0
     theirs = ours if known.rows_expected is None else known.rows_expected
-    sketch = _sketch(known, ours)
+    sketch = _sketch(known, expected)
     opening = plan.opening_bytes(known.partition)
     sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
     options = {
@@ -247,7 +250,7 @@ def _refreshes(known: Known, changed: int) -> tuple[tuple[Candidate, ...], str]:
         is_enough = CELL_BYTES * cells <= sketch.bytes_sent
         size = sent + int(changed * known.row_bytes)
         if not is_enough:
-            size = max(sent, 0) + options[Method.SKETCH].bytes_expected
+            size = sent + options[Method.SKETCH].bytes_expected
         scans = 1 if sketch.embedding.base is not None else 2
         found.append(_candidate(known, Method.SKETCH, opening + size, 2 - is_enough, scans))
     if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
@@ -263,13 +266,13 @@ def _candidate(known: Known, method: Method, size: int, trips: int, scans: int) 
     return Candidate(_NAMES[method], size, trips, scans, _seconds(known, method))
 
 
-def _sketch(known: Known, rows: int) -> Sketch | None:
-    if not rows or known.forced in (Method.RANGE, Method.FULL):
+def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
+    if not known.rows or known.forced in (Method.RANGE, Method.FULL):
         return None
     return plan.open_sketch(
-        rows=rows,
+        rows=known.rows,
         bounds=known.bounds,
-        expected=remember.changes_expected(list(known.runs), rows, known.now),
+        expected=expected,
         row_bytes=known.row_bytes,
         line=known.line,
     )
@@ -293,10 +296,11 @@ def expected_slots(slots: int, entries: int) -> float:
     return slots * -math.expm1(entries * math.log1p(-1 / slots))
 
 
-def _changes(known: Known) -> tuple[int, str, tuple[int, int, int] | None]:
+def _changes(
+    known: Known, expected: Expected | None
+) -> tuple[int, str, tuple[int, int, int] | None]:
     """How many rows are expected to have changed, why, and between what."""
     rows = known.rows or 0
-    expected = remember.changes_expected(list(known.runs), rows, known.now)
     if expected is None:
         return round(rows * CHANGE_SHARE), "assumed", None
     count = len(known.runs) - 1

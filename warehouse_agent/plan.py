@@ -114,11 +114,6 @@ class Sketch:
         """Of the cells that go up with the opening."""
         return CELL_BYTES * self.cells // self.fold if self.fold else 0
 
-    def bytes_for(self, changed: int, row_bytes: float) -> int:
-        """What a refresh takes that finds so many changed rows, and guessed well."""
-        cells = max(CELL_BYTES * cells_for(changed), self.bytes_sent) if changed else 0
-        return int(max(cells, self.bytes_sent) + changed * row_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Stall:
@@ -295,6 +290,15 @@ def rows_changed(differing: int, slots: int) -> float:
     that: it counts as SATURATED, or the method would follow the noise.
     """
     return -slots * math.log1p(-min(differing / slots, SATURATED))
+
+
+def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, row_bytes: float) -> int:
+    """What an exchange takes that finds so many changed rows, and guessed well."""
+    fixed = opening_bytes(partition) + SKETCH_BYTES + REPLY_BYTES
+    if not changed:
+        return fixed + sketch.bytes_sent
+    cells = max(CELL_BYTES * cells_for(changed), sketch.bytes_sent)
+    return fixed + FOUND_BYTES + int(cells + changed * row_bytes)
 
 
 def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:

@@ -51,9 +51,7 @@ class Prepared:
     def bytes_for(self, changed: int) -> int:
         """What the exchange takes where so many rows changed and the sketch tells them."""
         assert self.sketch is not None
-        fixed = plan.opening_bytes(self.partition) + plan.SKETCH_BYTES + plan.REPLY_BYTES
-        found = plan.FOUND_BYTES if changed else 0
-        return fixed + found + self.sketch.bytes_for(changed, self.row_bytes)
+        return plan.sketch_bytes(self.partition, self.sketch, changed, self.row_bytes)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:

@@ -138,8 +138,9 @@ class Runner:
         while ready:
             with link.stream() as stream:
                 ready = self._exchange(link, stream, ready, failed)
-            with contextlib.suppress(DriftlineError):  # it may be lost
-                remember.note_line(self.store, link, stream)
+            if len(failed) < len(tries):  # a line that was not there is not waited for again
+                with contextlib.suppress(DriftlineError):  # it may be lost
+                    remember.note_line(self.store, link, stream)
 
     def _exchange(
         self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]
