@@ -4,8 +4,8 @@ A generator of replies over an iterator of requests: one scan fingerprints every
 total, the range sums and, where the warehouse opened with one, the sketch. Equal totals end it. A
 sketch that decodes is answered with the rows at once (`decode`); else the verdict says how much
 seems to differ, and the warehouse asks for everything, refines ranges (`refine`) or sends more
-cells. Memory is bounded by RANGES_MAX, THIRD_CELLS_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never
-by the table.
+cells. Groups have an answer of their own (`regroup`). Memory is bounded by RANGES_MAX,
+THIRD_CELLS_MAX, GROUP_KEYS_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
 
 This module knows no gRPC server and no engine: it takes a `Session` and yields messages.
 """
@@ -26,6 +26,7 @@ from source_agent.decode import Sketching
 from source_agent.engine import Session, Shape
 from source_agent.read import Reader, Tally
 from source_agent.refine import Refinement
+from source_agent.regroup import Regrouping
 from source_agent.ship import Shipper
 
 __all__ = ["Comparison", "Tally"]
@@ -37,8 +38,10 @@ class Comparison:
     def __init__(self, session: Session, shape: Shape, opening: pb.Open, tally: Tally) -> None:
         hear.check_opening(opening, shape)
         self._salt, self._ours = hear.salt_of(opening), hear.digest_of(opening)
-        self._partition, self._strata = hear.partition_of(opening), hear.strata_of(opening)
+        self._partition = hear.partition_of(opening)
         self._sketch = hear.sketch_of(opening, shape)
+        self._grouping = hear.grouping_of(opening, shape)
+        self._strata = None if self._grouping else hear.strata_of(opening)
         key = opening.fragment_key
         self._reader = Reader(session, shape, fragment_key=key, salt=self._salt, tally=tally)
         level = min(max(opening.level, 1), 19)
@@ -53,6 +56,9 @@ class Comparison:
         if self._ours.count == 0:
             total = yield from self._ship_everything()
             yield self._finished(total, equal=total == self._ours)
+            return
+        if self._grouping is not None:
+            yield from self._by_groups(self._grouping, requests)
             return
         sketching = None
         if self._sketch is not None:
@@ -69,6 +75,16 @@ class Comparison:
             yield self._finished(sums.total, equal=True)
             return
         yield from self._differ(sums, sketching, requests)
+
+    def _by_groups(self, said: hear.Grouping, requests: Iterator[pb.Request]) -> Iterator[pb.Reply]:
+        grouping = Regrouping(self._reader, self._shipper, said, self._salt)
+        # Heard before the scan: what is malformed costs the database nothing.
+        grouping.take(self._next(requests), lambda: self._next(requests))
+        yield from grouping.read()
+        is_equal = grouping.total == self._ours
+        if not is_equal:
+            yield from grouping.answer(lambda: self._next(requests))
+        yield self._finished(grouping.total, equal=is_equal)
 
     def _differ(
         self, sums: RangeSums, sketching: Sketching | None, requests: Iterator[pb.Request]
@@ -104,6 +120,7 @@ class Comparison:
 
     def _differing(self, sums: RangeSums, cells: Cells | None) -> int:
         """How many ranges, or cells where there are some, seem to differ."""
+        assert self._strata is not None
         slots = sums.short_digests() if cells is None else cells.r % np.uint64(PRIME)
         return estimate_differing(self._strata, strata(slots, self._salt), len(slots))
 

@@ -19,7 +19,7 @@ from driftline.digests import Salt
 from driftline.sketches import Cells, pack
 
 from source_agent import hear
-from source_agent.hold import Batch, Positions
+from source_agent.hold import Batch, joined
 from source_agent.read import Reader
 from source_agent.ship import Shipper
 
@@ -84,18 +84,9 @@ class Sketching:
         """The batches in which these rows are, and perhaps others."""
         if self._embedding.base is None:
             return self._reader.scan()
-        first, last = _joined(self._embedding.positions(self._decoder.ks))
+        first, last = joined(self._embedding.positions(self._decoder.ks))
         if self._outside:
             zones = self._embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
         rows = len(self._decoder.ks) + self._outside
         return self._reader.find(first, last, rows=rows, total=total)
-
-
-def _joined(positions: Positions) -> tuple[Positions, Positions]:
-    """First and last of ascending positions, neighbours joined into one range, int64 [n] each."""
-    if not len(positions):
-        return positions, positions
-    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) > 1)
-    ends = np.append(begins[1:], len(positions)) - 1
-    return positions[begins], positions[ends]

@@ -18,11 +18,26 @@ import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest, Salt
-from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
+from driftline.errors import (
+    ConfigurationError,
+    MalformedMessage,
+    RecipeChanged,
+    VersionMismatch,
+)
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.limits import PROTOCOL_VERSION, SEGMENTS_MAX, STRATA, STRATUM_CELLS, THIRD_CELLS_MAX
+from driftline.limits import (
+    GROUP_KEYS_MAX,
+    PART_RANGES_MAX,
+    PROTOCOL_VERSION,
+    SEGMENTS_MAX,
+    STRATA,
+    STRATUM_CELLS,
+    THIRD_CELLS_MAX,
+    UNIT_KEYS_PER_MESSAGE,
+)
 from driftline.ranges import Partition, coarse_ranges
-from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding
+from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, unpack
+from driftline.units import Run
 
 from source_agent.engine import Shape
 
@@ -44,7 +59,8 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
             remedy="Install the same release on both sides.",
         )
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum), len(opening.strata))
-    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES, STRATA * STRATUM_CELLS * 2):
+    strata_bytes = 0 if opening.HasField("grouping") else STRATA * STRATUM_CELLS * 2
+    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES, strata_bytes):
         raise MalformedMessage("An opening has fields of a wrong size.")
     if opening.recipe != shape.recipe.id:
         raise RecipeChanged(
@@ -95,14 +111,91 @@ def sketch_of(opening: pb.Open, shape: Shape) -> Sketch | None:
     if not opening.HasField("sketch"):
         return None
     said = opening.sketch
-    if not said.hashed and not shape.recipe.integer_key:
-        raise MalformedMessage("Only an integer key can be embedded as it is.")
-    embedding = Embedding(said.span, None if said.hashed else said.base)
+    embedding = _embedding(said, shape)
     if not 1 <= said.third <= THIRD_CELLS_MAX or (said.fold and said.third % said.fold):
         raise MalformedMessage(f"A sketch of {said.third} cells a third is not allowed.")
     if not opening.count or said.check >= PRIME:
         raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
     return Sketch(embedding, said.third, said.fold, said.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The parameters of groups. `row_bytes` and `wait_bytes` price row hashes (`units.refines`).
+
+    `part`: the ranges of positions, int64 [n] first and last, that are read beside the named keys;
+    None where all rows are compared. `rows_max`: the most rows read for a part.
+    """
+
+    embedding: Embedding
+    row_bytes: int
+    wait_bytes: int
+    part: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None
+    rows_max: int
+
+
+def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
+    """The grouping in an opening, None where there is none.
+
+    Raises:
+        MalformedMessage. ConfigurationError: a part of what cannot be read by an index.
+    """
+    if not opening.HasField("grouping"):
+        return None
+    said = opening.grouping
+    embedding = _embedding(said, shape)
+    if opening.HasField("sketch") or not opening.count:
+        raise MalformedMessage("Groups beside a sketch, or of no rows, are not allowed.")
+    first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)
+    if len(first) != len(last) or len(first) > PART_RANGES_MAX or (first > last).any():
+        raise MalformedMessage("The ranges of a part are no ranges.")
+    if not said.rows_max:
+        if len(first):
+            raise MalformedMessage("Ranges are for a part alone.")
+        return Grouping(embedding, said.row_bytes, said.wait_bytes, None, 0)
+    if embedding.base is None or not shape.indexed:
+        raise ConfigurationError(
+            "A part is read by an index of an integer key, which this relation does not have.",
+            where=shape.relation.name,
+            remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
+        )
+    return Grouping(embedding, said.row_bytes, said.wait_bytes, (first, last), said.rows_max)
+
+
+def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
+    if not said.hashed and not shape.recipe.integer_key:
+        raise MalformedMessage("Only an integer key can be embedded as it is.")
+    return Embedding(said.span, None if said.hashed else said.base)
+
+
+def units(
+    first: pb.Request, hear: Hear, embedding: Embedding
+) -> tuple[list[Run], npt.NDArray[np.uint64]]:
+    """The warehouse's units in runs, and the digest of each, uint64 [units].
+
+    Raises:
+        MalformedMessage: too many keys, a digest too many or too few, or something else.
+    """
+    runs: list[Run] = []
+    digests: list[npt.NDArray[np.uint64]] = []
+    request, keys = first, 0
+    while True:
+        said = request.units
+        if request.WhichOneof("message") != "units":
+            raise MalformedMessage("Units were expected.")
+        if not said.ks and not said.last:
+            raise MalformedMessage("A piece of a message holds nothing.")
+        if said.ks:
+            most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
+            run = Run(said.size, unpack(said.ks, span=embedding.span, count_max=most))
+            if not len(run.ks) or len(said.digests) != 8 * run.units:
+                raise MalformedMessage("Units came with another number of digests.")
+            runs.append(run)
+            digests.append(np.frombuffer(said.digests, "<u8").astype(np.uint64))
+            keys += len(run.ks)
+        if said.last:
+            return runs, np.concatenate([np.zeros(0, np.uint64), *digests])
+        request = hear()
 
 
 def cells(first: pb.Request, hear: Hear, expected: Callable[[int], int]) -> tuple[int, Cells]:

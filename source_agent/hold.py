@@ -81,3 +81,12 @@ def up_to(
     out = np.zeros(len(at), np.bool_)
     out[rows[order[chosen]]] = True
     return out
+
+
+def joined(positions: Positions) -> tuple[Positions, Positions]:
+    """First and last of ascending positions, neighbours joined into one range, int64 [n] each."""
+    if not len(positions):
+        return positions, positions
+    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) > 1)
+    ends = np.append(begins[1:], len(positions)) - 1
+    return positions[begins], positions[ends]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from driftline.columns import Block, gather
 from driftline.digests import Salt, mix
-from driftline.errors import NullKey, SnapshotLost
+from driftline.errors import LimitExceeded, NullKey, SnapshotLost
 from driftline.fingerprints import hasher, position_seed, row_key
 from driftline.keys import null_keys, positions
 from driftline.limits import SAMPLES_MAX
@@ -66,6 +66,25 @@ class Reader:
         if self.by_index(rows, total):
             return self._batches(self._session.read_ranges(self.shape, first, last))
         return self.scan()
+
+    def part(self, first: Positions, last: Positions, *, rows_max: int) -> Iterator[Batch]:
+        """The rows in these disjoint ranges and no others, by index, whatever that costs.
+
+        Raises:
+            LimitExceeded: there are more than `rows_max`; at most a batch more was read.
+        """
+        read = 0
+        for batch in self._batches(self._session.read_ranges(self.shape, first, last)):
+            read += len(batch.positions)
+            if read > rows_max:
+                raise LimitExceeded(
+                    f"More than {rows_max} rows are in what this refresh was to compare: many are "
+                    "new at the source.",
+                    where=self.shape.relation.name,
+                    remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
+                    "of everything.",
+                )
+            yield batch
 
     def by_index(self, rows: int, total: int) -> bool:
         """Whether so many of the rows are found by index."""

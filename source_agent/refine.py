@@ -1,25 +1,23 @@
 """Ranges at the source: those that differ are refined by row hashes, and what is wanted is shipped.
 
-What differs is read again, by index where that touches few rows, and answered with row hashes; the
-wanted rows are shipped from memory while ROWS_HELD_BYTES last, else they are read once more.
+What differs is read again, by index where that touches few rows, and answered with row hashes
+(`identify`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 from driftline import wire_pb2 as pb
-from driftline.columns import Block
 from driftline.digests import MASK64
-from driftline.errors import LimitExceeded
-from driftline.limits import DIGESTS_PER_MESSAGE, ROW_HASHES_MAX
+from driftline.limits import ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums
 
 from source_agent import hear
-from source_agent.hold import Identified, Positions, up_to
+from source_agent.hold import Identified, Positions
+from source_agent.identify import hashes_sent, mismatch, ship_wanted
 from source_agent.read import Reader
 from source_agent.ship import Shipper
 
@@ -38,7 +36,7 @@ class Refinement:
         by, ours = hear.digests(first, more, self._partition.ranges)
         coarse = self._sums.coarsened(by)
         differs = coarse.short_digests() != ours
-        yield from _mismatch(differs, coarse.counts[differs])
+        yield mismatch(differs, coarse.counts[differs])
         reading = differs & (coarse.counts > 0)
         hashed = reading & (ours != 0)
         if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
@@ -49,12 +47,10 @@ class Refinement:
             yield pb.Reply(hashes_end=pb.HashesEnd())
             return True
         order, hashes = found.in_order()
-        for start in range(0, len(hashes), DIGESTS_PER_MESSAGE):
-            piece = hashes[start : start + DIGESTS_PER_MESSAGE]
-            yield pb.Reply(row_hashes=pb.RowHashes(hashes=piece.astype("<u8").tobytes()))
-        yield pb.Reply(hashes_end=pb.HashesEnd())
+        yield from hashes_sent(hashes)
         wanted = order[hear.wanted(more, len(hashes))]
-        yield from self._ship_wanted(found, wanted)
+        total = self._sums.total.count
+        yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
         return True
 
     def _identify(
@@ -85,34 +81,6 @@ class Refinement:
         self._reader.same_snapshot(rows == expected and agrees)
         return found
 
-    def _ship_wanted(self, found: Identified, wanted: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
-        """The wanted rows, by their arrival numbers: from memory, or read again."""
-        if not len(wanted):
-            return
-        self._reader.tally.phase = "ship"
-        if found.blocks is not None:
-            yield from self._ship_held(found.blocks, wanted)
-            yield from self._shipper.flush()
-            return
-        hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
-        where = np.unique(np.concatenate(found.positions)[wanted])
-        batches = self._reader.find(where, where, rows=len(where), total=self._sums.total.count)
-        for batch in batches:
-            at = np.minimum(np.searchsorted(hashes, batch.mixed.m0), len(hashes) - 1)
-            named = (hashes[at] == batch.mixed.m0) & np.isin(batch.positions, where)
-            yield from self._shipper.pick(batch, up_to(left, at, named))
-        yield from self._shipper.flush()
-        self._reader.same_snapshot(not left.any())
-
-    def _ship_held(self, blocks: list[Block], wanted: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
-        ends = np.cumsum([len(b) for b in blocks])
-        for number, block in enumerate(blocks):
-            start = int(ends[number]) - len(block)
-            mine = np.sort(wanted[(wanted >= start) & (wanted < ends[number])]) - start
-            if len(mine):
-                batch = self._reader.batch(block.take(mine))
-                yield from self._shipper.add(batch.block, batch.mixed)
-
 
 def _coarse_bounds(
     partition: Partition, coarse: npt.NDArray[np.int64], by: int
@@ -123,13 +91,3 @@ def _coarse_bounds(
     ends = coarse[np.append(joined[1:] - 1, len(coarse) - 1)] if len(coarse) else coarse
     last = np.minimum(((ends + 1) << by) - 1, partition.ranges - 1)
     return partition.bounds(begin)[0], partition.bounds(last)[1]
-
-
-def _mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> Iterator[pb.Reply]:
-    """Which ranges differ and how many rows the source has in each."""
-    if len(counts) and int(counts.max()) >= 1 << 32:
-        raise LimitExceeded("A range holds more than 2^32 rows.")
-    compressor = zstandard.ZstdCompressor(level=3)
-    bitmap = compressor.compress(np.packbits(differs, bitorder="little").tobytes())
-    numbers = compressor.compress(counts.astype("<u4").tobytes())
-    yield pb.Reply(mismatch=pb.Mismatch(bitmap=bitmap, counts=numbers, last=True))

@@ -18,13 +18,14 @@ import numpy as np
 from driftline import frames
 from driftline import wire_pb2 as pb
 from driftline.columns import gather
-from driftline.digests import Digest, Salt, mix
+from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import DriftlineError
 from driftline.fingerprints import hasher, position_seed, row_key
 from driftline.keys import positions
 from driftline.ranges import Partition, RangeSums, uniform
-from driftline.sketches import Cells
+from driftline.sketches import Cells, Embedding
 from driftline.types import Recipe
+from driftline.units import Run, UnitSums
 
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Limits, Relation, Session, Shape
@@ -34,6 +35,7 @@ from tests.reference.rows import row_bytes
 from warehouse_agent.exchange import Conversation, Opening, Outcome, Replaced
 from warehouse_agent.plan import Line, Method, Sketch
 from warehouse_agent.reduce import Listing, Sums
+from warehouse_agent.regroup import Grouped, PartOf, Piece
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
@@ -106,6 +108,7 @@ class Ours:
         recipe: Recipe,
         partition: Partition,
         sketch: Sketch | None = None,
+        units: Units | None = None,
     ) -> None:
         self.rows, self.recipe, self.partition = list(rows), recipe, partition
         self.sketch = sketch
@@ -119,6 +122,7 @@ class Ours:
             assert inside.all()
             self.sums.cells.add(ks, self._mixed.m0, SALT)
         self.listed = 0
+        self.grouped = units.grouped(self._where, self._mixed) if units else None
 
     def digest(self, rows: Sequence[bytes]) -> Digest:
         return mix(SALT, *self.fingerprints(rows)).digest()
@@ -133,6 +137,7 @@ class Ours:
             sums=self.sums,
             row_bytes=20.0,
             sketch=self.sketch,
+            grouped=self.grouped,
             forced=forced,
             line=Line(rtt_s=0.0),
         )
@@ -148,6 +153,52 @@ class Ours:
         at = self.partition.indices(self._where) >> by
         keep = np.flatnonzero(chosen[at])
         return Listing(at[keep], self._where[keep], self._mixed.m0[keep], keep.astype(np.int32))
+
+    def list_keys(self, ks: np.ndarray) -> Listing:
+        assert self.grouped is not None
+        self.listed += 1
+        k, inside = self.grouped.embedding.embed(self._where, SALT)
+        keep = np.flatnonzero(inside & np.isin(k, ks))
+        where, hashes = self._where[keep], self._mixed.m0[keep]
+        return Listing(k[keep].astype(np.int64), where, hashes, keep.astype(np.int32))
+
+
+@dataclass(frozen=True)
+class Units:
+    """How our rows are put into units: by turns of these sizes, 0 being none, in the order of keys;
+    with a part, the rest of them are not compared."""
+
+    embedding: Embedding
+    sizes: tuple[int, ...]
+    row_bytes: int = 20
+    wait_bytes: int = 0
+    part: PartOf | None = None
+
+    def grouped(self, where: np.ndarray, mixed: Mixed) -> Grouped:
+        ks, inside = self.embedding.embed(where, SALT)
+        assert inside.all()
+        distinct = np.unique(ks)
+        turns = np.array_split(distinct, len(self.sizes))
+        runs = [Run(s, k) for s, k in zip(self.sizes, turns, strict=True) if s and len(k)]
+        sums = UnitSums(runs)
+        named = sums.add(ks, mixed.m0)
+        pieces, at = [], 0
+        for run in runs:
+            digests = sums.short_digests()[at : at + run.units]
+            pieces += [Piece(run.size, *one) for one in run.pieces(digests)]
+            at += run.units
+        none = np.zeros(0, np.uint64)
+        rest = Mixed(mixed.m0[~named], mixed.m1[~named]).digest()
+        hot = np.setdiff1d(distinct, sums.all_ks()) if self.part is None else none
+        return Grouped(
+            self.embedding,
+            tuple(pieces),
+            hot,
+            self.row_bytes,
+            self.wait_bytes,
+            rest if self.part else Digest(),
+            self.part,
+        )
 
 
 class Pair:
@@ -228,16 +279,19 @@ def exchange(
     partition: Partition | None = None,
     forced: Method | None = None,
     sketch: Sketch | None = None,
+    units: Units | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end."""
     shape = session.describe(relation)
-    mine = Ours([encode(row) for row in ours], shape.recipe, partition or uniform(64), sketch)
+    encoded = [encode(row) for row in ours]
+    mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, units)
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
         mine.opening(forced),
         keep=result.frames.append,
         list_rows=mine.list_rows,
+        list_keys=mine.list_keys,
         progress=lambda _: None,
     )
     result.outcome = conversation.run()

@@ -14,6 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
+
 from tests.servers import MariaDB, PostgreSQL
 
 _NUMBERS = itertools.count(1)
@@ -141,3 +143,12 @@ class MariaLegacy:
 
 def _percent(sql: str, parameters: Sequence[Any]) -> str:
     return sql.replace("?", "%s") if parameters else sql
+
+
+def legacy_of(engine: str, request: pytest.FixtureRequest, folder: Path) -> Legacy:
+    """A new legacy system: `sqlite`, `sqlite-journal`, `postgresql` or `mariadb`. Close it."""
+    if engine.startswith("sqlite"):
+        return SqliteLegacy(folder / "erp.db", wal=engine == "sqlite")
+    if engine == "postgresql":
+        return PostgresLegacy(request.getfixturevalue("postgresql"))
+    return MariaLegacy(request.getfixturevalue("mariadb"))

@@ -26,7 +26,7 @@ from warehouse_agent import cli
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
-    "rows_deleted", "rows_total", "bytes_sent", "bytes_received", "bytes_expected",
+    "rows_deleted", "rows_total", "rows_left", "bytes_sent", "bytes_received", "bytes_expected",
     "bytes_modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "seconds", "method", "consistency", "proof", "miss_probability", "as_of", "checked_at",
     "attempts", "error",

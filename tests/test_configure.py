@@ -237,6 +237,19 @@ require = "fuzzy"
         ("[fragments.orders]", "[fragments._Driftline]", "fragments._Driftline", "own"),
         ('relation = "orders"', 'method = "rang"', "fragments.orders.method", "'range'"),
         ('relation = "orders"', 'require = "x"', "fragments.orders.require", "exact, fuzzy"),
+        ('relation = "orders"', "read_at_most = 5000", "fragments.orders.read_at_most", "fuzzy"),
+        (
+            'relation = "orders"',
+            'read_at_most = 5000\nrequire = "fuzzy"\nmethod = "range"',
+            "fragments.orders.read_at_most",
+            "leave out",
+        ),
+        (
+            'relation = "orders"',
+            'read_at_most = 10\nrequire = "fuzzy"',
+            "fragments.orders.read_at_most",
+            "1000",
+        ),
         ('relation = "orders"', "carriers = {a = 1}", "fragments.orders.carriers.a", "a string"),
         (
             'relation = "orders"', 'carriers = {a = "text"}', "fragments.orders.carriers.a",

@@ -37,7 +37,7 @@ from driftline.sketches import PRIME, Embedding, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import hold, read
+from source_agent import hold, identify, read
 from source_agent import refine as source_refine
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Session, Shape
@@ -78,7 +78,7 @@ FORCINGS: dict[str, dict[tuple[Any, str], object]] = {
     "read again by index": {(hold, "ROWS_HELD_BYTES"): 0, (read, "INDEX_SHARE"): 1},
     "hold some": {(hold, "ROWS_HELD_BYTES"): 200},
     "small pieces": {
-        (source_refine, "DIGESTS_PER_MESSAGE"): 3,
+        (identify, "DIGESTS_PER_MESSAGE"): 3,
         (refine, "DIGESTS_PER_MESSAGE"): 3,
         (refine, "MESSAGE_BYTES_MAX"): 2,
         (exchange, "CELLS_PER_MESSAGE"): 2,
@@ -409,6 +409,7 @@ def converse(pair: Any, ours: Ours, forced: Method | None = None) -> Result:
         ours.opening(forced),
         keep=result.frames.append,
         list_rows=ours.list_rows,
+        list_keys=ours.list_keys,
         progress=lambda _: None,
     ).run()
     return result
@@ -483,7 +484,12 @@ class Bench:
         self.tally = Tally()
         self.opening = pb.Open()
         conversation = Conversation(
-            self, self.ours.opening(), keep=print, list_rows=self.ours.list_rows, progress=print
+            self,
+            self.ours.opening(),
+            keep=print,
+            list_rows=self.ours.list_rows,
+            list_keys=self.ours.list_keys,
+            progress=print,
         )
         with pytest.raises(StopIteration):
             conversation.run()

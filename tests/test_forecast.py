@@ -18,13 +18,14 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
+from warehouse_agent import remember
+from warehouse_agent.candidates import Known, expected_slots
 from warehouse_agent.configure import select
 from warehouse_agent.forecast import (
     CHANGE_SHARE,
     Forecast,
-    Known,
-    expected_slots,
     forecast,
+    know,
     predict,
 )
 from warehouse_agent.plan import Line, Method, partition_for
@@ -45,6 +46,7 @@ KNOWN = Known(
     line=Line(),
     now=LOADED,
     forced=None,
+    read_at_most=None,
     runs=(),
 )
 FIELDS = [
@@ -99,18 +101,21 @@ def test_a_first_load_of_unknown_size() -> None:
 def test_a_first_refresh_assumes_a_share() -> None:
     found = predict(KNOWN)
     sizes = by_name(found)
-    assert list(sizes) == ["nothing changed", "by sketch", "by ranges", "full copy"]
+    assert list(sizes) == [
+        "nothing changed", "by sketch", "by ranges", "by groups", "full copy",
+    ]  # fmt: skip
     assert found.chosen == "by sketch"
     assert found.change_share == CHANGE_SHARE
     assert found.change_share_from == "assumed"
     assert found.changes_expected is None
-    nothing, sketch, ranges, full = (size or 0 for size in sizes.values())
+    nothing, sketch, ranges, groups, full = (size or 0 for size in sizes.values())
+    assert sketch < groups < full
     assert found.floor_bytes is not None
     assert nothing < 3000 < found.floor_bytes < sketch < ranges < full
     assert sketch < 1.6 * found.floor_bytes
     # Nothing was predicted, so nothing goes up before the verdict.
-    assert [c.round_trips for c in found.candidates] == [1, 2, 3, 2]
-    assert [c.seconds for c in found.candidates] == [None] * 4
+    assert [c.round_trips for c in found.candidates] == [1, 2, 3, 1, 2]
+    assert [c.seconds for c in found.candidates] == [None] * 5
 
 
 def test_a_steady_table_needs_one_round_trip() -> None:
@@ -163,14 +168,15 @@ def test_time_is_that_of_earlier_refreshes() -> None:
     )
     found = {c.what: c.seconds for c in predict(known(runs=runs)).candidates}
     assert found == {
-        "nothing changed": 3.0, "by sketch": 4.0, "by ranges": 8.0, "full copy": None,
+        "nothing changed": 3.0, "by sketch": 4.0, "by ranges": 8.0, "by groups": None,
+        "full copy": None,
     }  # fmt: skip
 
 
 def test_hashed_keys_cost_a_second_scan() -> None:
-    assert [c.source_scans for c in predict(KNOWN).candidates] == [1, 1, 1, 2]
+    assert [c.source_scans for c in predict(KNOWN).candidates] == [1, 1, 1, 1, 2]
     hashed = predict(known(integer_key=False, bounds=None))
-    assert [c.source_scans for c in hashed.candidates] == [1, 2, 2, 2]
+    assert [c.source_scans for c in hashed.candidates] == [1, 2, 2, 2, 2]
 
 
 def test_what_is_said_of_leftovers_and_columns() -> None:
@@ -231,7 +237,11 @@ def test_the_forecast_comes_true(pair: Pair) -> None:
     assert before.chosen == "by sketch"
     assert moved == pytest.approx(sizes["by sketch"], rel=0.35)
     assert report.round_trips == 2
-    after = predicted(pair)
+    # As far from this refresh as it was from the load.
+    fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
+    earlier, last = (run.at for run in remember.runs(store, "orders"))
+    then = dataclasses.replace(know(store, fragment, None, None), now=last + (last - earlier))
+    after = predict(then)
     assert after.changes_expected is not None
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
     assert after.change_share_from == "after the last refresh"
@@ -275,3 +285,22 @@ def test_a_changed_schema_is_foretold(pair: Pair) -> None:
     pair.refresh()
     pair.legacy.execute("ALTER TABLE orders ADD COLUMN extra TEXT")
     assert predicted(pair).schema_changes == ("column extra (text) was added",)
+
+
+def test_groups_are_a_candidate_and_can_be_forced() -> None:
+    found = predict(known(forced=Method.GROUP))
+    (by_groups,) = [c for c in found.candidates if c.what == "by groups"]
+    assert found.chosen == "by groups"
+    assert found.floor_bytes is not None
+    assert by_groups.bytes is not None
+    assert found.floor_bytes < by_groups.bytes < 40 * ROWS / 2
+    assert (by_groups.round_trips, by_groups.source_scans) == (1, 1)
+
+
+def test_a_part_is_what_is_done() -> None:
+    found = predict(known(read_at_most=5000))
+    (part,) = [c for c in found.candidates if c.what == found.chosen]
+    assert part.what == "5,000 rows of it, by groups"
+    assert part.bytes is not None
+    assert part.bytes < 5000 * 40 / 2
+    assert part.source_scans == 0

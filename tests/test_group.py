@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from driftline.digests import Digest, Mixed, Salt, mix
+from driftline.sketches import Embedding
+from driftline.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +16,8 @@ from tests.reference import group_selection as reference
 from tests.reference.group_selection import Entry, Phi, Synchronization
 from warehouse_agent.group import (
     A_MAX,
-    CLASS_EDGES,
     GROUP_ROWS_MAX,
-    TASKS_MAX,
+    REFINED_BYTES,
     UNGROUPED,
     GroupPlan,
     Histogram,
@@ -24,8 +26,10 @@ from warehouse_agent.group import (
     expected_benefit,
     exponents,
     group_rows,
+    grouping,
     is_full,
     lambert_w,
+    most_likely,
     n_g,
     n_star,
     plan_groups,
@@ -33,7 +37,9 @@ from warehouse_agent.group import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from warehouse_agent.layout import Layout
 
 PAPER = Sizes(100, 10, 20)
 NO_DELETION = [Synchronization(tno=1000, dno=0)]
@@ -356,11 +362,17 @@ def test_extremes() -> None:
 
 # Classes instead of an order.
 def numbered(plan: GroupPlan, p: np.ndarray, tasks: int) -> np.ndarray:
-    labels = [
-        plan.number(part, np.zeros(len(plan.rows), np.int64), task)
-        for task, part in enumerate(np.array_split(p, tasks))
-    ]
-    return np.concatenate(labels)
+    """Groups as tasks make them: of each class, every so many rows in order."""
+    labels = np.full(len(p), UNGROUPED, np.int64)
+    number = 0
+    for task in np.array_split(np.arange(len(p)), tasks):
+        classes = np.searchsorted(plan.edges, p[task], side="right")
+        for at in np.unique(classes):
+            rows = task[classes == at]
+            if size := int(plan.rows[at]):
+                labels[rows] = number + np.arange(len(rows)) // size
+                number += -(-len(rows) // size)
+    return labels
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -401,35 +413,41 @@ def test_buckets_by_hash_cost_more() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([0.0, 1e-5, 0.001, 0.5, 1.0]), min_size=30, max_size=80),
-    st.integers(0, 80),
-    st.sampled_from([0, TASKS_MAX - 1]),
+    st.lists(PROBABILITIES, min_size=1, max_size=60),
+    st.sampled_from([9.0, 25.0, 300.0]),
+    st.sampled_from([0.0, 1e3, 1e9]),
 )
-def test_numbers_of_groups(p: list[float], cut: int, task: int) -> None:
-    found = np.array(p)
-    classes = np.searchsorted(CLASS_EDGES, found, side="right")
-    rows = np.arange(len(CLASS_EDGES) + 1, dtype=np.int64)[::-1] // 8
-    plan = GroupPlan(CLASS_EDGES, rows, 0.0)
-    whole = plan.number(found, np.zeros(len(rows), np.int64), task)
-    seen = np.zeros(len(rows), np.int64)
-    parts = [plan.number(part, seen, task) for part in (found[:cut], found[cut:])]
-    assert np.concatenate(parts).tolist() == whole.tolist()
-    assert seen.tolist() == np.bincount(classes, minlength=len(rows)).tolist()
-    assert ((whole == UNGROUPED) == (rows[classes] == 0)).all()
-    for number in np.unique(whole[whole != UNGROUPED]):
-        inside = whole == number
-        assert len(np.unique(classes[inside])) == 1
-        size = rows[classes[inside][0]]
-        is_last = number == whole[classes == classes[inside][0]].max()
-        assert inside.sum() == size or (is_last and inside.sum() < size)
+def test_the_cheaper_of_whole_and_refined(p: list[float], row_bytes: float, wait: float) -> None:
+    counted = Histogram.of(np.array(p))
+    plan = grouping(counted, row_bytes=row_bytes, key_bytes=0.3, wait_bytes=wait)
+    whole = plan_groups(counted, Sizes(row_bytes, 0.3, 8), 0.0)
+    assert plan.bytes_expected <= whole.bytes_expected
+    if wait == 1e9:
+        assert plan.rows.tolist() == whole.rows.tolist()
+    # Never worse than shipping what is in no group, nor than to refine every row alone.
+    mean = counted.updates / np.maximum(counted.counts, 1)
+    alone = 0.3 + 8 + mean * (REFINED_BYTES + row_bytes)
+    ship = np.minimum(alone, row_bytes) * counted.counts
+    assert plan.bytes_expected <= ship.sum() + wait + 1e-6
 
 
-def test_tasks_never_share_a_group() -> None:
-    p = np.full(100, 0.001)
-    plan = plan_groups(Histogram.of(p), PAPER, 0.0)
-    first, second = (plan.number(p, np.zeros(len(plan.rows), np.int64), t) for t in (0, 1))
-    assert not set(first) & set(second)
-    assert min(first) >= 0
+def test_refining_makes_groups_larger() -> None:
+    counted = Histogram.of(np.full(750_000, 0.01))
+    near, far = (
+        grouping(counted, row_bytes=300.0, key_bytes=0.2, wait_bytes=wait) for wait in (0.0, 1e9)
+    )
+    assert near.rows.max() > 2 * far.rows.max()
+    assert near.bytes_expected < far.bytes_expected
+
+
+@given(st.lists(PROBABILITIES, min_size=1, max_size=80), st.integers(0, 100))
+def test_the_most_likely_rows(p: list[float], budget: int) -> None:
+    counted = Histogram.of(np.array(p))
+    found = most_likely(counted, budget)
+    sure = int(counted.counts[found.least :].sum())
+    below = counted.counts[found.least - 1] if found.least else 0
+    assert 0 <= found.share < 1
+    assert sure + found.share * below == pytest.approx(min(budget, len(p)))
 
 
 @given(st.lists(PROBABILITIES, max_size=50), st.lists(PROBABILITIES, max_size=50))
@@ -447,58 +465,82 @@ ROWS = 20_000
 PROBABILITY = "if(id % 20 = 0, 1.0, pow(2.0, -1 - pmod(xxhash64(id), 1200) / 100.0))"
 
 
-@pytest.mark.spark
-def test_groups_in_spark(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    from warehouse_agent.assign import GROUP, assign_groups, histogram
+SALT = Salt(0x1234, 0x5678)
 
-    rows = spark.range(ROWS, numPartitions=3).selectExpr(
-        "id",
-        "timestamp_seconds(id) as t",
-        "cast(id as string) as s",
-        "cast(id as decimal(9,2)) as d",
+
+def named_rows(spark: SparkSession, tasks: int) -> tuple[DataFrame, Layout]:
+    """ROWS rows with an integer key `id` and any two lanes."""
+    from warehouse_agent.layout import HI, LO, lay_out
+
+    columns = (Column("id", parse_type("int8"), False, 0), Column("s", parse_type("text"), True, 1))
+    layout = lay_out(Recipe(columns, 1), {}, where="t")
+    rows = spark.range(7, 7 + ROWS, numPartitions=tasks).selectExpr(
+        "id", "cast(id as string) as s", f"xxhash64(id) as {HI}", f"xxhash64(id, 1) as {LO}"
     )
-    p = rows.selectExpr(f"{PROBABILITY} as p").toArrow()["p"].to_numpy()
+    return rows, layout
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("hashed", [False, True], ids=["integer", "hashed"])
+def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
+    from warehouse_agent.assign import histogram, named
+    from warehouse_agent.regroup import Grouped
+
+    rows, layout = named_rows(spark, 3)
+    embedding = Embedding(ROWS * 16) if hashed else Embedding(ROWS, 7)
+    table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
+    p, ids = table["p"].to_numpy(), table["id"].to_numpy()
     counted = histogram(rows, PROBABILITY)
     assert counted.counts.tolist() == Histogram.of(p).counts.tolist()
     assert counted.updates == pytest.approx(Histogram.of(p).updates)
 
     plan = plan_groups(counted, PAPER, 0.0)
-    assigned = assign_groups(rows, PROBABILITY, plan, order_by=["-id"])
-    assigned.explain()
-    assert "Exchange" not in capsys.readouterr().out  # no shuffle
-    assert assigned.columns == ["id", "t", "s", "d", GROUP]
-    assert assigned.select(*rows.columns).schema == rows.schema
-    found = assigned.selectExpr("*", "spark_partition_id() as task").toArrow()
-    ids, tasks = found["id"].to_numpy(), found["task"].to_numpy()
-    assert sorted(ids.tolist()) == list(range(ROWS))
-    assert found["s"].to_pylist() == [str(i) for i in ids.tolist()]
-    labels = found[GROUP].fill_null(UNGROUPED).to_numpy()
-    for task in range(3):
-        mine = tasks == task
-        assert (np.diff(ids[mine]) < 0).all()
-        seen = np.zeros(len(plan.rows), np.int64)
-        assert labels[mine].tolist() == plan.number(p[ids[mine]], seen, task).tolist()
-    assert found[GROUP].null_count >= ROWS // 20
+    found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS)
+    mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
+    assert found.compared == mixed.digest()
+    assert found.rest == Digest()
 
-    a = exponents(p[ids], 0.0)
-    selected = cost_bytes(select_groups(a, PAPER), a, PAPER)
-    assert cost_bytes(labels, a, PAPER) < selected * 1.01
+    # Every k once, in a unit or hot; the digests are of the rows below it.
+    ks, _ = embedding.embed(ids, SALT)
+    sums = Grouped(embedding, found.pieces, found.hot, 1, 1).sums()
+    assert sorted([*sums.all_ks(), *found.hot]) == np.unique(ks).tolist()
+    assert found.keys == len(sums.all_ks())
+    sums.add(ks, mixed.m0)
+    sent = np.concatenate([np.frombuffer(piece.digests, "<u8") for piece in found.pieces])
+    assert sums.short_digests().tolist() == sent.tolist()
+    assert {piece.size for piece in found.pieces} <= set(plan.rows.tolist())
+    assert ROWS // 22 <= len(found.hot) < ROWS // 8  # a few share their k
+    if not hashed:
+        a = exponents(p, 0.0)
+        selected = cost_bytes(select_groups(a, PAPER), a, PAPER)
+        assert cost_bytes(sums.find(ks), a, PAPER) < selected * 1.01
 
 
 @pytest.mark.spark
-def test_groups_do_not_depend_on_the_order_of_rows(spark: SparkSession) -> None:
-    from pyspark.sql.functions import expr
+def test_a_part_in_spark(spark: SparkSession) -> None:
+    from warehouse_agent.assign import Part, histogram, named
+    from warehouse_agent.regroup import Grouped
 
-    from warehouse_agent.assign import GROUP, assign_groups, histogram
-
-    rows = spark.range(2_000, numPartitions=1)
-    plan = plan_groups(histogram(rows, PROBABILITY), PAPER, 0.0)
-    shuffled = rows.orderBy(expr("xxhash64(id)")).coalesce(1)
-    one, other = (
-        assign_groups(r, PROBABILITY, plan, order_by=["id"]).select("id", GROUP).toArrow()
-        for r in (rows, shuffled)
-    )
-    assert one.equals(other)
+    rows, layout = named_rows(spark, 2)
+    embedding = Embedding(ROWS, 7)
+    counted = histogram(rows, PROBABILITY)
+    plan = plan_groups(counted, PAPER, 0.0)
+    plan = GroupPlan(plan.edges, np.maximum(plan.rows, 1), 0.0)
+    part = Part(most_likely(counted, 3000), (100, 399))
+    found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
+    table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
+    p, ids = table["p"].to_numpy(), table["id"].to_numpy()
+    mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
+    keys = Grouped(embedding, found.pieces, found.hot, 1, 1).sums().all_ks() + np.uint64(7)
+    assert set(range(100, 400)) <= set(keys.tolist())
+    assert 2900 < len(keys) < 3500
+    chosen = np.isin(ids, keys.astype(np.int64))
+    inside = (ids >= 100) & (ids < 400)
+    # None that was left is likelier than one that was chosen, but for a class's breadth.
+    assert p[~chosen].max() <= 2**0.5 * p[chosen & ~inside].min()
+    assert len(found.hot) == 0
+    assert found.compared + found.rest == mixed.digest()
+    assert found.compared == Mixed(mixed.m0[chosen], mixed.m1[chosen]).digest()
 
 
 @pytest.mark.spark

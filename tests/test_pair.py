@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair
 from warehouse_agent.refresh import Options
 
@@ -30,13 +30,7 @@ TYPES = {
 
 @pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made: Legacy
-    if request.param.startswith("sqlite"):
-        made = SqliteLegacy(tmp_path / "erp.db", wal=request.param == "sqlite")
-    elif request.param == "postgresql":
-        made = PostgresLegacy(request.getfixturevalue("postgresql"))
-    else:
-        made = MariaLegacy(request.getfixturevalue("mariadb"))
+    made = legacy_of(request.param, request, tmp_path)
     yield made
     made.close()
 

@@ -29,9 +29,10 @@ E = TypeVar("E", bound=Enum)
 
 _TOP = ("warehouse", "spark", "sources", "fragments")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
-_FRAGMENT = ("source", "relation", "carriers", "method", "require")
+_FRAGMENT = ("source", "relation", "carriers", "method", "require", "read_at_most")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RESERVED = "_driftline"
+READ_AT_LEAST = 1000  # rows: with less a part is never done
 _NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
 
 
@@ -63,7 +64,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A copy to keep of one relation of one source."""
+    """A copy to keep of one relation of one source.
+
+    `read_at_most`: rows of the source that a refresh reads by key, those most likely to have
+    changed and some in turn; None: all rows are compared.
+    """
 
     name: str
     source: Source
@@ -71,6 +76,7 @@ class Fragment:
     carriers: dict[str, Carrier] = field(default_factory=dict)
     method: Method | None = None
     require: Require = Require.EXACT
+    read_at_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +199,25 @@ def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragmen
         for column, text in table.text_map("carriers").items()
     }
     method = table.optional_text("method")
+    require = _choice(table, "require", table.text("require", default="exact"), Require)
+    at_most = None
+    if table.has("read_at_most"):
+        at_most = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+    if at_most and (require is not Require.FUZZY or method not in {None, "group"}):
+        raise table.error(
+            "read_at_most",
+            "What is not compared keeps rows of an earlier time, and only groups of keys can be "
+            "compared in part.",
+            'Add `require = "fuzzy"`, and leave out `method`.',
+        )
     return Fragment(
         name=name,
         source=sources[source],
         relation=relation,
         carriers=carriers,
         method=None if method is None else _choice(table, "method", method, Method),
-        require=_choice(table, "require", table.text("require", default="exact"), Require),
+        require=require,
+        read_at_most=at_most,
     )
 
 

@@ -27,7 +27,7 @@ from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, PRIME, Embedding, unpack
 from driftline.types import Recipe
 
-from warehouse_agent import refine
+from warehouse_agent import refine, regroup
 from warehouse_agent.link import refusal
 from warehouse_agent.plan import (
     LOAD_LEVEL,
@@ -61,6 +61,7 @@ class Opening:
     sums: Sums
     row_bytes: float
     sketch: Sketch | None = None
+    grouped: regroup.Grouped | None = None
     forced: Method | None = None
     line: Line = field(default_factory=Line)
     rows_expected: int = 0
@@ -107,11 +108,14 @@ class Conversation:
         *,
         keep: Callable[[bytes], None],
         list_rows: refine.ListRows,
+        list_keys: regroup.ListKeys,
         progress: Callable[[pb.Progress], None],
     ) -> None:
         self._wire, self._opening = wire, opening
-        self._keep, self._list_rows, self._progress = keep, list_rows, progress
-        self._out = Outcome(method=Method.SKETCH if opening.sketch else Method.RANGE)
+        self._keep, self._progress = keep, progress
+        self._list_rows, self._list_keys = list_rows, list_keys
+        method = Method.SKETCH if opening.sketch else Method.RANGE
+        self._out = Outcome(method=Method.GROUP if opening.grouped else method)
         self._shipping = pb.Progress(phase="ship", rows_expected=opening.rows_expected)
         # What came while cells of ours may have been decoded: where its rows stand.
         self._came: list[npt.NDArray[np.int64]] | None = None
@@ -126,11 +130,14 @@ class Conversation:
         """
         sketch = self._opening.sketch
         self._wire.send(pb.Request(open=self._open()))
+        self._out.bytes_expected = self._opening.bytes_expected
+        if self._opening.grouped is not None:
+            self._finish(self._by_groups(self._opening.grouped))
+            return self._out
         if sketch is not None and sketch.fold:
             self._send_cells(0, sketch.fold, None)
         reply = self._receive()
         fold = sketch.fold if sketch else 0
-        self._out.bytes_expected = self._opening.bytes_expected
         while reply.WhichOneof("message") == "verdict":
             stall = _stall(reply.verdict, sketch, fold) if sketch else None
             choice = self._choose(reply.verdict, stall)
@@ -145,10 +152,36 @@ class Conversation:
             self._came = None
             reply = self._everything() if choice.method is Method.FULL else self._refine(choice)
         if reply.WhichOneof("message") == "deleted" and self._came is not None:
-            self._replace(reply.deleted)
+            assert sketch is not None
+            embedding = sketch.embedding
+            gone = unpack(reply.deleted.ks, span=embedding.span, count_max=sketch.cells)
+            self._replace(embedding, gone)
             reply = self._receive()
         self._finish(reply)
         return self._out
+
+    def _by_groups(self, grouped: regroup.Grouped) -> pb.Reply:
+        """Units, and what the source makes of them; returns the end."""
+        for request in grouped.requests():
+            self._wire.send(request)
+        self._came = []
+        reply = self._receive()
+        if reply.WhichOneof("message") == "mismatch":
+            self._out.round_trips += 1
+            found = regroup.regroup(
+                grouped,
+                send=self._wire.send,
+                receive=self._receive,
+                first=reply,
+                list_keys=self._list_keys,
+            )
+            self._out.removed = found.removed
+            return found.reply
+        if reply.WhichOneof("message") == "deleted":
+            gone = regroup.gone_of(grouped, reply)
+            self._replace(grouped.embedding, np.concatenate([gone, grouped.hot]))
+            reply = self._receive()
+        return reply
 
     def _open(self) -> pb.Open:
         o = self._opening
@@ -157,6 +190,7 @@ class Conversation:
         steps = [_wrap(b - a) for a, b in zip((0, *starts), starts, strict=False)]
         cells = o.sums.cells
         slots = o.sums.ranges.short_digests() if cells is None else cells.r % np.uint64(PRIME)
+        sampled = b"" if o.grouped else strata(slots, o.salt).astype("<u2").tobytes()
         return pb.Open(
             protocol=PROTOCOL_VERSION,
             relation=o.relation,
@@ -167,9 +201,10 @@ class Conversation:
             sum=total.sum_bytes(),
             start_steps=steps,
             shifts=bytes(o.partition.shifts),
-            strata=strata(slots, o.salt).astype("<u2").tobytes(),
+            strata=sampled,
             level=o.line.level if total.count else LOAD_LEVEL,
             sketch=None if o.sketch is None or cells is None else _described(o.sketch, cells.check),
+            grouping=None if o.grouped is None else o.grouped.described(),
         )
 
     def _choose(self, verdict: pb.Verdict, stall: Stall | None) -> Choice:
@@ -197,15 +232,11 @@ class Conversation:
         self._came = []
         self._out.method = Method.SKETCH
 
-    def _replace(self, deleted: pb.Deleted) -> None:
-        """Our rows below every k that was decoded give way: those of what came, and the deleted."""
-        o = self._opening
-        assert o.sketch is not None
+    def _replace(self, embedding: Embedding, gone: npt.NDArray[np.uint64]) -> None:
+        """Our rows below the k of all that came give way, and those below these k."""
         assert self._came is not None
-        embedding = o.sketch.embedding
-        gone = unpack(deleted.ks, span=embedding.span, count_max=o.sketch.cells)
         where = np.concatenate([*self._came, np.zeros(0, np.int64)])
-        ks, inside = embedding.embed(where, o.salt)
+        ks, inside = embedding.embed(where, self._opening.salt)
         self._out.replaced = Replaced(np.unique(np.concatenate([ks[inside], gone])), embedding)
 
     def _everything(self) -> pb.Reply:
@@ -230,10 +261,15 @@ class Conversation:
         if reply.WhichOneof("message") != "finished":
             raise MalformedMessage("The end of the relation was expected.")
         done, out, ours = reply.finished, self._out, self._opening.sums.total
+        grouped = self._opening.grouped
         self.ended = True
         out.theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
         out.equal = out.theirs == ours
         out.as_of, out.consistency = done.as_of, done.consistency
+        if grouped is not None and grouped.part is not None:
+            # What was not compared is as old as it is.
+            out.theirs += grouped.rest
+            out.consistency = "fuzzy"
         out.changed, out.vouched = done.changed, done.vouched
         out.scans, out.rows_read = done.scans, done.rows_read
         if not ours.count:

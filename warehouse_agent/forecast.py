@@ -1,75 +1,31 @@
 """`plan`: what a refresh would do and cost, before it is done.
 
 From what is known without reading a row: the published version, what earlier refreshes reported
-and, where it answers, the source's description. Candidates are costed by the same `plan.choose`
-that decides in a refresh, so the forecast is wrong only where its inputs are: how much has changed
+and, where it answers, the source's description. Candidates are costed by what decides in a refresh
+(`candidates`), so the forecast is wrong only where its inputs are: how much has changed
 is a guess from earlier refreshes, how many rows the source has is its catalogue's.
 
-`Known` is everything the prediction depends on; `predict` is pure. A source that does not answer is
-said, not fatal: the rest still holds. Rejected: a trial reduction in Spark, which costs a refresh.
+`predict` is pure. A source that does not answer is said, not fatal: the rest still holds. Rejected:
+a trial reduction in Spark, which costs a refresh.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
-from driftline.ranges import Partition
-from driftline.sketches import CELL_BYTES, HASHES
 
 from warehouse_agent import plan, publish, remember, schema
+from warehouse_agent.candidates import Candidate, Known, load, refreshes
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
 from warehouse_agent.link import Link
-from warehouse_agent.plan import Line, Method, Sketch, Stall
-from warehouse_agent.remember import Run
 from warehouse_agent.store import PRIVATE, Store
 
 CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a prediction is made from.
-
-    `rows` and `version` are published, None before the first load; `rows_expected` is the source's
-    estimate, None where it gave none; `row_bytes` is a compressed row on the line; `bounds` the
-    least and the greatest integer key; `now` when it is asked.
-    """
-
-    name: str
-    version: int | None
-    rows: int | None
-    rows_expected: int | None
-    row_bytes: float
-    partition: Partition
-    integer_key: bool
-    bounds: tuple[int, int] | None
-    line: Line
-    now: datetime
-    forced: Method | None
-    runs: tuple[Run, ...]
-    staged_bytes: int = 0
-    source_error: str | None = None
-    schema_changes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way a refresh may go. Bytes are both directions, None where no row count is known;
-    `round_trips` and `source_scans` are counts, `seconds` the median of earlier refreshes."""
-
-    what: str
-    bytes: int | None
-    round_trips: int
-    source_scans: int
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +130,7 @@ def know(
         line=remember.line(store, fragment.source),
         now=datetime.now(UTC),
         forced=fragment.method,
+        read_at_most=fragment.read_at_most,
         runs=tuple(remember.runs(store, fragment.name)),
         staged_bytes=sum(e.size for e in store.walk(PRIVATE, "staging", fragment.name)),
         source_error=source_error,
@@ -187,10 +144,10 @@ def predict(known: Known) -> Forecast:
     changed, origin, interval = _changes(known, expected)
     floor = None
     if known.rows is None:
-        candidates: tuple[Candidate, ...] = (_load(known),)
+        candidates: tuple[Candidate, ...] = (load(known),)
         chosen = candidates[0].what
     else:
-        candidates, chosen = _refreshes(known, expected, max(changed, 1))
+        candidates, chosen = refreshes(known, expected, max(changed, 1))
         floor = plan.floor_bytes(known.rows, changed, known.row_bytes)
     return Forecast(
         name=known.name,
@@ -211,91 +168,6 @@ def predict(known: Known) -> Forecast:
     )
 
 
-def _load(known: Known) -> Candidate:
-    size = None
-    if known.rows_expected is not None:
-        size = plan.opening_bytes(known.partition) + int(known.rows_expected * known.row_bytes)
-    # Describe, then the exchange.
-    return Candidate("full copy", size, 2, 1, None)
-
-
-def _refreshes(
-    known: Known, expected: Expected | None, changed: int
-) -> tuple[tuple[Candidate, ...], str]:
-    ours = known.rows or 0
-    theirs = ours if known.rows_expected is None else known.rows_expected
-    sketch = _sketch(known, expected)
-    opening = plan.opening_bytes(known.partition)
-    sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
-    options = {
-        forced: plan.choose(
-            ours=Digest(ours),
-            theirs=Digest(theirs),
-            ranges=known.partition.ranges,
-            differing=_differing(known, sketch, changed),
-            row_bytes=known.row_bytes,
-            forced=forced,
-            line=known.line,
-            stall=None if sketch is None else Stall(sketch),
-        )
-        for forced in (*Method, known.forced)
-    }
-    found = [
-        Candidate(
-            "nothing changed", opening + sent + plan.REPLY_BYTES, 1, 1, _seconds(known, None)
-        ),
-    ]
-    if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        cells = plan.cells_for(changed)
-        is_enough = CELL_BYTES * cells <= sketch.bytes_sent
-        size = sent + int(changed * known.row_bytes)
-        if not is_enough:
-            size = sent + options[Method.SKETCH].bytes_expected
-        scans = 1 if sketch.embedding.base is not None else 2
-        found.append(_candidate(known, Method.SKETCH, opening + size, 2 - is_enough, scans))
-    if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
-        size = opening + options[Method.RANGE].bytes_expected
-        scans = 1 if known.integer_key else 2
-        found.append(_candidate(known, Method.RANGE, size, 3, scans))
-    size = opening + sent + options[Method.FULL].bytes_expected
-    found.append(_candidate(known, Method.FULL, size, 2, 2))
-    return tuple(found), _NAMES[options[known.forced].method]
-
-
-def _candidate(known: Known, method: Method, size: int, trips: int, scans: int) -> Candidate:
-    return Candidate(_NAMES[method], size, trips, scans, _seconds(known, method))
-
-
-def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
-    if not known.rows or known.forced in (Method.RANGE, Method.FULL):
-        return None
-    return plan.open_sketch(
-        rows=known.rows,
-        bounds=known.bounds,
-        expected=expected,
-        row_bytes=known.row_bytes,
-        line=known.line,
-    )
-
-
-def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
-    """What a verdict would say: ranges, or cells where there is a sketch."""
-    if sketch is None:
-        return round(expected_slots(known.partition.ranges, changed))
-    return round(expected_slots(sketch.cells, HASHES * changed))
-
-
-_NAMES = {Method.SKETCH: "by sketch", Method.RANGE: "by ranges", Method.FULL: "full copy"}
-
-
-def expected_slots(slots: int, entries: int) -> float:
-    """How many of these slots so many entries fall into, scattered evenly (the occupancy problem:
-    n(1 - (1 - 1/n)^k))."""
-    if slots == 1:
-        return float(min(entries, 1))
-    return slots * -math.expm1(entries * math.log1p(-1 / slots))
-
-
 def _changes(
     known: Known, expected: Expected | None
 ) -> tuple[int, str, tuple[int, int, int] | None]:
@@ -307,17 +179,6 @@ def _changes(
     noun = "refresh" if count == 1 else f"{count} refreshes"
     interval = (expected.low, expected.median, expected.high)
     return min(expected.median, rows), f"after the last {noun}", interval
-
-
-def _seconds(known: Known, method: Method | None) -> float | None:
-    """The median of refreshes that went this way; None for those that found nothing."""
-    spent = [
-        r.seconds
-        for r in known.runs
-        if not r.is_load
-        and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
-    ]
-    return round(statistics.median(spent), 1) if spent else None
 
 
 def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:

@@ -18,9 +18,9 @@ evening out the last two groups, repairs that: within 0.2 % of dynamic programmi
 on, where the bare rule was up to 17 % off.
 
 For a whole table nothing is sorted. Rows in a class of like P({±t}) want groups of one size, so
-`plan_groups` needs the histogram alone and a row's group is its rank divided by that size
-(`GroupPlan.number`), counted wherever the row happens to be. For 20,000 rows that costs 0.3 % at
-most, and about Φ_h for each class of each further task that counts on its own; fewer rows are
+`plan_groups` needs the histogram alone and a row's group is its rank in its class, in key order and
+within the Spark task that has it, divided by that size (`assign`). For 20,000 rows that costs 0.3 %
+at most, and about Φ_h for each class of each further task that counts on its own; fewer rows are
 better selected. Rejected: buckets by a hash of the key. Their sizes vary like Poisson's, which
 costs another a·Φ_t a row, 2 to 8 % in all.
 
@@ -29,25 +29,28 @@ Not here: the protocol of groups, and the probabilities themselves.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from driftline.limits import UNIT_KEYS_MAX
+from driftline.units import ROW_HASH_BYTES
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 UNGROUPED: Final = -1
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
-GROUP_ROWS_MAX: Final = 4096  # what one wrong "never" can cost; Φ_h is then below 0.01 byte a row
+GROUP_ROWS_MAX: Final = (
+    UNIT_KEYS_MAX  # what one wrong "never" can cost; Φ_h is then below 0.01 byte a row
+)
 # Octaves up to 2^−6, below 2^−24 all rows are alike; finer above, where it is decided within a
 # class whether a group is worth it.
 CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
 
-# A group's number: task, class, and rank within both.
-_CLASS_BITS, _RANK_BITS = 6, 36
-TASKS_MAX: Final = 1 << (63 - _CLASS_BITS - _RANK_BITS)
+REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
 _NEWTON_STEPS = 24  # from the starts below 12 reach the last bit
 
 
@@ -228,26 +231,6 @@ class GroupPlan:
     rows: Integers
     bytes_expected: float
 
-    def number(self, p_update: Floats, seen: Integers, task: int) -> Integers:
-        """Groups of the next rows of a task, int64 [n]; UNGROUPED where their class is not grouped.
-
-        Args:
-            p_update: P({±t_i}), float64 [n].
-            seen: rows of each class that the task has had, int64 [classes]; brought up to date.
-            task: what tells this run of rows from others that are counted on their own.
-        """
-        assert 0 <= task < TASKS_MAX
-        classes = np.searchsorted(self.edges, p_update, side="right")
-        counts = np.bincount(classes, None, len(seen))
-        by_class = np.argsort(classes, kind="stable")
-        rank = np.empty(len(classes), np.int64)
-        rank[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rank += seen[classes]
-        seen += counts
-        rows = self.rows[classes]
-        prefix = (task << _CLASS_BITS) + classes
-        return np.where(rows > 0, (prefix << _RANK_BITS) + rank // np.maximum(rows, 1), UNGROUPED)
-
 
 def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPlan:
     """The best group size of every class and the expected bytes of all rows together.
@@ -255,7 +238,6 @@ def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPla
     The members of a group are any rows of its class, so the group stays identical with the n-th
     power of the class's mean of p_i. Each task that counts on its own adds at most Φ_h a class.
     """
-    assert len(histogram.edges) < 1 << _CLASS_BITS
     counts = histogram.counts
     mean = np.minimum(histogram.updates / np.maximum(counts, 1), 1.0)
     a = exponents(mean, p_delete)
@@ -265,3 +247,55 @@ def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPla
     benefit += np.where(rest > 0, expected_benefit(rest, rest * a, sizes), 0)
     total = sizes.phi_t * counts.sum() - np.where(rows > 0, benefit, 0).sum()
     return GroupPlan(histogram.edges, rows, float(total))
+
+
+def grouping(
+    histogram: Histogram, *, row_bytes: float, key_bytes: float, wait_bytes: float
+) -> GroupPlan:
+    """The plan of a table's groups: for shipping differing groups whole, or for refining them by
+    row hashes at the price of a round trip, whichever is expected to be cheaper. No factor for
+    deletions: a group that lost rows is hashed again without them.
+
+    Args:
+        row_bytes, key_bytes: of a row and of a key on the line.
+        wait_bytes: what the line could carry during a round trip.
+    """
+    hash_bytes = float(ROW_HASH_BYTES)
+    whole = plan_groups(histogram, Sizes(row_bytes, key_bytes, hash_bytes), 0.0)
+    sizes = Sizes(REFINED_BYTES, key_bytes, hash_bytes)
+    # What no refinement pays for may still be cheaper to compare alone than to ship.
+    counts, updates = histogram.counts, histogram.updates
+    mean = np.minimum(updates / np.maximum(counts, 1), 1.0)
+    alone = key_bytes + hash_bytes + mean * row_bytes < row_bytes
+    rows = plan_groups(histogram, sizes, 0.0).rows
+    rows = np.where((rows == 0) & alone, 1, rows)
+    n = np.maximum(rows, 1)
+    differ = -np.expm1(-n * exponents(mean, 0.0))
+    each = key_bytes + hash_bytes / n + differ * REFINED_BYTES + mean * row_bytes
+    cost = wait_bytes + float((counts * np.where(rows > 0, each, row_bytes)).sum())
+    return whole if whole.bytes_expected <= cost else GroupPlan(histogram.edges, rows, cost)
+
+
+def key_bytes(rows: int, span: int) -> float:
+    """Of a key in a list of so many of `span`, which costs what the differences cost."""
+    return (math.log2(max(span / max(rows, 1), 1)) + 1.6) / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that a part compares for their likelihood: those of the classes from `least` on, and
+    this share of the class below."""
+
+    least: int
+    share: float
+
+
+def most_likely(histogram: Histogram, rows: int) -> Selection:
+    """About so many of the rows that are most likely to have changed."""
+    left = rows
+    for at in range(len(histogram.counts) - 1, -1, -1):
+        count = int(histogram.counts[at])
+        if count > left:
+            return Selection(at + 1, left / count)
+        left -= count
+    return Selection(0, 0.0)

@@ -27,7 +27,7 @@ from driftline.limits import (
     STRATUM_CELLS,
     THIRD_CELLS_MAX,
 )
-from driftline.ranges import Partition, coarse_ranges, from_quantiles, uniform
+from driftline.ranges import POSITION_MIN, Partition, coarse_ranges, from_quantiles, uniform
 from driftline.sketches import CELL_BYTES, HASHES, Embedding, fold_for
 
 from warehouse_agent.expect import Expected
@@ -64,6 +64,7 @@ class Method(Enum):
     """How the difference is found."""
 
     RANGE = "range"
+    GROUP = "group"
     SKETCH = "sketch"
     FULL = "full"
 
@@ -141,6 +142,11 @@ def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Part
     if not integer_key:
         return uniform(ranges)
     return from_quantiles(quantiles, ranges)
+
+
+def everything() -> Partition:
+    """One range of all positions, where nothing is compared by ranges."""
+    return Partition((POSITION_MIN,), (63,))
 
 
 def embedding_for(rows: int, bounds: tuple[int, int] | None) -> Embedding:

@@ -28,6 +28,9 @@ from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
 from warehouse_agent.store import PRIVATE
+from warehouse_agent.units import Units, in_units
+
+CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
 
 Describe = Callable[[str], pb.DescribeReply]
 
@@ -42,11 +45,17 @@ class Prepared:
     partition: Partition
     salt: Salt
     sketch: Sketch | None
+    units: Units | None
     sums: Sums
     row_bytes: float  # of a row on the wire, compressed
     line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
+
+    @property
+    def is_part(self) -> bool:
+        """Whether some rows are left uncompared."""
+        return self.units is not None and self.units.grouped.part is not None
 
     def bytes_for(self, changed: int) -> int:
         """What the exchange takes where so many rows changed and the sketch tells them."""
@@ -80,8 +89,21 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     row_bytes = remember.row_bytes(remembered, len(layout.names))
     line = remember.line(job.store, job.fragment.source)
     changes = _changes_expected(job, files)
-    sketch = None
-    if files and job.fragment.method not in (Method.RANGE, Method.FULL):
+    sketch = units = None
+    by_groups = job.fragment.method is Method.GROUP or job.fragment.read_at_most is not None
+    if files and by_groups:
+        units = in_units(
+            job,
+            layout,
+            files,
+            rows,
+            salt,
+            probability_sql=_probability(changes, sum(f.rows for f in files)),
+            row_bytes=row_bytes,
+            line=line,
+        )
+        partition = plan.everything()
+    elif files and job.fragment.method not in (Method.RANGE, Method.FULL):
         sketch = plan.open_sketch(
             rows=sum(f.rows for f in files),
             bounds=publish.bounds(files),
@@ -90,7 +112,9 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             line=line,
         )
     sums = Sums(RangeSums(partition.ranges))
-    if files:
+    if units is not None:
+        sums.ranges.total = units.compared
+    elif files:
         sums = reduce.reduced(rows, layout, partition, salt, sketch)
     return Prepared(
         base=base,
@@ -99,12 +123,19 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         partition=partition,
         salt=salt,
         sketch=sketch,
+        units=units,
         sums=sums,
         row_bytes=row_bytes,
         line=line,
         changes_expected=changes,
         rows_expected=expected,
     )
+
+
+def _probability(changes: Expected | None, rows: int) -> str:
+    """Spark SQL for how likely a row is to have been updated."""
+    share = CHANGE_SHARE if changes is None else min(changes.median / rows, 1.0)
+    return f"cast({share} as double)"
 
 
 def _changes_expected(job: Job, files: tuple[DataFile, ...]) -> Expected | None:

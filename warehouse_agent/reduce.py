@@ -10,7 +10,7 @@ formula would exist twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import InternalError
 from driftline.ranges import Partition, RangeSums
-from driftline.sketches import CELL_BYTES, Cells
-from pyspark.sql import DataFrame
+from driftline.sketches import CELL_BYTES, Cells, Embedding
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from warehouse_agent.executors import Batches, Task, driver_errors, task
 from warehouse_agent.layout import HI, LO, Layout
-from warehouse_agent.plan import Sketch
+from warehouse_agent.plan import Sketch, everything
 
 TASKS_MAX = 64  # their partial sums meet on the driver
 PARTIALS_BYTES_MAX = 384 << 20  # of all of them
@@ -33,7 +34,7 @@ PARTIALS_BYTES_MAX = 384 << 20  # of all of them
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Rows of some ranges: coarse range, position, row hash, number of the file."""
+    """Some rows: coarse range (or k), position, row hash, number of the file."""
 
     ranges: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -81,7 +82,7 @@ def reduced(
 
 def total(rows: DataFrame, layout: Layout, salt: Salt) -> Digest:
     """The digest of these rows from their stored fingerprints."""
-    return reduced(rows, layout, Partition((-(1 << 63),), (63,)), salt).total
+    return reduced(rows, layout, everything(), salt).total
 
 
 def list_rows(
@@ -99,24 +100,62 @@ def list_rows(
     `files`: the names, without folders, of all files that hold these rows; no two are alike.
     """
     bits = np.packbits(chosen, bitorder="little").tobytes()
-    listed = rows.selectExpr(
+    listed = _in_files(rows, layout).mapInArrow(
+        task(_list(lambda where: _within(where, partition, by, bits), salt, list(files))),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    return _listing(listed)
+
+
+def list_keys(
+    rows: DataFrame,
+    layout: Layout,
+    embedding: Embedding,
+    salt: Salt,
+    *,
+    ks: npt.NDArray[np.uint64],
+    files: Sequence[str],
+) -> Listing:
+    """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job.
+
+    `files` as for `list_rows`.
+    """
+    listed = _in_files(rows, layout).mapInArrow(
+        task(_list(lambda where: _below(where, embedding, salt, ks), salt, list(files))),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    return _listing(listed)
+
+
+def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
+    """k of a row in Spark SQL, where it is inside the embedding (protocol, section 7)."""
+    position = F.expr(position_sql)
+    if embedding.base is not None:
+        return position - F.lit(embedding.base).cast("bigint")
+    s1 = F.lit(salt.s1 - (1 << 64) if salt.s1 >> 63 else salt.s1).cast("bigint")
+    high = F.shiftrightunsigned(F.xxhash64(s1, position), 32)
+    return F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
+
+
+def _in_files(rows: DataFrame, layout: Layout) -> DataFrame:
+    """position, hi, lo, and the name of the file without its folder."""
+    return rows.selectExpr(
         f"{layout.position_sql} as position",
         f"{HI} as hi",
         f"{LO} as lo",
         # Not `_metadata.file_name`: a source's column may be called `_metadata`.
         "substring_index(input_file_name(), '/', -1) as file",
-    ).mapInArrow(
-        task(_list(partition, salt, by, bits, list(files))),
-        "range bigint, position bigint, hash bigint, file int",
     )
-    with driver_errors():
-        table = listed.toArrow()
-    return Listing(
-        table["range"].to_numpy(),
-        table["position"].to_numpy(),
-        table["hash"].to_numpy().view(np.uint64),
-        table["file"].to_numpy(),
-    )
+
+
+def _below(
+    where: npt.NDArray[np.int64], embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.int64]:
+    """int64 [n]: k of every position, −1 where it is none of `ks`."""
+    found, inside = embedding.embed(where, salt)
+    at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
+    is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)
+    return np.where(is_named, found.astype(np.int64), np.int64(-1))
 
 
 def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
@@ -139,13 +178,25 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
     return run
 
 
-def _list(partition: Partition, salt: Salt, by: int, bits: bytes, files: list[str]) -> Task:
+def _within(
+    where: npt.NDArray[np.int64], partition: Partition, by: int, bits: bytes
+) -> npt.NDArray[np.int64]:
+    """int64 [n]: the coarse range of every position, −1 where it is not chosen."""
+    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
+    at = partition.indices(where) >> by
+    return np.where(chosen[at], at, np.int64(-1))
+
+
+def _list(
+    place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], salt: Salt, files: list[str]
+) -> Task:
+    """Lists the rows whose position has a place that is not negative."""
+
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
         for batch in batches:
             where, hi, lo = (_numbers(batch, i) for i in range(3))
-            at = partition.indices(where) >> by
-            keep = np.flatnonzero(chosen[at])
+            at = place(where)
+            keep = np.flatnonzero(at >= 0)
             if not len(keep):
                 continue
             hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
@@ -160,6 +211,17 @@ def _list(partition: Partition, salt: Salt, by: int, bits: bytes, files: list[st
             )
 
     return run
+
+
+def _listing(listed: DataFrame) -> Listing:
+    with driver_errors():
+        table = listed.toArrow()
+    return Listing(
+        table["range"].to_numpy(),
+        table["position"].to_numpy(),
+        table["hash"].to_numpy().view(np.uint64),
+        table["file"].to_numpy(),
+    )
 
 
 def _numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:

@@ -52,8 +52,8 @@ def refine(
     ours = sums.coarsened(by).short_digests()
     for piece, last in _pieces(ours):
         send(pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last)))
-    differs, counts = _mismatch(receive, len(ours))
-    hashes = _hashes(receive)
+    differs, counts = mismatch(receive, len(ours))
+    hashes = row_hashes(receive)
     if hashes is None:
         return Refined(None)
     # Hashes come range by range for those of which both sides hold something.
@@ -64,11 +64,11 @@ def refine(
     listed = list_rows(by, differs & (ours != 0))
     removed, wanted = multiset_difference(listed.ranges, listed.hashes, ranges, hashes)
     if len(hashes):
-        _want(send, wanted)
-    return Refined(_some(listed, removed), 1 if len(hashes) else 0)
+        want(send, wanted)
+    return Refined(some(listed, removed), 1 if len(hashes) else 0)
 
 
-def _mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
+def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
     """Which ranges differ, bool [ranges], and the source's rows in each that does."""
     bits, numbers = bytearray(), bytearray()
     is_last = False
@@ -88,7 +88,7 @@ def _mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int6
     return differs, np.frombuffer(raw, "<u4").astype(np.int64)
 
 
-def _hashes(receive: Receive) -> Hashes | None:
+def row_hashes(receive: Receive) -> Hashes | None:
     """All row hashes in the order they came; None: too many, everything follows."""
     pieces: list[Hashes] = []
     held = 0
@@ -107,7 +107,7 @@ def _hashes(receive: Receive) -> Hashes | None:
             raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
 
 
-def _want(send: Callable[[pb.Request], None], wanted: Bools) -> None:
+def want(send: Callable[[pb.Request], None], wanted: Bools) -> None:
     bits = np.packbits(wanted, bitorder="little").tobytes()
     data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
     step = MESSAGE_BYTES_MAX // 2
@@ -154,7 +154,7 @@ def multiset_difference(
     return alone[: len(our_ranges)], alone[len(our_ranges) :]
 
 
-def _some(listed: Listing, chosen: Bools) -> Listing:
+def some(listed: Listing, chosen: Bools) -> Listing:
     return Listing(
         listed.ranges[chosen],
         listed.positions[chosen],

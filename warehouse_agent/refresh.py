@@ -60,22 +60,34 @@ class Refresh:
             sums=p.sums,
             row_bytes=p.row_bytes,
             sketch=p.sketch,
+            grouped=p.units.grouped if p.units else None,
             forced=self.job.fragment.method,
             line=p.line,
             rows_expected=p.rows_expected,
             bytes_expected=self._bytes_expected(p),
         )
         rows = rows_of(self.job.spark, p.layout, [f.uri for f in p.files])
+        names = [f.name for f in p.files]
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> reduce.Listing:
-            names = [f.name for f in p.files]
             with self.job.report.phase("list"):
                 return reduce.list_rows(
                     rows, p.layout, p.partition, p.salt, by=by, chosen=chosen, files=names
                 )
 
+        def list_keys(ks: npt.NDArray[np.uint64]) -> reduce.Listing:
+            assert p.units is not None
+            embedding = p.units.grouped.embedding
+            with self.job.report.phase("list"):
+                return reduce.list_keys(rows, p.layout, embedding, p.salt, ks=ks, files=names)
+
         conversation = Conversation(
-            wire, opening, keep=writer.add, list_rows=list_rows, progress=self.progress
+            wire,
+            opening,
+            keep=writer.add,
+            list_rows=list_rows,
+            list_keys=list_keys,
+            progress=self.progress,
         )
         try:
             self._outcome = conversation.run()
@@ -92,10 +104,15 @@ class Refresh:
         report.round_trips += out.round_trips
         report.source_scans, report.source_rows_read = out.scans, out.rows_read
         report.bytes_expected = out.bytes_expected or None
+        if p.is_part:
+            assert p.units is not None
+            report.rows_left = p.units.grouped.rest.count
 
     def _bytes_expected(self, p: Prepared) -> int:
         if p.base is None:
             return int(p.rows_expected * p.row_bytes)
+        if p.units is not None:
+            return p.units.bytes_expected
         if p.sketch is None or p.changes_expected is None:
             return 0
         return p.bytes_for(p.changes_expected.median)

@@ -121,6 +121,8 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
 def _run(body: dict[str, Any]) -> Run | None:
     if body["error"] is not None or body["command"] != "refresh":
         return None
+    if body.get("rows_left"):  # what changed in a part tells little of the whole
+        return None
     at = datetime.fromisoformat(body["checked_at"])
     return Run(
         at if at.tzinfo else at.replace(tzinfo=UTC),

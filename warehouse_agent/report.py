@@ -33,6 +33,7 @@ class Report:
     rows_updated: int = 0
     rows_deleted: int = 0
     rows_total: int | None = None
+    rows_left: int | None = None  # of ours that were not compared: `read_at_most`
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_expected: int | None = None

@@ -26,6 +26,7 @@ from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import rows_of
 from warehouse_agent.report import miss_probability, utc_now
+from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
 
@@ -39,9 +40,9 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     is_same = p.base is not None and not schema.differs(p.layout, p.base.layout)
     if out.equal and is_same and p.base is not None and p.files == p.base.files:
         job.staging.clear()
-        report.checked_at, report.proof = checked, "total"
-        report.rows_total, report.miss_probability = out.theirs.count, miss_probability(0)
-        job.remember(checked_at=checked, **({"as_of": out.as_of} if _accepts(job, out) else {}))
+        report.checked_at, report.proof = checked, _proof(p)
+        report.rows_total, report.miss_probability = out.theirs.count, _missed(p, 0)
+        job.remember(**_notes(job, p, out, checked))
         return
     if p.base and not job.options.allow_shrink and plan.shrank(p.base.rows, out.theirs.count):
         raise TableShrank(
@@ -60,6 +61,25 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
             _prove(job, p, out, applied)
         with report.phase("publish"):
             _publish(job, p, out, applied, checked, changes.result())
+
+
+def _proof(p: Prepared) -> str:
+    """Of what is published: equal in all, or where it was compared."""
+    return "part" if p.is_part else "total"
+
+
+def _missed(p: Prepared, changed: int) -> float | None:
+    """The chance that a change was missed; nothing is known of what was not compared."""
+    return None if p.is_part else miss_probability(changed)
+
+
+def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | int | None]:
+    """When all of it was compared the last time; after a part, whose turn is next."""
+    if p.is_part:
+        assert p.units is not None
+        return {TURN: p.units.next_turn}
+    as_of = {"as_of": out.as_of} if _accepts(job, out) else {}
+    return {"checked_at": checked, **as_of}
 
 
 def _accepts(job: Job, out: Outcome) -> bool:
@@ -156,7 +176,7 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
         # What led here must not be built on.
         job.staging.clear()
         raise
-    job.report.proof = "total"
+    job.report.proof = _proof(p)
 
 
 def _publish(
@@ -168,11 +188,11 @@ def _publish(
     report.rows_inserted = out.theirs.count if p.base is None else counts.get("insert", 0)
     report.rows_updated = counts.get("update_after", 0)
     report.rows_deleted = counts.get("delete", 0)
-    report.miss_probability = miss_probability(report.rows_changed)
+    report.miss_probability = _missed(p, report.rows_changed)
     meta = {
-        "as_of": out.as_of,
+        "as_of": p.base.meta["as_of"] if p.base and p.is_part else out.as_of,
         "consistency": out.consistency,
-        "proof": "total",
+        "proof": _proof(p),
         "vouched": out.vouched,
         "rows": out.theirs.count,
         "published_at": checked,
@@ -202,7 +222,7 @@ def _publish(
             # Of a changed row, also of one that is gone and takes nothing.
             changed = max(report.rows_changed, shipped)
             job.remember(row_bytes=out.frame_bytes / changed)
-        job.remember(checked_at=checked, as_of=out.as_of)
+        job.remember(**_notes(job, p, out, checked))
 
 
 def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Changes:

@@ -42,10 +42,12 @@ class Status:
         if self.version is None:
             return f"{self.name}: nothing published yet"
         years = self.years_until_a_change_is_missed
+        compared = "equal to the source" if years else "all of it equal to the source the last time"
+        missed = f", a change missed once in {years:.0e} years" if years else ""
         return (
-            f"{self.name}: version {self.version}, {self.rows_total:,} rows, equal to the source "
+            f"{self.name}: version {self.version}, {self.rows_total:,} rows, {compared} "
             f"as of {self.as_of} ({self.consistency}, proof: {self.proof}), checked "
-            f"{self.checked_at}, a change missed once in {years:.0e} years"
+            f"{self.checked_at}{missed}"
         )
 
 
@@ -71,7 +73,7 @@ def status_of(store: Store, name: str) -> Status:
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     interval = interval_s([str(v["published_at"]) for v in publish.versions(store, name)])
     changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
-    probability = miss_probability(changed)
+    probability = None if meta["proof"] == "part" else miss_probability(changed)
     return Status(
         name=name,
         version=snapshot.version,
@@ -82,7 +84,9 @@ def status_of(store: Store, name: str) -> Status:
         consistency=meta["consistency"],
         proof=meta["proof"],
         miss_probability=probability,
-        years_until_a_change_is_missed=years_until_missed(probability, interval),
+        years_until_a_change_is_missed=(
+            None if probability is None else years_until_missed(probability, interval)
+        ),
         files=len(snapshot.files),
         bytes=sum(f.size for f in snapshot.files),
     )

@@ -34,6 +34,10 @@ DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
 THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
 SKETCH_KEYS_MAX = 1 << 31  # half the field: a quotient of noise is a key every second time
 CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
+GROUP_KEYS_MAX = 1 << 21  # named in units: 30 MB at the source
+UNIT_KEYS_MAX = 1 << 12  # of one unit: more are worth one hash no longer than these
+UNIT_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB, where every unit has one key
+PART_RANGES_MAX = 64  # read beside the named keys
 
 # Time.
 HEARTBEAT_S = 5.0  # a source that scans says so at least this often
@@ -46,4 +50,5 @@ assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
+assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S

@@ -161,9 +161,7 @@ class RangeSums:
 
     def short_digests(self) -> U64:
         """uint64 [ranges]: 8 bytes for each range, 0 exactly for the empty ones."""
-        digests = self.sums + self.counts.astype(np.uint64) * np.uint64(P3)
-        digests = np.where(digests == 0, np.uint64(1), digests)
-        return np.where(self.counts == 0, np.uint64(0), digests)
+        return short_digests(self.sums, self.counts)
 
     def to_bytes(self) -> bytes:
         """The sums for transport between Spark tasks and the driver."""
@@ -180,6 +178,13 @@ class RangeSums:
         out.counts = np.frombuffer(data, np.int64, ranges, 24).copy()
         out.sums = np.frombuffer(data, np.uint64, ranges, 24 + 8 * ranges).copy()
         return out
+
+
+def short_digests(sums: U64, counts: Indices) -> U64:
+    """uint64 [n]: of n sets of rows, from Σ m0 and count of each; 0 exactly for the empty ones."""
+    digests = sums + counts.astype(np.uint64) * np.uint64(P3)
+    digests = np.where(digests == 0, np.uint64(1), digests)
+    return np.where(counts == 0, np.uint64(0), digests)
 
 
 def coarse_ranges(ranges: int, by: int) -> int:

@@ -149,6 +149,7 @@ class Request(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
     CELLS_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -159,6 +160,8 @@ class Request(_message.Message):
     def wanted(self) -> Global___Wanted: ...
     @_builtins.property
     def cells(self) -> Global___Cells: ...
+    @_builtins.property
+    def units(self) -> Global___Units: ...
     def __init__(
         self,
         *,
@@ -167,12 +170,13 @@ class Request(_message.Message):
         digests: Global___Digests | None = ...,
         wanted: Global___Wanted | None = ...,
         cells: Global___Cells | None = ...,
+        units: Global___Units | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "digests", b"digests", "message", b"message", "open", b"open", "units", b"units", "wanted", b"wanted", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "whole", "digests", "wanted", "cells", "units"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -194,6 +198,7 @@ class Open(_message.Message):
     STRATA_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     SKETCH_FIELD_NUMBER: _builtins.int
+    GROUPING_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -219,6 +224,10 @@ class Open(_message.Message):
     def sketch(self) -> Global___Sketch:
         """absent: ranges alone; then the strata are of ranges"""
 
+    @_builtins.property
+    def grouping(self) -> Global___Grouping:
+        """then there are no strata, and `Units` follow at once"""
+
     def __init__(
         self,
         *,
@@ -234,10 +243,11 @@ class Open(_message.Message):
         strata: _builtins.bytes = ...,
         level: _builtins.int = ...,
         sketch: Global___Sketch | None = ...,
+        grouping: Global___Grouping | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sketch", b"sketch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping", "sketch", b"sketch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,6 +291,56 @@ class Sketch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sketch: _TypeAlias = Sketch  # noqa: Y015
+
+@_typing.final
+class Grouping(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_FIELD_NUMBER: _builtins.int
+    HASHED_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    ROW_BYTES_FIELD_NUMBER: _builtins.int
+    WAIT_BYTES_FIELD_NUMBER: _builtins.int
+    ROWS_MAX_FIELD_NUMBER: _builtins.int
+    FIRSTS_FIELD_NUMBER: _builtins.int
+    LASTS_FIELD_NUMBER: _builtins.int
+    span: _builtins.int
+    """of k, as in Sketch"""
+    hashed: _builtins.bool
+    base: _builtins.int
+    row_bytes: _builtins.int
+    """of a row on the line: what a row hash can save"""
+    wait_bytes: _builtins.int
+    """that the line could carry during a round trip"""
+    rows_max: _builtins.int
+    """0: all rows are compared; else only what is named and what lies in the"""
+    @_builtins.property
+    def firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ranges is, and no more rows than these are read
+        ranges of positions, both ends inclusive
+        """
+
+    @_builtins.property
+    def lasts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        span: _builtins.int = ...,
+        hashed: _builtins.bool = ...,
+        base: _builtins.int = ...,
+        row_bytes: _builtins.int = ...,
+        wait_bytes: _builtins.int = ...,
+        rows_max: _builtins.int = ...,
+        firsts: _abc.Iterable[_builtins.int] | None = ...,
+        lasts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "firsts", b"firsts", "hashed", b"hashed", "lasts", b"lasts", "row_bytes", b"row_bytes", "rows_max", b"rows_max", "span", b"span", "wait_bytes", b"wait_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grouping: _TypeAlias = Grouping  # noqa: Y015
 
 @_typing.final
 class Whole(_message.Message):
@@ -371,6 +431,37 @@ class Cells(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cells: _TypeAlias = Cells  # noqa: Y015
+
+@_typing.final
+class Units(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    KS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """keys of every unit in this piece, of the last one perhaps fewer"""
+    ks: _builtins.bytes
+    """of all of them, as in Deleted"""
+    digests: _builtins.bytes
+    """little-endian uint64, one for each unit"""
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        ks: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "ks", b"ks", "last", b"last", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Units: _TypeAlias = Units  # noqa: Y015
 
 @_typing.final
 class Reply(_message.Message):

@@ -1,0 +1,160 @@
+"""Groups at the source: units of rows that the warehouse names by their keys (protocol, section 7).
+
+The three steps of Lu, Liu and Hyland in one reading. Rows below keys that nobody named are new, or
+were thought too likely to change to be compared: they are shipped as they come. Keys below which
+there is no row were deleted. What is left of each unit is hashed, which regroups those that lost
+keys, and compared; units that differ are shipped whole, or by row hashes where that is cheaper
+(`units.refines`).
+
+A *part* reads by index what is named and some ranges, and nothing else: for sources that cannot
+afford a scan. Memory is bounded by GROUP_KEYS_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from driftline import wire_pb2 as pb
+from driftline.digests import MASK64, Digest, Salt
+from driftline.limits import ROW_HASHES_MAX
+from driftline.sketches import U64, pack
+from driftline.units import UnitSums, refines
+
+from source_agent import hear
+from source_agent.hold import Batch, Identified, Positions, joined
+from source_agent.identify import hashes_sent, mismatch, ship_wanted
+from source_agent.read import Reader
+from source_agent.ship import Shipper
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Regrouping:
+    """The group method of one exchange: `take`, `read` to its end, then `answer`."""
+
+    def __init__(self, reader: Reader, shipper: Shipper, said: hear.Grouping, salt: Salt) -> None:
+        self._reader, self._shipper, self._said, self._salt = reader, shipper, said, salt
+        self.total = Digest()
+
+    def take(self, first: pb.Request, more: hear.Hear) -> None:
+        """Take in the units. Raises MalformedMessage."""
+        runs, self._digests = hear.units(first, more, self._said.embedding)
+        self._units = UnitSums(runs)
+
+    def read(self) -> Iterator[pb.Reply]:
+        """Read what is compared, once; ship the rows that are in no unit.
+
+        Raises:
+            LimitExceeded: a part is larger than was allowed.
+        """
+        for batch in self._batches():
+            self.total += batch.mixed.digest()
+            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            named = np.zeros(len(inside), np.bool_)
+            named[inside] = self._units.add(ks[inside], batch.mixed.m0[inside])
+            yield from self._shipper.pick(batch, ~named)
+        yield from self._shipper.flush()
+
+    def answer(self, more: hear.Hear) -> Iterator[pb.Reply]:
+        """What follows when the totals differ: all but the end."""
+        units, gone = self._units, self._units.gone()
+        lost = np.zeros(len(units), np.bool_)
+        lost[units.find(gone)] = True
+        differs = lost | (units.short_digests() != self._digests)
+        rows = int(units.counts[differs].sum())
+        is_refined = rows <= ROW_HASHES_MAX and refines(
+            rows=rows,
+            differing=int(np.count_nonzero(differs)),
+            units=len(units),
+            row_bytes=self._said.row_bytes,
+            wait_bytes=self._said.wait_bytes,
+        )
+        if is_refined:
+            yield mismatch(differs, units.counts[differs])
+            yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
+            yield from self._refine(differs, lost, more)
+            return
+        self._reader.tally.phase = "ship"
+        for batch, chosen, _ in self._again(differs):
+            yield from self._shipper.pick(batch, chosen)
+        yield from self._shipper.flush()
+        yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
+
+    def _refine(self, differs: Bools, lost: Bools, more: hear.Hear) -> Iterator[pb.Reply]:
+        """One hash for every row of the differing units, but one for all rows of a unit that lost
+        keys; then what the warehouse wants of them."""
+        self._reader.tally.phase = "identify"
+        found = Identified()
+        slots = np.cumsum(differs) - 1
+        for batch, chosen, unit in self._again(differs):
+            found.add(batch, chosen, slots[np.maximum(unit, 0)])
+        if not found.hashes:
+            yield from hashes_sent(np.zeros(0, np.uint64))
+            return
+        order, hashes = found.in_order()
+        counts = self._units.counts[differs]
+        owner = np.repeat(np.arange(len(counts)), counts)  # of every hash: its slot
+        starts = np.cumsum(counts) - counts
+        is_whole = lost[differs] & (counts > 0)
+        keep = ~is_whole[owner]
+        keep[starts[is_whole]] = True
+        entries = hashes[keep]
+        entries[is_whole[owner[keep]]] = self._units.short_digests()[differs][is_whole]
+        yield from hashes_sent(entries)
+        asked = np.zeros(len(hashes), np.bool_)
+        asked[np.flatnonzero(keep)[hear.wanted(more, len(entries))]] = True
+        asked |= (is_whole & asked[np.minimum(starts, len(hashes) - 1)])[owner]
+        wanted = order[asked]
+        total = self.total.count
+        yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
+
+    def _again(self, differs: Bools) -> Iterator[tuple[Batch, Bools, Positions]]:
+        """The batches that hold rows of these units: which of their rows do, and every row's unit
+        (−1: none).
+
+        Raises:
+            SnapshotLost: these are not the rows that were compared.
+        """
+        units = self._units
+        rows = hashes = 0
+        expected = int(units.counts[differs].sum())
+        if not expected:
+            return
+        for batch in self._find(units.ks_of(differs, seen=True), expected):
+            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            unit = np.where(inside, units.find(ks), np.int64(-1))
+            chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
+            rows += int(np.count_nonzero(chosen))
+            hashes += int(batch.mixed.m0[chosen].sum(dtype=np.uint64))
+            yield batch, chosen, unit
+        agrees = hashes & MASK64 == int(units.sums[differs].sum(dtype=np.uint64))
+        self._reader.same_snapshot(rows == expected and agrees)
+
+    def _find(self, ks: U64, rows: int) -> Iterator[Batch]:
+        """The batches in which the rows below these k are, and perhaps others."""
+        embedding = self._said.embedding
+        if embedding.base is None:
+            return self._reader.scan()
+        first, last = joined(embedding.positions(ks))
+        if self._said.part is not None:
+            return self._reader.part(first, last, rows_max=len(ks))
+        return self._reader.find(first, last, rows=rows, total=self.total.count)
+
+    def _batches(self) -> Iterator[Batch]:
+        said = self._said
+        if said.part is None:
+            return self._reader.scan()
+        first, last = joined(said.embedding.positions(self._units.all_ks()))
+        first, last = _merged(np.append(first, said.part[0]), np.append(last, said.part[1]))
+        return self._reader.part(first, last, rows_max=said.rows_max)
+
+
+def _merged(first: Positions, last: Positions) -> tuple[Positions, Positions]:
+    """These ranges, int64 [n] each, both ends inclusive, as disjoint ones in ascending order."""
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], np.maximum.accumulate(last[order])
+    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1])) if len(first) else order
+    ends = np.append(begins[1:], len(first)) - 1
+    return first[begins], last[ends] if len(first) else last

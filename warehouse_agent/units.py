@@ -1,0 +1,131 @@
+"""Our side in units, before the stream opens: of everything, or of the part that a budget allows.
+
+A part is made of three: the rows most likely to have changed, the next rows in key order after
+where the last part ended, so that every row has its turn, and room for rows past the largest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from driftline.digests import Digest, Salt
+from driftline.errors import ConfigurationError
+from driftline.limits import GROUP_KEYS_MAX
+from driftline.ranges import POSITION_MAX, POSITION_MIN
+from pyspark.sql import DataFrame
+
+from warehouse_agent import assign, group, plan, publish
+from warehouse_agent.assign import Part
+from warehouse_agent.executors import driver_errors
+from warehouse_agent.job import Job
+from warehouse_agent.layout import Layout
+from warehouse_agent.plan import Line
+from warehouse_agent.publish import DataFile
+from warehouse_agent.regroup import Grouped, PartOf
+
+LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
+TURN = "turn_from"  # of a fragment's notes: the position after the last window
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """`compared` is the digest of our rows that the exchange is about; `bytes_expected` of it.
+
+    `next_turn`: the position where the next part's window begins, once this one is done.
+    """
+
+    grouped: Grouped
+    compared: Digest
+    bytes_expected: int
+    next_turn: int | None = None
+
+
+def in_units(
+    job: Job,
+    layout: Layout,
+    files: Sequence[DataFile],
+    rows: DataFrame,
+    salt: Salt,
+    *,
+    probability_sql: str,
+    row_bytes: float,
+    line: Line,
+) -> Units:
+    """These rows, the working copy, in units; two or three Spark jobs.
+
+    Raises:
+        ConfigurationError: more keys than units can name, or a part of a table whose keys are no
+            integers within reach of each other.
+    """
+    count = sum(f.rows for f in files)
+    bounds = publish.bounds(files)
+    embedding = plan.embedding_for(count, bounds)
+    budget = job.fragment.read_at_most
+    wait = line.round_trip_bytes
+    counted = assign.histogram(rows, probability_sql)
+    key = group.key_bytes(count, embedding.span)
+    grouping = group.grouping(counted, row_bytes=row_bytes, key_bytes=key, wait_bytes=wait)
+    if budget is None:
+        _refuse(job, count, "method")
+        found = assign.named(rows, layout, probability_sql, grouping, embedding, salt, count=count)
+        sent = Grouped(embedding, found.pieces, found.hot, round(row_bytes), round(wait))
+        return Units(sent, found.compared, int(grouping.bytes_expected))
+    if embedding.base is None or bounds is None:
+        raise ConfigurationError(
+            "Only a relation whose key is one integer, with all values within 2^31 of each other, "
+            "can be compared in part.",
+            where=job.name,
+            remedy="Remove `read_at_most` from the fragment.",
+        )
+    _refuse(job, budget, "read_at_most")
+    window, next_turn = _window(job, layout, rows, bounds, int(IN_TURN * budget))
+    likeliest = group.most_likely(counted, int(LIKELIEST * budget))
+    # A row that is not read by its key is not compared, so all have one.
+    everyone = group.GroupPlan(grouping.edges, np.maximum(grouping.rows, 1), 0.0)
+    found = assign.named(
+        rows,
+        layout,
+        probability_sql,
+        everyone,
+        embedding,
+        salt,
+        count=count,
+        part=Part(likeliest, window),
+    )
+    zones = [window, (bounds[1] + 1, POSITION_MAX)] if bounds[1] < POSITION_MAX else [window]
+    first, last = (np.array(ends, np.int64) for ends in zip(*zones, strict=True))
+    part = PartOf(first, last, budget)
+    sent = Grouped(
+        embedding, found.pieces, found.hot, round(row_bytes), round(wait), found.rest, part
+    )
+    size = sum(len(p.ks) + len(p.digests) for p in found.pieces)
+    return Units(sent, found.compared, size, next_turn)
+
+
+def _refuse(job: Job, keys: int, setting: str) -> None:
+    if keys > GROUP_KEYS_MAX:
+        raise ConfigurationError(
+            f"Groups name at most {GROUP_KEYS_MAX} rows by their keys, and these are {keys}.",
+            where=job.name,
+            remedy=f"Change `{setting}` of the fragment: a sketch has no such limit.",
+        )
+
+
+def _window(
+    job: Job, layout: Layout, rows: DataFrame, bounds: tuple[int, int], count: int
+) -> tuple[tuple[int, int], int]:
+    """The positions of the next so many rows in turn, both ends inclusive, and where the turn after
+    them begins. What lies below the least key goes with the first, as there may be new rows."""
+    noted = job.remembered().get(TURN)
+    start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
+    position = layout.position_sql
+    following = rows.where(f"{position} >= {start}").selectExpr(f"{position} as position")
+    with driver_errors():
+        nearest = following.orderBy("position").limit(count)
+        row = nearest.selectExpr("count(*) as rows", "max(position) as last").first()
+    assert row is not None
+    last = int(row["last"]) if row["rows"] == count and row["last"] < bounds[1] else bounds[1]
+    first = POSITION_MIN if start == bounds[0] else start
+    return (first, last), last + 1 if last < bounds[1] else bounds[0]
