@@ -287,7 +287,7 @@ def ask(folder: Path, port: int, table: str, ours: Fingerprinted, partition: Par
     digests = ours.sums.short_digests()
     known = np.sort(np.concatenate(ours.hashes))
     with channel(port, folder / "certs") as over, Client(over) as peer:
-        cells = strata(digests, SALT).astype("<u2").tobytes()
+        cells = strata(digests, SALT).tobytes()
         request = opening(ours.recipe.id, relation=table, ours=ours.sums.total, strata=cells)
         steps = np.diff(np.array(partition.starts, np.int64), prepend=np.int64(0))  # modulo 2^64
         request.open.start_steps[:] = steps.tolist()

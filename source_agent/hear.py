@@ -59,7 +59,7 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
             remedy="Install the same release on both sides.",
         )
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum), len(opening.strata))
-    strata_bytes = 0 if opening.HasField("grouping") else STRATA * STRATUM_CELLS * 2
+    strata_bytes = 0 if opening.HasField("grouping") else STRATA * STRATUM_CELLS
     if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES, strata_bytes):
         raise MalformedMessage("An opening has fields of a wrong size.")
     if opening.recipe != shape.recipe.id:
@@ -79,9 +79,9 @@ def salt_of(opening: pb.Open) -> Salt:
     return Salt.from_bytes(opening.salt)
 
 
-def strata_of(opening: pb.Open) -> npt.NDArray[np.uint16]:
-    """The warehouse's strata, uint16 [STRATA, STRATUM_CELLS]."""
-    return np.frombuffer(opening.strata, "<u2").astype(np.uint16).reshape(STRATA, STRATUM_CELLS)
+def strata_of(opening: pb.Open) -> npt.NDArray[np.uint8]:
+    """The warehouse's strata, uint8 [STRATA, STRATUM_CELLS]."""
+    return np.frombuffer(opening.strata, np.uint8).reshape(STRATA, STRATUM_CELLS)
 
 
 def partition_of(opening: pb.Open) -> Partition:

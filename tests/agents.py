@@ -104,7 +104,7 @@ def opening(
     relation: str = "orders",
     ours: Digest | None = None,
     partition: Partition | None = None,
-    strata: bytes = bytes(2 * STRATA * STRATUM_CELLS),
+    strata: bytes = bytes(STRATA * STRATUM_CELLS),
     protocol: int = PROTOCOL_VERSION,
 ) -> pb.Request:
     """An `Open`; by default of a warehouse that holds nothing."""

@@ -533,7 +533,7 @@ OPENINGS: list[tuple[dict[str, Any], type[DriftlineError] | None]] = [
     ({"salt": bytes(15)}, MalformedMessage),
     ({"salt": bytes(17)}, MalformedMessage),
     ({"sum": b""}, MalformedMessage),
-    ({"strata": bytes(STRATA * STRATUM_CELLS * 2 - 1)}, MalformedMessage),
+    ({"strata": bytes(STRATA * STRATUM_CELLS - 1)}, MalformedMessage),
     ({"strata": bytes(1 << 20)}, MalformedMessage),
     ({"recipe": b""}, RecipeChanged),
     ({"recipe": bytes(16)}, RecipeChanged),

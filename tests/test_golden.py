@@ -141,7 +141,7 @@ def test_ranges() -> None:
     for vector in golden["strata"]:
         shorts = [digests.xx(i, 7) if i % 3 else 0 for i in range(vector["ranges"])]
         cells = ranges.strata(np.array(shorts, np.uint64), digests.Salt(int(vector["s0"]), 0))
-        assert [[f"{c:04x}" for c in row] for row in cells.tolist()] == vector["cells"]
+        assert [[f"{c:02x}" for c in row] for row in cells.tolist()] == vector["cells"]
 
 
 def test_frames() -> None:

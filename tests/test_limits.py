@@ -46,7 +46,7 @@ def test_an_opening_of_the_largest_partition_fits_a_message() -> None:
         sum=bytes(16),
         start_steps=[-(2**63)] * segments,
         shifts=bytes(segments),
-        strata=bytes(limits.STRATA * limits.STRATUM_CELLS * 2),
+        strata=bytes(limits.STRATA * limits.STRATUM_CELLS),
         level=19,
     )
     assert pb.Request(open=opening).ByteSize() < 6_000  # an unchanged table costs not much more

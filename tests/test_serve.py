@@ -366,7 +366,7 @@ def test_a_difference_by_hand(running: Start, certs: Path) -> None:
     sums.add(places, mixed)
     digests = sums.short_digests()
     with peer(agent, certs) as conversation:
-        cells = strata(digests, SALT).astype("<u2").tobytes()
+        cells = strata(digests, SALT).tobytes()
         first = opening(
             RECIPE, ours=independent_total(list(ours.values())), partition=partition, strata=cells
         )

@@ -190,7 +190,7 @@ class Conversation:
         steps = [_wrap(b - a) for a, b in zip((0, *starts), starts, strict=False)]
         cells = o.sums.cells
         slots = o.sums.ranges.short_digests() if cells is None else cells.r % np.uint64(PRIME)
-        sampled = b"" if o.grouped else strata(slots, o.salt).astype("<u2").tobytes()
+        sampled = b"" if o.grouped else strata(slots, o.salt).tobytes()
         return pb.Open(
             protocol=PROTOCOL_VERSION,
             relation=o.relation,

@@ -33,7 +33,6 @@ from driftline.sketches import CELL_BYTES, HASHES, Embedding, fold_for
 from warehouse_agent.expect import Expected
 
 OPEN_BYTES = 96  # of `Open` without its variable parts; a reply to it that says "equal" is smaller
-STRATUM_BYTES = 2  # of a cell of the strata
 SKETCH_BYTES = 24  # of a sketch's parameters
 REPLY_BYTES = 80  # of an end
 FOUND_BYTES = 160  # of a list of deleted keys, a frame's header and the messages around them
@@ -321,7 +320,7 @@ def opening_bytes(partition: Partition) -> int:
     # Steps are zigzag varints, modulo 2^64: seven bits a byte, one of them the sign.
     steps = [(b - a + (1 << 63)) % (1 << 64) - (1 << 63) for a, b in pairwise((0, *starts))]
     varints = sum((step.bit_length() + 7) // 7 for step in steps)
-    return OPEN_BYTES + STRATUM_BYTES * STRATA * STRATUM_CELLS + varints + len(starts)
+    return OPEN_BYTES + STRATA * STRATUM_CELLS + varints + len(starts)
 
 
 def shrank(before: int, after: int) -> bool:

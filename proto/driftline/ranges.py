@@ -192,8 +192,8 @@ def coarse_ranges(ranges: int, by: int) -> int:
     return -(-ranges // (1 << by))
 
 
-def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint16]:
-    """uint16 [STRATA, STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
+def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint8]:
+    """uint8 [STRATA, STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
 
     `digests`: uint64 [slots], the short digests of ranges or the Σ r of a sketch's cells.
     """
@@ -207,23 +207,23 @@ def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint16]:
         stratum = np.minimum(zeros.astype(np.int64), STRATA - 1)
         cell = ((x >> np.uint64(48)) % np.uint64(STRATUM_CELLS)).astype(np.int64)
         np.add.at(out, (stratum, cell), some)
-    return (out & np.uint64(0xFFFF)).astype(np.uint16)
+    return (out & np.uint64(0xFF)).astype(np.uint8)
 
 
 def estimate_differing(
-    ours: npt.NDArray[np.uint16], theirs: npt.NDArray[np.uint16], ranges: int
+    ours: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8], ranges: int
 ) -> int:
     """How many of `ranges` slots differ, from the cells that do: the most likely number.
 
     A cell of stratum t holds on average share_t·D/cells differing slots, so it differs with
-    probability 1 − exp(−share_t·D/cells). At least 1.
+    probability (1 − exp(−share_t·D/cells))·255/256, being a byte. At least 1.
     """
     differing = (ours != theirs).sum(axis=1)
     shares = np.array([2.0 ** -(t + 1) for t in range(STRATA)])
     shares[-1] *= 2
     grid = np.unique(np.geomspace(1, max(ranges, 2), 256).astype(np.int64))
     load = np.outer(grid, shares) / STRATUM_CELLS
-    likelihood = (differing * np.log(-np.expm1(-load)) - (STRATUM_CELLS - differing) * load).sum(
-        axis=1
-    )
+    differs = -np.expm1(-load) * (255 / 256)
+    same = STRATUM_CELLS - differing
+    likelihood = (differing * np.log(differs) + same * np.log1p(-differs)).sum(axis=1)
     return int(grid[int(np.argmax(likelihood))])

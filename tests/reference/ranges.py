@@ -77,5 +77,5 @@ def strata(short_digests: Sequence[int], s0: int) -> list[list[int]]:
     cells = [[0] * CELLS for _ in range(STRATA)]
     for i, digest in enumerate(short_digests):
         stratum, cell = stratum_and_cell(i, s0)
-        cells[stratum][cell] = (cells[stratum][cell] + digest) % 2**16
+        cells[stratum][cell] = (cells[stratum][cell] + digest) % 2**8
     return cells
