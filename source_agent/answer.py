@@ -205,7 +205,7 @@ class Conversation:
             self._close_session()
         description = None
         if isinstance(error, RecipeChanged) and answer.shape is not None:
-            description = describe(answer.shape)
+            description = describe(answer.shape, self._source.config.budget)
         self._deliver(pb.Reply(refused=refusal(error, description)))
         return True
 

@@ -13,7 +13,7 @@ from driftline.errors import LimitExceeded, NotFound, VersionMismatch
 from driftline.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
 
 from source_agent.audit import Audit
-from source_agent.configure import Publication, SourceConfig
+from source_agent.configure import Budget, Publication, SourceConfig
 from source_agent.engine import Engine, Shape
 from source_agent.govern import Governor
 
@@ -56,8 +56,8 @@ class Source:
         return found
 
 
-def describe(shape: Shape) -> pb.Description:
-    """The relation as a message."""
+def describe(shape: Shape, budget: Budget) -> pb.Description:
+    """The relation as a message, with what a warehouse's plan should know of the budget."""
     recipe = shape.recipe
     return pb.Description(
         columns=[
@@ -71,4 +71,6 @@ def describe(shape: Shape) -> pb.Description:
         vouched=shape.vouched,
         rows_expected=max(shape.rows_expected, 0),
         notes=shape.notes,
+        rows_per_second=budget.rows_per_second or 0.0,
+        bytes_per_second=budget.bytes_per_second or 0.0,
     )

@@ -94,7 +94,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         source.governor.check()
         session = source.engine.open()
         try:
-            described = describe(session.describe(published.relation))
+            described = describe(session.describe(published.relation), source.config.budget)
         finally:
             session.close()
         return pb.DescribeReply(

@@ -28,7 +28,7 @@ from warehouse_agent.forecast import (
     know,
     predict,
 )
-from warehouse_agent.plan import Line, Method, partition_for
+from warehouse_agent.plan import Line, Method, Objective, partition_for
 from warehouse_agent.remember import Run
 from warehouse_agent.store import Store
 
@@ -52,7 +52,7 @@ KNOWN = Known(
 FIELDS = [
     "name", "command", "version", "rows_published", "rows_expected", "first_load",
     "changes_expected", "change_share", "change_share_from", "floor_bytes", "candidates", "chosen",
-    "staged_bytes", "source_error", "schema_changes", "error",
+    "why", "staged_bytes", "source_error", "schema_changes", "error",
 ]  # fmt: skip
 
 
@@ -190,7 +190,8 @@ def test_fields_are_stable() -> None:
         body = json.loads(predict(case).to_json())
         assert list(body) == FIELDS
         assert list(body["candidates"][0]) == [
-            "what", "bytes", "round_trips", "source_scans", "seconds",
+            "what", "bytes", "round_trips", "source_scans", "source_rows", "exchange_seconds",
+            "bytes_rewritten", "seconds",
         ]  # fmt: skip
 
 
@@ -304,3 +305,37 @@ def test_a_part_is_what_is_done() -> None:
     assert part.bytes is not None
     assert part.bytes < 5000 * 40 / 2
     assert part.source_scans == 0
+
+
+def test_what_the_line_and_the_dba_allow() -> None:
+    """Scan, round trips and bytes, one after the other, at the slower of what was measured and
+    what is allowed."""
+    line = Line(rtt_s=0.5, bytes_per_s=1e5)
+    free = {c.what: c for c in predict(known(line=line, rows_per_s=1e5)).candidates}
+    ranges = free["by ranges"]
+    assert ranges.bytes is not None
+    assert ranges.source_rows == ROWS + ROWS // 100
+    assert ranges.exchange_seconds == pytest.approx(1.01 + 1.5 + ranges.bytes / 1e5, abs=0.02)
+    tight = known(line=line, rows_per_s=1e5, limits=(1e4, 5e4))
+    limited = {c.what: c for c in predict(tight).candidates}["by ranges"]
+    assert limited.exchange_seconds == pytest.approx(10.1 + 1.5 + ranges.bytes / 5e4, abs=0.02)
+
+
+def test_files_that_are_written_again() -> None:
+    files = ((ROWS // 2, 1_000_000), (ROWS // 2 - 10, 900_000), (10, 5_000))
+    found = {c.what: c.bytes_rewritten for c in predict(known(files=files)).candidates}
+    # A thousand scattered changes touch the two large files and hardly ever the small one.
+    assert found["by sketch"] == pytest.approx(1_900_000, rel=0.001)
+    assert found["nothing changed"] == 0
+    assert found["full copy"] == pytest.approx(1_905_000, rel=0.001)
+
+
+def test_why_it_wins() -> None:
+    assert "by sketch: " in predict(KNOWN).text()
+    assert "s less than by" in predict(KNOWN).why
+    assert "over 100 ms and 10.0 Mbit/s" in predict(KNOWN).why
+    metered = Line(objective=Objective.BYTES)
+    assert 'objective = "bytes"' in predict(known(line=metered)).why
+    assert predict(known(forced=Method.RANGE)).why == 'method = "range"'
+    assert predict(known(read_at_most=2000)).why == "read_at_most = 2000"
+    assert "nothing to compare" in predict(known(version=None, rows=None)).why

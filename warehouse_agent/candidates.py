@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
@@ -18,8 +18,10 @@ from driftline.sketches import CELL_BYTES, HASHES
 
 from warehouse_agent import group, plan
 from warehouse_agent.expect import Expected
-from warehouse_agent.plan import Line, Method, Sketch, Stall
+from warehouse_agent.plan import Line, Method, Objective, Sketch, Stall
 from warehouse_agent.remember import Run
+
+ROWS_PER_S = 500_000.0  # of a source that was never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Known:
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
     estimate, None where it gave none; `row_bytes` is a compressed row on the line; `bounds` the
-    least and the greatest integer key; `now` when it is asked.
+    least and the greatest integer key; `now` when it is asked; `files` are rows and bytes of the
+    data files; `rows_per_s` is how fast rows were read in earlier exchanges; `limits` are the most
+    rows and bytes a second that the source's DBA allows, infinite where she sets none.
     """
 
     name: str
@@ -44,6 +48,9 @@ class Known:
     forced: Method | None
     read_at_most: int | None
     runs: tuple[Run, ...]
+    files: tuple[tuple[int, int], ...] = ()
+    rows_per_s: float = ROWS_PER_S
+    limits: tuple[float, float] = (math.inf, math.inf)
     staged_bytes: int = 0
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
@@ -51,22 +58,31 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way a refresh may go. Bytes are both directions, None where no row count is known;
-    `round_trips` and `source_scans` are counts, `seconds` the median of earlier refreshes."""
+    """One way a refresh may go.
+
+    `bytes` are both directions, None where no row count is known; `source_rows` are read at the
+    source, in `source_scans` full scans or by index; `exchange_seconds` is what scan and line take,
+    `seconds` the median of all of earlier refreshes that went this way; `bytes_rewritten` are of
+    data files of ours, where the changes are scattered.
+    """
 
     what: str
     bytes: int | None
     round_trips: int
     source_scans: int
+    source_rows: int | None
+    exchange_seconds: float | None
+    bytes_rewritten: int
     seconds: float | None
 
 
 def load(known: Known) -> Candidate:
-    size = None
-    if known.rows_expected is not None:
-        size = plan.opening_bytes(known.partition) + int(known.rows_expected * known.row_bytes)
-    # Describe, then the exchange.
-    return Candidate("full copy", size, 2, 1, None)
+    """The first: Describe, then everything."""
+    rows, size = known.rows_expected, None
+    if rows is not None:
+        size = plan.opening_bytes(known.partition) + int(rows * known.row_bytes)
+    took = None if rows is None or size is None else _exchange_s(known, rows, size, 2)
+    return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
 
 def refreshes(
@@ -90,11 +106,9 @@ def refreshes(
         )
         for forced in (*Method, known.forced)
     }
-    found = [
-        Candidate(
-            "nothing changed", opening + sent + plan.REPLY_BYTES, 1, 1, _seconds(known, None)
-        ),
-    ]
+    size = opening + sent + plan.REPLY_BYTES
+    found = [_candidate(known, None, size, 1, 1, theirs, 0)]
+    again = changed if known.integer_key else theirs  # rows, to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
         cells = plan.cells_for(changed)
         is_enough = CELL_BYTES * cells <= sketch.bytes_sent
@@ -102,22 +116,29 @@ def refreshes(
         if not is_enough:
             size = sent + options[Method.SKETCH].bytes_expected
         scans = 1 if sketch.embedding.base is not None else 2
-        found.append(_candidate(known, Method.SKETCH, opening + size, 2 - is_enough, scans))
+        trips = 2 - is_enough
+        rows = theirs + again
+        found.append(_candidate(known, Method.SKETCH, opening + size, trips, scans, rows, changed))
     if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
         size = opening + options[Method.RANGE].bytes_expected
         scans = 1 if known.integer_key else 2
-        found.append(_candidate(known, Method.RANGE, size, 3, scans))
+        rows = theirs + again
+        found.append(_candidate(known, Method.RANGE, size, 3, scans, rows, changed))
     if ours and not known.read_at_most:
         size = _by_groups(known, ours, changed)
-        found.append(_candidate(known, Method.GROUP, size, 1, 1 if known.integer_key else 2))
+        scans = 1 if known.integer_key else 2
+        rows = theirs + again
+        found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))
     size = opening + sent + options[Method.FULL].bytes_expected
-    found.append(_candidate(known, Method.FULL, size, 2, 2))
+    found.append(_candidate(known, Method.FULL, size, 2, 2, 2 * theirs, ours))
     chosen = _NAMES[Method.GROUP if known.forced is Method.GROUP else options[known.forced].method]
     if known.read_at_most:
         compared = min(known.read_at_most, ours)
         chosen = f"{compared:,} rows of it, by groups"
-        size = _by_groups(known, compared, max(changed * compared // max(ours, 1), 1))
-        found.append(Candidate(chosen, size, 1, 0, _seconds(known, Method.GROUP)))
+        changed = max(changed * compared // max(ours, 1), 1)
+        size = _by_groups(known, compared, changed)
+        part = _candidate(known, Method.GROUP, size, 1, 0, compared, changed)
+        found.append(replace(part, what=chosen))
     return tuple(found), chosen
 
 
@@ -136,8 +157,32 @@ def _by_groups(known: Known, rows: int, changed: int) -> int:
     return plan.OPEN_BYTES + plan.REPLY_BYTES + int(sizes.bytes_expected)
 
 
-def _candidate(known: Known, method: Method, size: int, trips: int, scans: int) -> Candidate:
-    return Candidate(_NAMES[method], size, trips, scans, _seconds(known, method))
+def _candidate(
+    known: Known,
+    method: Method | None,
+    size: int,
+    trips: int,
+    scans: int,
+    rows: int,
+    changed: int,
+) -> Candidate:
+    what = "nothing changed" if method is None else _NAMES[method]
+    took, again = _exchange_s(known, rows, size, trips), _rewritten(known, changed)
+    return Candidate(what, size, trips, scans, rows, took, again, _seconds(known, method))
+
+
+def _exchange_s(known: Known, rows: int, size: int, trips: int) -> float:
+    """Seconds of an exchange: scan, round trips and bytes, one after the other."""
+    rows_per_s = min(known.rows_per_s, known.limits[0])
+    bytes_per_s = min(known.line.bytes_per_s, known.limits[1])
+    return round(rows / rows_per_s + trips * known.line.rtt_s + size / bytes_per_s, 2)
+
+
+def _rewritten(known: Known, changed: int) -> int:
+    """Bytes of the files that so many scattered changes touch: a file of r of n rows is touched
+    with probability 1 − exp(−changed·r/n)."""
+    n = max(sum(rows for rows, _ in known.files), 1)
+    return round(sum(-math.expm1(-changed * rows / n) * size for rows, size in known.files))
 
 
 def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
@@ -184,3 +229,28 @@ def _seconds(known: Known, method: Method | None) -> float | None:
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
+
+
+def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
+    """Why the chosen candidate is, in words."""
+    if known.rows is None:
+        return "there is nothing to compare yet"
+    if known.read_at_most:
+        return f"read_at_most = {known.read_at_most}"
+    if known.forced is not None:
+        return f'method = "{known.forced.value}"'
+    sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
+    others = [c for what, c in sized.items() if what != chosen]
+    line = known.line
+    if chosen not in sized or not others:
+        return ""
+    if line.objective is Objective.BYTES:
+        best = min(others, key=lambda c: c.bytes or 0)
+        less = (best.bytes or 0) - (sized[chosen].bytes or 0)
+        return f'{less:,} bytes fewer than {best.what} (objective = "bytes")'
+    best = min(others, key=lambda c: c.exchange_seconds or 0.0)
+    less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
+    speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
+    if less_s < 0:
+        return f"the cheapest by worst case over {speed}, where an estimate may be too low"
+    return f"{less_s:,.1f} s less than {best.what} over {speed}"

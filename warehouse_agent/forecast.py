@@ -12,6 +12,7 @@ a trial reduction in Spark, which costs a refresh.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -19,7 +20,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
 
 from warehouse_agent import plan, publish, remember, schema
-from warehouse_agent.candidates import Candidate, Known, load, refreshes
+from warehouse_agent.candidates import ROWS_PER_S, Candidate, Known, load, refreshes, why
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
 from warehouse_agent.link import Link
@@ -44,6 +45,7 @@ class Forecast:
     floor_bytes: int | None
     candidates: tuple[Candidate, ...]
     chosen: str
+    why: str
     staged_bytes: int
     source_error: str | None
     schema_changes: tuple[str, ...]
@@ -64,12 +66,14 @@ class Forecast:
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
             size = "unknown" if candidate.bytes is None else f"{candidate.bytes:,}"
-            took = "" if candidate.seconds is None else f", about {candidate.seconds:,.0f} s"
+            rows = "" if candidate.source_rows is None else f" of {candidate.source_rows:,} rows"
             lines.append(
                 f"  {mark} {candidate.what}: {size} bytes, "
                 f"{_plural(candidate.round_trips, 'round trip')}, "
-                f"{_plural(candidate.source_scans, 'scan')} at the source{took}"
+                f"{_plural(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
             )
+        if self.why:
+            lines.append(f"    {self.chosen}: {self.why}")
         if self.floor_bytes is not None:
             lines.append(f"    no method can ship less than {self.floor_bytes:,} bytes")
         return "\n".join(lines)
@@ -132,6 +136,9 @@ def know(
         forced=fragment.method,
         read_at_most=fragment.read_at_most,
         runs=tuple(remember.runs(store, fragment.name)),
+        files=tuple((f.rows, f.size) for f in base.files) if base else (),
+        rows_per_s=remember.rows_per_s(remembered, ROWS_PER_S),
+        limits=_limits(description),
         staged_bytes=sum(e.size for e in store.walk(PRIVATE, "staging", fragment.name)),
         source_error=source_error,
         schema_changes=tuple(changes),
@@ -162,6 +169,7 @@ def predict(known: Known) -> Forecast:
         floor_bytes=floor,
         candidates=candidates,
         chosen=chosen,
+        why=why(known, candidates, chosen),
         staged_bytes=known.staged_bytes,
         source_error=known.source_error,
         schema_changes=known.schema_changes,
@@ -188,6 +196,24 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
             return link.describe(fragment.relation), None
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return None, error.message
+
+
+def _limits(description: pb.Description | None) -> tuple[float, float]:
+    """The most rows and bytes a second that the source's DBA allows."""
+    if description is None:
+        return math.inf, math.inf
+    return description.rows_per_second or math.inf, description.bytes_per_second or math.inf
+
+
+def _took(candidate: Candidate) -> str:
+    took = ""
+    if candidate.exchange_seconds is not None:
+        took += f", {candidate.exchange_seconds:,.1f} s of scan and line"
+    if candidate.bytes_rewritten:
+        took += f", {candidate.bytes_rewritten:,} bytes of files written again"
+    if candidate.seconds is not None:
+        took += f"; earlier ones took {candidate.seconds:,.0f} s in all"
+    return took
 
 
 def _plural(number: int, noun: str) -> str:

@@ -89,6 +89,12 @@ def row_bytes(notes: dict[str, object], columns: int) -> float:
     return float(known) if isinstance(known, int | float) else COLUMN_BYTES_UNKNOWN * columns
 
 
+def rows_per_s(notes: dict[str, object], usual: float) -> float:
+    """Of the source, read in an exchange, as the last time."""
+    known = notes.get("rows_per_s")
+    return float(known) if isinstance(known, int | float) and known > 0 else usual
+
+
 def line(store: Store, source: Source) -> Line:
     """The line as it was measured the last time, or an ordinary one."""
     notes = store.read_json(PRIVATE, "sources", f"{source.name}.json")

@@ -30,6 +30,8 @@ from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
 
+ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how fast they come
+
 Changes = tuple[str | None, dict[str, int]]
 
 
@@ -73,13 +75,15 @@ def _missed(p: Prepared, changed: int) -> float | None:
     return None if p.is_part else miss_probability(changed)
 
 
-def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | int | None]:
-    """When all of it was compared the last time; after a part, whose turn is next."""
+def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | float | None]:
+    """When all of it was compared the last time, and how fast; after a part, whose turn is next."""
     if p.is_part:
         assert p.units is not None
         return {TURN: p.units.next_turn}
     as_of = {"as_of": out.as_of} if _accepts(job, out) else {}
-    return {"checked_at": checked, **as_of}
+    took = job.report.seconds.get("exchange", 0.0)
+    speed = {"rows_per_s": out.rows_read / took} if out.rows_read > ROWS_TIMED and took else {}
+    return {"checked_at": checked, **as_of, **speed}
 
 
 def _accepts(job: Job, out: Outcome) -> bool:

@@ -111,11 +111,16 @@ class Description(_message.Message):
     VOUCHED_FIELD_NUMBER: _builtins.int
     ROWS_EXPECTED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
     """a NOT NULL unique constraint covers the key"""
     rows_expected: _builtins.int
+    rows_per_second: _builtins.float
+    """the DBA's budget; 0: none"""
+    bytes_per_second: _builtins.float
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnDescription]:
         """tuple order"""
@@ -131,10 +136,12 @@ class Description(_message.Message):
         vouched: _builtins.bool = ...,
         rows_expected: _builtins.int = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        rows_per_second: _builtins.float = ...,
+        bytes_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "rows_expected", b"rows_expected", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
