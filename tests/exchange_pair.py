@@ -127,7 +127,9 @@ class Ours:
     def digest(self, rows: Sequence[bytes]) -> Digest:
         return mix(SALT, *self.fingerprints(rows)).digest()
 
-    def opening(self, forced: Method | None = None) -> Opening:
+    def opening(
+        self, forced: Method | None = None, line: Line | None = None, row_bytes: float = 20.0
+    ) -> Opening:
         return Opening(
             relation="orders",
             recipe=self.recipe,
@@ -135,11 +137,11 @@ class Ours:
             salt=SALT,
             partition=self.partition,
             sums=self.sums,
-            row_bytes=20.0,
+            row_bytes=row_bytes,
             sketch=self.sketch,
             grouped=self.grouped,
             forced=forced,
-            line=Line(rtt_s=0.0),
+            line=line or Line(rtt_s=0.0),
         )
 
     def below(self, replaced: Replaced) -> list[bytes]:
@@ -202,19 +204,22 @@ class Units:
 
 
 class Pair:
-    """The wire, with the source at its other end. `round_trips` are counted independently."""
+    """The wire, with the source at its other end. `round_trips` are counted independently, and
+    `bytes` of the messages, both ways."""
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.tally = Tally()
         self.received: list[pb.Reply] = []
-        self.round_trips = 0
+        self.round_trips = self.bytes = 0
         self._session, self._shape = session, shape
         self._held: deque[pb.Request] = deque()
         self._replies: Iterator[pb.Reply] | None = None
         self._has_sent = False
 
     def send(self, request: pb.Request) -> None:
-        self._held.append(pb.Request.FromString(request.SerializeToString()))
+        data = request.SerializeToString()
+        self.bytes += len(data)
+        self._held.append(pb.Request.FromString(data))
         self._has_sent = True
 
     def receive(self) -> pb.Reply:
@@ -231,7 +236,9 @@ class Pair:
         except DriftlineError as error:
             reply = pb.Reply(refused=refusal(error))
         self.received.append(reply)
-        return pb.Reply.FromString(reply.SerializeToString())
+        data = reply.SerializeToString()
+        self.bytes += len(data)
+        return pb.Reply.FromString(data)
 
     def _hear(self) -> pb.Request:
         assert self._held, "both wait"
@@ -280,6 +287,8 @@ def exchange(
     forced: Method | None = None,
     sketch: Sketch | None = None,
     units: Units | None = None,
+    line: Line | None = None,
+    row_bytes: float = 20.0,
 ) -> Result:
     """One relation compared, from the opening to the end."""
     shape = session.describe(relation)
@@ -288,7 +297,7 @@ def exchange(
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
-        mine.opening(forced),
+        mine.opening(forced, line, row_bytes),
         keep=result.frames.append,
         list_rows=mine.list_rows,
         list_keys=mine.list_keys,
