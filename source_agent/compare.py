@@ -4,8 +4,9 @@ A generator of replies over an iterator of requests: one scan fingerprints every
 total, the range sums and, where the warehouse opened with one, the sketch. Equal totals end it. A
 sketch that decodes is answered with the rows at once (`decode`); else the verdict says how much
 seems to differ, and the warehouse asks for everything, refines ranges (`refine`) or sends more
-cells. Groups have an answer of their own (`regroup`). Memory is bounded by RANGES_MAX,
-THIRD_CELLS_MAX, GROUP_KEYS_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
+cells. Groups have an answer of their own (`regroup`); where the opening names a tile, only its rows
+exist (`tile`). Memory is bounded by RANGES_MAX, THIRD_CELLS_MAX, GROUP_KEYS_MAX, ROW_HASHES_MAX,
+ROWS_HELD_BYTES and TILE_HELD_BYTES, never by the table.
 
 This module knows no gRPC server and no engine: it takes a `Session` and yields messages.
 """
@@ -24,10 +25,11 @@ from driftline.sketches import PRIME, Cells
 from source_agent import hear
 from source_agent.decode import Sketching
 from source_agent.engine import Session, Shape
-from source_agent.read import Reader, Tally
+from source_agent.read import Tally
 from source_agent.refine import Refinement
 from source_agent.regroup import Regrouping
 from source_agent.ship import Shipper
+from source_agent.tile import reader_of
 
 __all__ = ["Comparison", "Tally"]
 
@@ -42,8 +44,7 @@ class Comparison:
         self._sketch = hear.sketch_of(opening, shape)
         self._grouping = hear.grouping_of(opening, shape)
         self._strata = None if self._grouping else hear.strata_of(opening)
-        key = opening.fragment_key
-        self._reader = Reader(session, shape, fragment_key=key, salt=self._salt, tally=tally)
+        self._reader = reader_of(session, shape, opening, salt=self._salt, tally=tally)
         level = min(max(opening.level, 1), 19)
         self._shipper = Shipper(shape.recipe, self._salt, level=level)
 

@@ -144,8 +144,8 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
         return None
     said = opening.grouping
     embedding = _embedding(said, shape)
-    if opening.HasField("sketch") or not opening.count:
-        raise MalformedMessage("Groups beside a sketch, or of no rows, are not allowed.")
+    if opening.HasField("sketch") or opening.HasField("within") or not opening.count:
+        raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
     first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)
     if len(first) != len(last) or len(first) > PART_RANGES_MAX or (first > last).any():
         raise MalformedMessage("The ranges of a part are no ranges.")

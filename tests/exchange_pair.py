@@ -11,7 +11,7 @@ import struct
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -289,15 +289,16 @@ def exchange(
     units: Units | None = None,
     line: Line | None = None,
     row_bytes: float = 20.0,
+    within: tuple[int, int] | None = None,
 ) -> Result:
-    """One relation compared, from the opening to the end."""
+    """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)
     encoded = [encode(row) for row in ours]
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, units)
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
-        mine.opening(forced, line, row_bytes),
+        replace(mine.opening(forced, line, row_bytes), within=within),
         keep=result.frames.append,
         list_rows=mine.list_rows,
         list_keys=mine.list_keys,

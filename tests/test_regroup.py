@@ -250,8 +250,8 @@ def answered(units: Units, *requests: pb.Request, opening: dict | None = None) -
             for name, value in (opening or {}).items():
                 if name in {"firsts", "lasts"}:
                     getattr(said.grouping, name).extend(value)
-                elif name == "sketch":
-                    said.sketch.CopyFrom(value)
+                elif name in {"sketch", "within"}:
+                    getattr(said, name).CopyFrom(value)
                 else:
                     setattr(said.grouping, name, value)
             try:
@@ -340,6 +340,7 @@ def test_malformed_units_are_refused_before_anything_is_read(requests: tuple) ->
         {"span": 1 << 32},
         {"base": POSITION_MAX},
         {"sketch": pb.Sketch(span=40, third=60)},
+        {"within": pb.Within(first=1, last=2)},
         {"firsts": [1], "lasts": [2]},  # ranges of no part
         {"rows_max": 5, "firsts": [1]},
         {"rows_max": 5, "firsts": [2], "lasts": [1]},

@@ -66,6 +66,7 @@ class Opening:
     line: Line = field(default_factory=Line)
     rows_expected: int = 0
     bytes_expected: int = 0
+    within: tuple[int, int] | None = None  # of a tile, both inclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class Conversation:
             level=o.line.level if total.count else LOAD_LEVEL,
             sketch=None if o.sketch is None or cells is None else _described(o.sketch, cells.check),
             grouping=None if o.grouped is None else o.grouped.described(),
+            within=None if o.within is None else pb.Within(first=o.within[0], last=o.within[1]),
         )
 
     def _choose(self, verdict: pb.Verdict, stall: Stall | None) -> Choice:

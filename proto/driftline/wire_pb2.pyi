@@ -205,6 +205,7 @@ class Open(_message.Message):
     STRATA_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     SKETCH_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
     GROUPING_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
@@ -232,6 +233,10 @@ class Open(_message.Message):
         """absent: ranges alone; then the strata are of ranges"""
 
     @_builtins.property
+    def within(self) -> Global___Within:
+        """absent: the whole relation"""
+
+    @_builtins.property
     def grouping(self) -> Global___Grouping:
         """then there are no strata, and `Units` follow at once"""
 
@@ -250,15 +255,40 @@ class Open(_message.Message):
         strata: _builtins.bytes = ...,
         level: _builtins.int = ...,
         sketch: Global___Sketch | None = ...,
+        within: Global___Within | None = ...,
         grouping: Global___Grouping | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping", "sketch", b"sketch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Within(_message.Message):
+    """a tile of the relation: positions first to last, both inclusive"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Within: _TypeAlias = Within  # noqa: Y015
 
 @_typing.final
 class Sketch(_message.Message):
