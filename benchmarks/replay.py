@@ -77,7 +77,6 @@ class Warehouse:
             opening,
             keep=came.append,
             list_rows=lambda by, chosen: copy.listing(opening.partition, opening.salt, by, chosen),
-            list_keys=copy.no_groups,
             progress=lambda _: None,
         ).run()
         assert wire.is_done

@@ -165,9 +165,6 @@ class Copy:
         hashes = mix(salt, self._hi[keep], self._lo[keep]).m0
         return Listing(at[keep], self._where[keep], hashes, keep.astype(np.int32))
 
-    def no_groups(self, ks: npt.NDArray[np.uint64]) -> Listing:
-        raise AssertionError("the replay opens no groups")
-
     def take(self, out: Outcome, salt: Salt, came: list[bytes]) -> tuple[int, int, int]:
         """Ours − removed + shipped, proven by the source's digest; rows inserted, updated,
         deleted."""

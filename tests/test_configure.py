@@ -13,6 +13,7 @@ from source_agent.engine import Limits, Relation
 from warehouse_agent import configure as warehouse
 from warehouse_agent.carry import Carrier
 from warehouse_agent.plan import Method
+from warehouse_agent.tiles import Incremental
 
 SOURCE = """
 [database]
@@ -225,6 +226,14 @@ require = "fuzzy"
     assert fragment.carriers == {"price": Carrier.STRING, "day": Carrier.NATIVE}
     assert (fragment.method, fragment.require) == (Method.FULL, warehouse.Require.FUZZY)
     assert fragment.source == warehouse.Source("erp", "[::1]:7443", insecure=True)
+    assert fragment.incremental is None
+    tiled = text.replace("full", "range")
+    for value, expected in (
+        ("{}", Incremental(100_000, 0.5)),
+        ("{rows = 5000, pause_s = 2}", Incremental(5000, 2)),
+    ):
+        config = load_warehouse(tmp_path, f"{tiled}incremental = {value}\n")
+        assert config.fragments["a.b-c_1"].incremental == expected
 
 
 @pytest.mark.parametrize(
@@ -251,6 +260,17 @@ require = "fuzzy"
             "1000",
         ),
         ('relation = "orders"', "carriers = {a = 1}", "fragments.orders.carriers.a", "a string"),
+        ('relation = "orders"', "incremental = {}", "fragments.orders.incremental", "instants"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = true',
+         "fragments.orders.incremental", "a table"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = {row = 9}',
+         "fragments.orders.incremental.row", "'rows'"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = {rows = 0}',
+         "fragments.orders.incremental.rows", "at least 1"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = {pause_s = -1}',
+         "fragments.orders.incremental.pause_s", "more than 0"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = {}\nmethod = "sketch"',
+         "fragments.orders.method", "by ranges"),
         (
             'relation = "orders"', 'carriers = {a = "text"}', "fragments.orders.carriers.a",
             "native, string",

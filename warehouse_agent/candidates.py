@@ -20,6 +20,7 @@ from warehouse_agent import group, plan
 from warehouse_agent.expect import Expected
 from warehouse_agent.plan import Line, Method, Objective, Sketch, Stall
 from warehouse_agent.remember import Run
+from warehouse_agent.tiles import Tiled
 
 ROWS_PER_S = 500_000.0  # of a source that was never read
 
@@ -54,6 +55,7 @@ class Known:
     staged_bytes: int = 0
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
+    tiled: Tiled | None = None  # None where the refresh is one exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ def refreshes(
     known: Known, expected: Expected | None, changed: int
 ) -> tuple[tuple[Candidate, ...], str]:
     ours = known.rows or 0
+    if known.tiled is not None:
+        return _in_tiles(known, known.tiled, ours, changed)
     theirs = ours if known.rows_expected is None else known.rows_expected
     sketch = _sketch(known, expected)
     opening = plan.opening_bytes(known.partition)
@@ -139,6 +143,16 @@ def refreshes(
         size = _by_groups(known, compared, changed)
         part = _candidate(known, Method.GROUP, size, 1, 0, compared, changed)
         found.append(replace(part, what=chosen))
+    return tuple(found), chosen
+
+
+def _in_tiles(
+    known: Known, tiled: Tiled, ours: int, changed: int
+) -> tuple[tuple[Candidate, ...], str]:
+    chosen, found = f"in {plural(tiled.count, 'tile')}", []
+    for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
+        size, trips = tiled.cost(ours, d, known.row_bytes)
+        found.append(replace(_candidate(known, method, size, trips, 0, ours, d), what=what))
     return tuple(found), chosen
 
 
@@ -237,6 +251,8 @@ def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
         return "there is nothing to compare yet"
     if known.read_at_most:
         return f"read_at_most = {known.read_at_most}"
+    if known.tiled is not None:
+        return "incremental"
     if known.forced is not None:
         return f'method = "{known.forced.value}"'
     sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
@@ -254,3 +270,7 @@ def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if less_s < 0:
         return f"the cheapest by worst case over {speed}, where an estimate may be too low"
     return f"{less_s:,.1f} s less than {best.what} over {speed}"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

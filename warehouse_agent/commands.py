@@ -218,6 +218,9 @@ def _say(report: Report, note: Callable[[str], None]) -> None:
             note(f"  {name}: {text}")
         return
     moved = f"{report.bytes_sent + report.bytes_received:,} bytes, {report.round_trips} round trips"
+    if report.tiles is not None:
+        after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
+        moved = f"{report.tiles} tiles{after}, {moved}"
     seconds = sum(report.seconds.values())
     if report.version == report.previous_version:
         print(

@@ -24,12 +24,16 @@ from driftline.settings import Table, is_loopback, nearest, read, resolve, split
 
 from warehouse_agent.carry import Carrier
 from warehouse_agent.plan import Method, Objective
+from warehouse_agent.tiles import Incremental
 
 E = TypeVar("E", bound=Enum)
 
 _TOP = ("warehouse", "spark", "sources", "fragments")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
-_FRAGMENT = ("source", "relation", "carriers", "method", "require", "read_at_most")
+_FRAGMENT = (
+    "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
+)  # fmt: skip
+_INCREMENTAL = ("rows", "pause_s")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RESERVED = "_driftline"
 READ_AT_LEAST = 1000  # rows: with less a part is never done
@@ -77,6 +81,7 @@ class Fragment:
     method: Method | None = None
     require: Require = Require.EXACT
     read_at_most: int | None = None
+    incremental: Incremental | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,26 +204,69 @@ def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragmen
         for column, text in table.text_map("carriers").items()
     }
     method = table.optional_text("method")
-    require = _choice(table, "require", table.text("require", default="exact"), Require)
-    at_most = None
-    if table.has("read_at_most"):
-        at_most = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
-    if at_most and (require is not Require.FUZZY or method not in {None, "group"}):
+    fragment = Fragment(
+        name=name,
+        source=sources[source],
+        relation=relation,
+        carriers=carriers,
+        method=None if method is None else _choice(table, "method", method, Method),
+        require=_choice(table, "require", table.text("require", default="exact"), Require),
+        read_at_most=_read_at_most(table),
+        incremental=_incremental(table),
+    )
+    _check_part(table, fragment)
+    _check_incremental(table, fragment)
+    return fragment
+
+
+def _read_at_most(table: Table) -> int | None:
+    if not table.has("read_at_most"):
+        return None
+    return table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+
+
+def _check_part(table: Table, fragment: Fragment) -> None:
+    """A part compares groups, and its rows are of different instants."""
+    if fragment.read_at_most is None:
+        return
+    is_grouped = fragment.method in {None, Method.GROUP}
+    if fragment.require is not Require.FUZZY or not is_grouped:
         raise table.error(
             "read_at_most",
             "What is not compared keeps rows of an earlier time, and only groups of keys can be "
             "compared in part.",
             'Add `require = "fuzzy"`, and leave out `method`.',
         )
-    return Fragment(
-        name=name,
-        source=sources[source],
-        relation=relation,
-        carriers=carriers,
-        method=None if method is None else _choice(table, "method", method, Method),
-        require=require,
-        read_at_most=at_most,
+    if fragment.incremental is not None:
+        raise table.error(
+            "incremental", "Tiles compare every row.", "Remove `read_at_most`, or `incremental`."
+        )
+
+
+def _incremental(table: Table) -> Incremental | None:
+    if not table.has("incremental"):
+        return None
+    inner, usual = table.table("incremental", _INCREMENTAL), Incremental()
+    return Incremental(
+        inner.integer("rows", default=usual.rows, least=1),
+        inner.number("pause_s", default=usual.pause_s),
     )
+
+
+def _check_incremental(table: Table, fragment: Fragment) -> None:
+    """A pass compares ranges, and its rows are of different instants."""
+    if fragment.incremental is None:
+        return
+    if fragment.require is not Require.FUZZY:
+        raise table.error(
+            "incremental",
+            "A refresh in tiles publishes rows of different instants.",
+            'If that is good enough: `require = "fuzzy"` in the fragment.',
+        )
+    if fragment.method not in (None, Method.RANGE):
+        raise table.error(
+            "method", "Tiles are compared by ranges.", "Remove `method`, or `incremental`."
+        )
 
 
 def _choice(table: Table, key: str, text: str, kind: type[E]) -> E:

@@ -109,8 +109,8 @@ class Conversation:
         *,
         keep: Callable[[bytes], None],
         list_rows: refine.ListRows,
-        list_keys: regroup.ListKeys,
         progress: Callable[[pb.Progress], None],
+        list_keys: regroup.ListKeys | None = None,
     ) -> None:
         self._wire, self._opening = wire, opening
         self._keep, self._progress = keep, progress
@@ -168,6 +168,7 @@ class Conversation:
         self._came = []
         reply = self._receive()
         if reply.WhichOneof("message") == "mismatch":
+            assert self._list_keys is not None
             self._out.round_trips += 1
             found = regroup.regroup(
                 grouped,

@@ -19,8 +19,16 @@ from datetime import UTC, datetime
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
 
-from warehouse_agent import plan, publish, remember, schema
-from warehouse_agent.candidates import ROWS_PER_S, Candidate, Known, load, refreshes, why
+from warehouse_agent import passes, plan, publish, remember, schema
+from warehouse_agent.candidates import (
+    ROWS_PER_S,
+    Candidate,
+    Known,
+    load,
+    plural,
+    refreshes,
+    why,
+)
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
 from warehouse_agent.link import Link
@@ -49,6 +57,8 @@ class Forecast:
     staged_bytes: int
     source_error: str | None
     schema_changes: tuple[str, ...]
+    tiles: int | None = None
+    tiles_done: int | None = None
     error: None = None
 
     def to_json(self) -> str:
@@ -63,14 +73,16 @@ class Forecast:
             lines.append(f"  a refresh will be refused without --accept-schema: {change}")
         if self.staged_bytes:
             lines.append(f"  {self.staged_bytes:,} bytes of an earlier attempt need not come again")
+        if self.tiles_done:
+            lines.append(f"  {self.tiles_done} of {self.tiles} tiles are done already")
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
             size = "unknown" if candidate.bytes is None else f"{candidate.bytes:,}"
             rows = "" if candidate.source_rows is None else f" of {candidate.source_rows:,} rows"
             lines.append(
                 f"  {mark} {candidate.what}: {size} bytes, "
-                f"{_plural(candidate.round_trips, 'round trip')}, "
-                f"{_plural(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
+                f"{plural(candidate.round_trips, 'round trip')}, "
+                f"{plural(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
             )
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
@@ -139,9 +151,10 @@ def know(
         files=tuple((f.rows, f.size) for f in base.files) if base else (),
         rows_per_s=remember.rows_per_s(remembered, ROWS_PER_S),
         limits=_limits(description),
-        staged_bytes=sum(e.size for e in store.walk(PRIVATE, "staging", fragment.name)),
+        staged_bytes=passes.frame_bytes(store, fragment.name),
         source_error=source_error,
         schema_changes=tuple(changes),
+        tiled=passes.tiled(store, fragment, base),
     )
 
 
@@ -173,6 +186,8 @@ def predict(known: Known) -> Forecast:
         staged_bytes=known.staged_bytes,
         source_error=known.source_error,
         schema_changes=known.schema_changes,
+        tiles=known.tiled.count if known.tiled else None,
+        tiles_done=known.tiled.done if known.tiled else None,
     )
 
 
@@ -214,7 +229,3 @@ def _took(candidate: Candidate) -> str:
     if candidate.seconds is not None:
         took += f"; earlier ones took {candidate.seconds:,.0f} s in all"
     return took
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

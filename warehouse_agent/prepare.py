@@ -45,12 +45,12 @@ class Prepared:
     partition: Partition
     salt: Salt
     sketch: Sketch | None
-    units: Units | None
     sums: Sums
     row_bytes: float  # of a row on the wire, compressed
     line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
+    units: Units | None = None  # by groups
 
     @property
     def is_part(self) -> bool:
@@ -78,7 +78,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     else:
         schema.check_carriers(base.layout, job.fragment)
         layout = base.layout
-    _ensure_key(job, base)
+    ensure_key(job, base)
     files = base.files if base else ()
     if base and schema.differs(layout, base.layout):
         files = _restate(job, base, layout)
@@ -147,7 +147,8 @@ def _changes_expected(job: Job, files: tuple[DataFile, ...]) -> Expected | None:
     return found
 
 
-def _ensure_key(job: Job, base: Snapshot | None) -> None:
+def ensure_key(job: Job, base: Snapshot | None) -> None:
+    """Make the fragment key of a first load. Raises WarehouseUnavailable: it is gone."""
     place = (PRIVATE, "keys", f"{job.name}.key")
     if job.store.read(*place) is not None:
         return

@@ -50,6 +50,9 @@ class Report:
     as_of: str | None = None
     checked_at: str | None = None
     attempts: int = 0
+    tiles: int | None = None  # of the pass; None where it was no pass
+    tiles_done: int | None = None
+    resumed_at: int | None = None  # tiles that earlier commands had finished
     error: dict[str, Any] | None = None
 
     @property

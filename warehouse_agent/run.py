@@ -30,6 +30,7 @@ from warehouse_agent.link import Link, Stream
 from warehouse_agent.refresh import Options, Refresh
 from warehouse_agent.report import Report
 from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.sweep import Sweep
 
 ATTEMPTS = 4  # of a refresh that met something retryable
 WAIT_S_MAX = 30.0
@@ -55,10 +56,12 @@ class Runner:
 
     def refresh(self, fragments: Sequence[Fragment], options: Options) -> Iterator[Report]:
         """A report for every fragment, as each is done; failures are in the reports."""
-        by_source: dict[str, list[Fragment]] = {}
+        together: dict[tuple[str, str], list[Fragment]] = {}
         for fragment in fragments:
-            by_source.setdefault(fragment.source.name, []).append(fragment)
-        for group in by_source.values():
+            # A pass takes its time, and shares no snapshot: nobody waits for it.
+            alone = fragment.name if fragment.incremental else ""
+            together.setdefault((fragment.source.name, alone), []).append(fragment)
+        for group in together.values():
             yield from self._source(group[0].source, group, options)
 
     def _source(
@@ -135,12 +138,24 @@ class Runner:
             with _catching(one, failed), one.job.report.phase("reduce"):
                 one.prepare(partial(_describe, link, one))
         ready = [one for one in tries if one.job.name not in failed]
+        for one in ready:
+            if isinstance(one, Sweep) and one.in_tiles:
+                self._walk(link, one, failed)
+        ready = [one for one in ready if not (isinstance(one, Sweep) and one.in_tiles)]
         while ready:
             with link.stream() as stream:
                 ready = self._exchange(link, stream, ready, failed)
             if len(failed) < len(tries):  # a line that was not there is not waited for again
                 with contextlib.suppress(DriftlineError):  # it may be lost
                     remember.note_line(self.store, link, stream)
+
+    def _walk(self, link: Link, one: Sweep, failed: dict[str, DriftlineError]) -> None:
+        """Tile by tile, each in a stream of its own."""
+        with _catching(one, failed), one.job.report.phase("exchange"):
+            one.walk(link, self.sleep)
+        error = failed.get(one.job.name)
+        if isinstance(error, RecipeChanged):
+            failed[one.job.name] = self._explained(link, one.job, error)
 
     def _exchange(
         self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]
@@ -178,7 +193,8 @@ class Runner:
     def _refresh(self, fragment: Fragment, options: Options, report: Report) -> Refresh:
         report.attempts += 1
         job = Job(self.spark, self.store, fragment, options, report)
-        return Refresh(job, lambda progress: self.progress(fragment.name, progress))
+        kind = Refresh if fragment.incremental is None else Sweep
+        return kind(job, lambda progress: self.progress(fragment.name, progress))
 
     def _published(self, report: Report) -> None:
         """Note what readers see of a fragment that cannot be worked on."""

@@ -1,0 +1,143 @@
+"""Tiles cover every position, their digests add up, and each is what an exchange needs of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from driftline.digests import Digest, Salt, mix
+from driftline.limits import RANGES_MAX
+from driftline.ranges import POSITION_MAX, POSITION_MIN, RangeSums
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reference import digests as reference
+from warehouse_agent import tiles
+from warehouse_agent.tiles import Incremental, PassSums, Tiling, count_for, pass_cost, tiling
+
+KEYS = st.integers(-60, 60) | st.integers(POSITION_MIN, POSITION_MAX)
+SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> tuple[Tiling, list[int]]:
+    """Tiles of a copy, and the keys that it holds, ascending."""
+    keys = sorted(draw(st.lists(KEYS, min_size=1, max_size=60, unique=True)))
+    count = draw(st.integers(1, 20))
+    knots = [keys[round(i * (len(keys) - 1) / count)] for i in range(count + 1)]
+    return tiling(knots, len(keys), tail=draw(st.integers(0, 5))), keys
+
+
+@given(tilings())
+def test_tiles_cover_every_position_once(made: tuple[Tiling, list[int]]) -> None:
+    cut, _ = made
+    bounds = [cut.bounds(tile) for tile in range(len(cut))]
+    assert bounds[0][0] == POSITION_MIN
+    assert bounds[-1][1] == POSITION_MAX
+    assert all(first <= last for first, last in bounds)
+    assert all(last + 1 == first for (_, last), (first, _) in pairwise(bounds))
+
+
+@given(tilings(), st.data())
+def test_digests_of_tiles_add_up(made: tuple[Tiling, list[int]], data: st.DataObject) -> None:
+    """Against sums over the rows of each tile by themselves, and the reference's total."""
+    cut, keys = made
+    lanes = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+            min_size=len(keys),
+            max_size=len(keys),
+        )
+    )
+    where = np.array(keys, np.int64)
+    hi, lo = np.array(lanes, np.uint64).reshape(-1, 2).T
+    mixed = mix(SALT, hi, lo)
+    halves = [PassSums(cut), PassSums(cut)]
+    for half, at in zip(halves, np.array_split(np.arange(len(keys)), 2), strict=True):
+        half.add(where[at], type(mixed)(mixed.m0[at], mixed.m1[at]))
+    halves[0].merge(halves[1])
+    sums = PassSums.from_bytes(halves[0].to_bytes(), cut)
+    total = Digest()
+    for tile in range(len(cut)):
+        first, last = cut.bounds(tile)
+        inside = np.flatnonzero((where >= first) & (where <= last))
+        alone = type(mixed)(mixed.m0[inside], mixed.m1[inside])
+        assert sums.digest(tile) == alone.digest()
+        partition, ours = cut.partition(tile), sums.of(tile)
+        assert partition.ranges <= RANGES_MAX
+        expected = RangeSums(partition.ranges)
+        expected.add(partition.indices(where[inside]), alone)
+        assert ours.total == expected.total
+        assert np.array_equal(ours.counts, expected.counts)
+        assert np.array_equal(ours.sums, expected.sums)
+        total += sums.digest(tile)
+    assert total == sums.ranges.total == mixed.digest()
+    bare = [h.to_bytes(8, "little") + low.to_bytes(8, "little") for h, low in lanes]
+    slow = reference.digest(bare, (SALT.s0, SALT.s1))
+    assert (total.count, total.sum) == slow
+
+
+@given(tilings(), st.data())
+def test_chosen_ranges_are_those_of_the_tiles(
+    made: tuple[Tiling, list[int]], data: st.DataObject
+) -> None:
+    cut, keys = made
+    some = data.draw(st.lists(st.integers(0, len(cut) - 1), unique=True))
+    mask = cut.chosen(some)
+    where = np.array(keys, np.int64)
+    named = [any(a <= k <= b for a, b in map(cut.bounds, some)) for k in keys]
+    assert mask[cut.cuts.indices(where)].tolist() == named
+
+
+def test_sums_of_another_size_are_no_sums() -> None:
+    cut = tiling([0, 10, 20], 20)
+    data = PassSums(cut).to_bytes()
+    for damaged in (b"", data[:-16], data + bytes(16)):
+        with pytest.raises(ValueError, match=r"sums|buffer|reshape"):
+            PassSums.from_bytes(damaged, cut)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "count"),
+    [(1, 100, 1), (100, 100, 1), (101, 100, 2), (10**9, 100_000, 10_000), (10**9, 1, 1 << 14)],
+)
+def test_how_many(rows: int, wanted: int, count: int) -> None:
+    assert count_for(rows, Incremental(rows=wanted)) == count
+
+
+def test_rows_that_are_expected_behind_the_last_key() -> None:
+    """Tiles as wide as the others, so that many new rows are no long tile."""
+    wanted = Incremental(rows=100)
+    assert tiles.tail_for([], wanted) == 0
+    assert tiles.tail_for([5, 49, 0], wanted) == 0
+    assert tiles.tail_for([5, 250, 0], wanted) == 3
+    cut = tiling(range(0, 1001, 100), 1000, tail=3)
+    assert len(cut) == 13
+    assert cut.bounds(9) == (900, 1000)
+    assert [cut.bounds(tile)[0] for tile in (10, 11, 12)] == [1001, 1102, 1203]
+    edge = tiling([POSITION_MAX - 10, POSITION_MAX], 11, tail=3)
+    assert [edge.bounds(tile) for tile in range(len(edge))] == [(POSITION_MIN, POSITION_MAX)]
+
+
+def test_a_large_copy_stays_within_its_limits() -> None:
+    rows = 1_600_000_000
+    knots = range(0, 4 * rows, 4 * rows // (1 << 14))
+    cut = tiling(knots, rows, tail=64)
+    assert len(cut) <= tiles.TILES_MAX + tiles.TAIL_TILES_MAX + 1
+    assert cut.cuts.ranges <= tiles.PASS_RANGES_MAX + 2 * len(cut)
+    one = tiling([0, rows], rows)
+    assert one.partition(0).ranges <= RANGES_MAX
+
+
+def test_what_a_pass_costs() -> None:
+    """Nothing changed: an opening and an end for each tile; then three round trips where rows did,
+    and never more hashes than rows."""
+    wanted = Incremental(rows=1000)
+    still, trips = pass_cost(100_000, 0, 40.0, wanted)
+    assert (100 * 1000 < still < 100 * 1300, trips) == (True, 100)
+    one, trips = pass_cost(100_000, 1, 40.0, wanted)
+    assert (still < one < still + 2000, trips) == (True, 102)
+    many, trips = pass_cost(100_000, 50_000, 40.0, wanted)
+    assert still < many < still + 100_000 * 8 + 50_000 * 40 + 100
+    assert trips == 300

@@ -1,0 +1,336 @@
+"""A refresh in tiles, for sources whose readers block writers, or whose DBA wants long pauses.
+
+The published version is compared tile by tile in key order (`tiles`), each tile by a stream of its
+own, hence by a snapshot of its own that lasts as long as one tile; in between, nothing is asked of
+the source for a while. What each tile came to is kept (`passes`), so that a pass that was cut goes
+on where it was. At its end the tiles' digests add up to the source's total, and apply, prove and
+publish follow as ever: one commit, of rows of different instants (`fuzzy`).
+
+A first load, and a refresh that accepts other columns, have no version to walk along: they are one
+exchange, as `Refresh` does it. So is the refresh of an empty copy.
+
+Carnes and Hanson, sections 3.4 to 3.6: incremental differencing with range checksums. They apply
+each range as it comes; here readers see one version or the other, and a proof needs all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+from driftline import wire_pb2 as pb
+from driftline.digests import Digest
+from driftline.errors import (
+    ConfigurationError,
+    DriftlineError,
+    DuplicateKey,
+    MalformedMessage,
+    ValueDoesNotFit,
+    VersionMismatch,
+)
+from pyspark.sql import functions as F
+
+from warehouse_agent import passes, prepare, publish, reduce, remember, schema, settle, tiles
+from warehouse_agent.configure import Require
+from warehouse_agent.exchange import Conversation, Opening, Outcome
+from warehouse_agent.executors import driver_errors
+from warehouse_agent.layout import Layout
+from warehouse_agent.link import Link, Stream
+from warehouse_agent.passes import Pass
+from warehouse_agent.plan import Method
+from warehouse_agent.prepare import Describe, Prepared
+from warehouse_agent.publish import DataFile, Snapshot
+from warehouse_agent.readers import rows_of
+from warehouse_agent.reduce import Listing, Sums
+from warehouse_agent.refresh import Refresh
+from warehouse_agent.store import PRIVATE
+from warehouse_agent.tiles import Incremental, Tiling
+
+QUANTILES_ACCURACY = 32  # steps of rank in a tile, on average
+_REFRESHES_LOOKED_AT = 20  # for how many rows come behind the last key
+
+
+@dataclass
+class Sweep(Refresh):
+    """One attempt at a job in tiles. Call prepare, walk where it is `in_tiles`, and settle."""
+
+    _pass: Pass | None = None
+    _base: Snapshot | None = None
+    _compared: int = 0  # rows of ours in the tiles that this attempt has compared
+    _rows_left: int = 0  # in those that it found unfinished
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether there is a pass to walk; else this is an ordinary refresh."""
+        return self._pass is not None
+
+    @property
+    def _wanted(self) -> Incremental:
+        wanted = self.job.fragment.incremental
+        assert wanted is not None
+        return wanted
+
+    def prepare(self, describe: Describe) -> None:
+        """Take up the pass at hand, or begin one: quantiles and a reduction in Spark."""
+        job = self.job
+        base = publish.head(job.store, job.name)
+        if base is None or not base.rows or job.options.accept_schema:
+            super().prepare(describe)
+            assert self._prepared is not None
+            _check_key(self._prepared.layout, job.name)
+            return
+        _check_key(base.layout, job.name)
+        job.report.previous_version = job.report.version = base.version
+        job.report.rows_total = base.rows
+        schema.check_carriers(base.layout, job.fragment)
+        prepare.ensure_key(job, base)
+        found = passes.resume(job.store, job.name, base)
+        if found is None:
+            rows = rows_of(job.spark, base.layout, base.uris())
+            found = passes.begin(job.store, job.name, base, rows, self._tiling(base))
+        self._base, self._pass = base, found
+        report, done = job.report, len(found.outcomes)
+        if report.tiles is None:
+            report.resumed_at = done
+        report.tiles, report.tiles_done = len(found.tiling), done
+        self._rows_left = sum(found.sums.digest(tile).count for tile in found.left())
+        self._predict(base)
+
+    def walk(self, link: Link, sleep: Callable[[float], None]) -> None:
+        """Compare the tiles that are left, with a pause between two of them.
+
+        A tile that fails behind one that did not is tried once more: a long pass over a bad line
+        must not run out of attempts while it gets on.
+
+        Raises:
+            DriftlineError: whatever ends an exchange; finished tiles are kept.
+        """
+        assert self._pass is not None
+        left = deque(self._pass.left())
+        measured: Stream | None = None
+        gets_on, is_first = False, True
+        while left:
+            if not is_first:
+                sleep(self._wanted.pause_s)
+            is_first = False
+            try:
+                stream = self._stream_over(link, left[0])
+            except DriftlineError as error:
+                if not (gets_on and error.is_retryable):
+                    raise
+                gets_on = False
+                continue
+            left.popleft()
+            gets_on = True
+            if measured is None or stream.bytes_per_s is not None:
+                measured = stream
+        if measured is not None:
+            with contextlib.suppress(DriftlineError):  # it may be lost
+                remember.note_line(self.job.store, link, measured)
+
+    def settle(self) -> None:
+        """Apply, prove and publish what all tiles came to."""
+        if self._pass is None:
+            super().settle()
+            return
+        outcome = self._outcome_of_all()
+        report = self.job.report
+        report.method = outcome.method.value
+        report.as_of, report.consistency = outcome.as_of, outcome.consistency
+        try:
+            settle.settle(self.job, self._prepared_for_all(), outcome, self._pass.staged())
+        except (MalformedMessage, ValueDoesNotFit, DuplicateKey):
+            # Of no use, and perhaps of no truth any more: the source says so when asked again.
+            self.job.staging.clear()
+            raise
+
+    def _predict(self, base: Snapshot) -> None:
+        """Note what the pass is expected to move, all of it, where something is known."""
+        job = self.job
+        earlier = remember.runs(job.store, job.name)
+        expected = remember.changes_expected(earlier, base.rows, datetime.now(UTC))
+        if expected is None:
+            return
+        row_bytes = remember.row_bytes(job.remembered(), len(base.layout.names))
+        size, _ = tiles.pass_cost(base.rows, expected.median, row_bytes, self._wanted)
+        job.report.changes_expected = (expected.low, expected.median, expected.high)
+        job.report.bytes_expected = size
+
+    def _tiling(self, base: Snapshot) -> Tiling:
+        wanted = self._wanted
+        count = tiles.count_for(base.rows, wanted)
+        shares = ", ".join(repr(i / count) for i in range(count + 1))
+        rows = rows_of(self.job.spark, base.layout, base.uris())
+        position, accuracy = base.layout.position_sql, max(2000, QUANTILES_ACCURACY * count)
+        with driver_errors():
+            row = rows.selectExpr(
+                f"percentile_approx({position}, array({shares}), {accuracy}) as q",
+                f"min({position}) as least",
+                f"max({position}) as greatest",
+            ).first()
+        assert row is not None, "an aggregate has one row"
+        earlier = remember.runs(self.job.store, self.job.name)[-_REFRESHES_LOOKED_AT:]
+        inserted = [run.inserted for run in earlier if not run.is_load]
+        knots = [row["least"], *row["q"][1:-1], row["greatest"]]
+        return tiles.tiling(knots, base.rows, tail=tiles.tail_for(inserted, wanted))
+
+    def _stream_over(self, link: Link, tile: int) -> Stream:
+        """A stream, and so a snapshot, of its own for a tile; returns it when it is closed."""
+        report = self.job.report
+        with link.stream() as stream:
+            try:
+                self._compare(stream, tile)
+            finally:
+                report.bytes_sent += stream.bytes_sent
+                report.bytes_received += stream.bytes_received
+        return stream
+
+    def _compare(self, wire: Stream, tile: int) -> None:
+        p, base, job = self._pass, self._base, self.job
+        assert p is not None
+        assert base is not None
+        key = job.store.read(PRIVATE, "keys", f"{job.name}.key")
+        assert key is not None
+        remembered = job.remembered()
+        writer, bounds = p.writer(tile), p.tiling.bounds(tile)
+        ours = p.sums.of(tile)
+        opening = Opening(
+            relation=job.fragment.relation,
+            recipe=base.layout.recipe,
+            fragment_key=key,
+            salt=p.salt,
+            partition=p.tiling.partition(tile),
+            sums=Sums(ours),
+            row_bytes=remember.row_bytes(remembered, len(base.layout.names)),
+            forced=job.fragment.method,
+            line=remember.line(job.store, job.fragment.source),
+            rows_expected=ours.total.count,
+            within=bounds,
+        )
+
+        def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> Listing:
+            near = [f.uri for f in base.files if _meets(f, bounds)]
+            inside = F.expr(base.layout.position_sql).between(*bounds)
+            rows = rows_of(job.spark, base.layout, near).where(inside)
+            with job.report.phase("list"):
+                return reduce.list_rows(
+                    rows,
+                    base.layout,
+                    opening.partition,
+                    p.salt,
+                    by=by,
+                    chosen=chosen,
+                    files=[f.name for f in base.files],
+                )
+
+        found = Conversation(
+            wire, opening, keep=writer.add, list_rows=list_rows, progress=self._say
+        ).run()
+        if found.scans:
+            raise VersionMismatch(
+                "The source read more than the tile that it was asked for.",
+                where=job.name,
+                remedy="Install the same release on both sides.",
+            )
+        writer.flush()
+        p.finish(tile, found)
+        self._compared += ours.total.count
+        self._say(pb.Progress())
+        report = job.report
+        report.tiles_done = len(p.outcomes)
+        report.round_trips += found.round_trips
+        report.source_scans += found.scans
+        report.source_rows_read += found.rows_read
+
+    def _say(self, progress: pb.Progress) -> None:
+        """Progress of a tile, as that of what this attempt has to compare."""
+        assert self._pass is not None
+        rows = self._compared + progress.rows
+        self.progress(pb.Progress(phase="tiles", rows=rows, rows_expected=self._rows_left))
+
+    def _outcome_of_all(self) -> Outcome:
+        p = self._pass
+        assert p is not None
+        found = [p.outcomes[tile] for tile in range(len(p.tiling))]
+        ours = [p.sums.digest(tile) for tile in range(len(p.tiling))]
+        whole = [tile for tile, outcome in enumerate(found) if outcome.replace_all]
+        replace_all = bool(whole) and len(whole) == sum(1 for digest in ours if digest.count)
+        listings = [o.removed for o in found if o.removed is not None]
+        if whole and not replace_all:
+            listings.append(self._listed(whole))
+        return Outcome(
+            theirs=sum((o.theirs for o in found), Digest()),
+            equal=all(o.equal for o in found),
+            replace_all=replace_all,
+            removed=None if replace_all else _joined(listings),
+            method=Method.FULL if replace_all else Method.RANGE,
+            as_of=min(o.as_of for o in found),
+            consistency=found[0].consistency if len(found) == 1 else Require.FUZZY.value,
+            changed=any(o.changed for o in found),
+            vouched=all(o.vouched for o in found),
+            frame_bytes=sum(o.frame_bytes for o in found),
+        )
+
+    def _listed(self, whole: list[int]) -> Listing:
+        """All our rows of tiles that came as they are."""
+        p, base = self._pass, self._base
+        assert p is not None
+        assert base is not None
+        return reduce.list_rows(
+            rows_of(self.job.spark, base.layout, base.uris()),
+            base.layout,
+            p.tiling.cuts,
+            p.salt,
+            by=0,
+            chosen=p.tiling.chosen(whole),
+            files=[f.name for f in base.files],
+        )
+
+    def _prepared_for_all(self) -> Prepared:
+        p, base, job = self._pass, self._base, self.job
+        assert p is not None
+        assert base is not None
+        return Prepared(
+            base=base,
+            layout=base.layout,
+            files=base.files,
+            partition=p.tiling.cuts,
+            salt=p.salt,
+            sketch=None,
+            sums=Sums(p.sums.ranges),
+            row_bytes=remember.row_bytes(job.remembered(), len(base.layout.names)),
+            line=remember.line(job.store, job.fragment.source),
+            changes_expected=None,
+            rows_expected=base.rows,
+        )
+
+
+def _check_key(layout: Layout, name: str) -> None:
+    if not layout.recipe.integer_key:
+        key = ", ".join(column.name for column in layout.recipe.key)
+        raise ConfigurationError(
+            f"`incremental` needs a key of one integer, and the key is ({key}).",
+            where=name,
+            remedy="Remove `incremental` from the fragment.",
+        )
+
+
+def _meets(file: DataFile, bounds: tuple[int, int]) -> bool:
+    """Whether rows of a file may lie between these bounds."""
+    return file.bounds is None or (file.bounds[0] <= bounds[1] and bounds[0] <= file.bounds[1])
+
+
+def _joined(listings: list[Listing]) -> Listing:
+    none = np.zeros(0, np.int64)
+    listings = [Listing(none, none, none.view(np.uint64), none.astype(np.int32)), *listings]
+    return Listing(
+        np.concatenate([one.ranges for one in listings]),
+        np.concatenate([one.positions for one in listings]),
+        np.concatenate([one.hashes for one in listings]),
+        np.concatenate([one.file for one in listings]),
+    )
