@@ -4,7 +4,8 @@ Keyed BLAKE3 of the row bytes, under a row key derived from the fragment key and
 The fragment key is a secret of the warehouse: who writes rows at the source cannot aim for equal
 fingerprints, and fingerprints never travel.
 
-One hasher per recipe is copied for each row: 2.4 M rows/s against 1.8 M/s for `blake3(row, key=k)`.
+One hasher per batch is reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
+per row and 1.9 M/s for `blake3(row, key=k)`.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
     base = blake3(key=key)
 
     def fingerprints(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
-        copy = base.copy
+        own = base.copy()  # two threads may share the function
+        update, digest, reset = own.update, own.digest, own.reset
         digests: list[bytes] = []
         append = digests.append
         for row in rows:
-            h = copy()
-            h.update(row)
-            append(h.digest(16))
+            update(row)
+            append(digest(16))
+            reset()
         lanes = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         return np.ascontiguousarray(lanes[:, 0]), np.ascontiguousarray(lanes[:, 1])
 
