@@ -217,7 +217,7 @@ class Conversation:
             session, shape = self._described(published.relation)
             answer.shape = shape
             answer.tally.phase = "scan"
-            comparison = Comparison(session, shape, opening, answer.tally)
+            comparison = Comparison(session, shape, opening, answer.tally, source.governor.crew)
             # Closing the answer closes the scan that it is in, when it ends before its end.
             with closing(comparison.answer(self._requests)) as replies:
                 for reply in replies:

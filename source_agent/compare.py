@@ -25,9 +25,11 @@ from driftline.sketches import PRIME, Cells
 from source_agent import hear
 from source_agent.decode import Sketching
 from source_agent.engine import Session, Shape
+from source_agent.fill import Filling
 from source_agent.read import Tally
 from source_agent.refine import Refinement
 from source_agent.regroup import Regrouping
+from source_agent.share import Crew, fill
 from source_agent.ship import Shipper
 from source_agent.tile import reader_of
 
@@ -37,11 +39,20 @@ __all__ = ["Comparison", "Tally"]
 class Comparison:
     """One relation of one exchange. `answer` is the whole conversation."""
 
-    def __init__(self, session: Session, shape: Shape, opening: pb.Open, tally: Tally) -> None:
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        opening: pb.Open,
+        tally: Tally,
+        crew: Crew | None = None,
+    ) -> None:
+        """`crew`: further processes that may read parts of the scan."""
         hear.check_opening(opening, shape)
         self._salt, self._ours = hear.salt_of(opening), hear.digest_of(opening)
         self._partition = hear.partition_of(opening)
         self._sketch = hear.sketch_of(opening, shape)
+        self._crew = crew
         self._grouping = hear.grouping_of(opening, shape)
         self._strata = None if self._grouping else hear.strata_of(opening)
         self._reader = reader_of(session, shape, opening, salt=self._salt, tally=tally)
@@ -61,17 +72,17 @@ class Comparison:
         if self._grouping is not None:
             yield from self._by_groups(self._grouping, requests)
             return
-        sketching = None
-        if self._sketch is not None:
-            sketching = Sketching(self._reader, self._shipper, self._sketch, self._salt)
-            if self._sketch.fold:
+        sketch, sketching = self._sketch, None
+        if sketch is None:
+            filling = Filling(self._partition, self._salt)
+        else:
+            filling = Filling(self._partition, self._salt, sketch.embedding, sketch.third)
+            sketching = Sketching(self._reader, self._shipper, sketch, filling)
+            if sketch.fold:
                 # Heard before the scan: what is malformed costs the database nothing.
                 sketching.hear(self._next(requests), lambda: self._next(requests))
-        sums = RangeSums(self._partition.ranges)
-        for batch in self._reader.scan():
-            sums.add(self._partition.indices(batch.positions), batch.mixed)
-            if sketching is not None:
-                sketching.add(batch)
+        fill(self._reader, filling, self._crew)
+        sums = filling.sums
         if sums.total == self._ours:
             yield self._finished(sums.total, equal=True)
             return

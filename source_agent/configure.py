@@ -35,7 +35,7 @@ _DATABASE = (
 )  # fmt: skip
 _SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
 _LIMITS = (
-    "scans_at_once", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
+    "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
     "snapshot_seconds",
 )  # fmt: skip
 _RELATION = ("table", "query", "key", "columns", "where", "as_text", "types", "allow")
@@ -95,11 +95,14 @@ class Quiet:
 class Budget:
     """What all exchanges together may take; None is no limit.
 
-    `scans_at_once`: relations answered at the same time. `rows_per_second`: read from the database.
+    `scans_at_once`: relations answered at the same time. `readers`: processes that read one scan,
+    each over a connection of its own; the `readers` - 1 further ones are shared by all scans.
+    `rows_per_second`: read from the database.
     `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
     """
 
     scans_at_once: int = 2
+    readers: int = 1
     rows_per_second: float | None = None
     bytes_per_second: float | None = None
     pause_file: Path | None = None
@@ -197,6 +200,7 @@ def _endpoint(table: Table) -> Endpoint:
 def _budget(table: Table) -> Budget:
     return Budget(
         scans_at_once=table.integer("scans_at_once", default=2, least=1),
+        readers=table.integer("readers", default=1, least=1),
         rows_per_second=table.optional_number("rows_per_second"),
         bytes_per_second=table.optional_number("bytes_per_second"),
         pause_file=table.optional_path("pause_file"),

@@ -15,38 +15,32 @@ import numpy as np
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.decoders import Decoder
-from driftline.digests import Salt
 from driftline.sketches import Cells, pack
 
 from source_agent import hear
+from source_agent.fill import Filling
 from source_agent.hold import Batch, joined
 from source_agent.read import Reader
 from source_agent.ship import Shipper
 
 
 class Sketching:
-    """One sketch of one exchange: `hear` and `add`, then `solved` and `answer` or `stuck`."""
+    """One sketch of one exchange: `hear`, the scan, then `solved` and `answer` or `stuck`."""
 
-    def __init__(self, reader: Reader, shipper: Shipper, sketch: hear.Sketch, salt: Salt) -> None:
-        self._reader, self._shipper, self._salt = reader, shipper, salt
+    def __init__(
+        self, reader: Reader, shipper: Shipper, sketch: hear.Sketch, filling: Filling
+    ) -> None:
+        assert filling.cells is not None, "the scan fills the sketch"
+        self._reader, self._shipper, self._filling = reader, shipper, filling
+        self._salt = salt = filling.salt
         self._embedding = sketch.embedding
-        self.cells = Cells(sketch.third)
+        self.cells = filling.cells
         self._decoder = Decoder(self.cells, sketch.embedding.span, salt, check=sketch.check)
         self._heard: tuple[int, Cells] | None = None
-        self._outside = 0  # rows that are not embedded
 
     def hear(self, first: pb.Request, more: hear.Hear) -> None:
         """Take in cells, which are decoded when they are asked about. Raises MalformedMessage."""
         self._heard = hear.cells(first, more, self._decoder.cells_expected)
-
-    def add(self, batch: Batch) -> None:
-        """Note the rows of a batch."""
-        ks, inside = self._embedding.embed(batch.positions, self._salt)
-        row_hashes = batch.mixed.m0
-        if not inside.all():
-            self._outside += len(inside) - int(np.count_nonzero(inside))
-            ks, row_hashes = ks[inside], row_hashes[inside]
-        self.cells.add(ks, row_hashes, self._salt)
 
     def solved(self) -> bool:
         """Whether what was heard tells every difference inside the embedding."""
@@ -66,7 +60,7 @@ class Sketching:
         """The rows below every decoded k and outside, of `total`; then the k without rows."""
         ks = self._decoder.ks
         found = np.zeros(len(ks), np.bool_)
-        if len(ks) or self._outside:
+        if len(ks) or self._filling.outside:
             self._reader.tally.phase = "ship"
             outside = 0
             for batch in self._find(total):
@@ -77,7 +71,7 @@ class Sketching:
                 outside += len(inside) - int(np.count_nonzero(inside))
                 yield from self._shipper.pick(batch, named | ~inside)
             yield from self._shipper.flush()
-            self._reader.same_snapshot(outside == self._outside)
+            self._reader.same_snapshot(outside == self._filling.outside)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
 
     def _find(self, total: int) -> Iterator[Batch]:
@@ -85,8 +79,8 @@ class Sketching:
         if self._embedding.base is None:
             return self._reader.scan()
         first, last = joined(self._embedding.positions(self._decoder.ks))
-        if self._outside:
+        if self._filling.outside:
             zones = self._embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        rows = len(self._decoder.ks) + self._outside
+        rows = len(self._decoder.ks) + self._filling.outside
         return self._reader.find(first, last, rows=rows, total=total)

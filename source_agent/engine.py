@@ -15,7 +15,7 @@ and rounds some types; it is used for what it is good at, connection URLs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -146,6 +146,10 @@ class Session(Protocol):
         """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
         by index. Only where `shape.recipe.integer_key`."""
 
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+        """The scan in parts, of about `rows_max` rows at most; None: only `scan` can read it, or
+        it is too small to be worth it."""
+
     def pause(self) -> None:
         """The caller is about to wait for the network. Where readers block writers the snapshot is
         given up here (and `generation` counts on if the data changed before the next read)."""
@@ -162,6 +166,31 @@ class Session(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class Split(Protocol):
+    """One scan in parts that together are every row once, whoever reads which, in any order."""
+
+    @property
+    def session(self) -> Session: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def join(self) -> Callable[[], Split]:
+        """Opens a session of its own over the same snapshot, with the same parts. It can be pickled
+        for another process; the snapshot lasts as long as the session that was split.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused.
+        """
+
+    def read(self, part: int) -> Iterator[Rows]:
+        """As `Session.scan`, of one part, 0 ≤ part < parts."""
+
+    def note(self, rows: int) -> None:
+        """So many more rows were read elsewhere. Raises what ends a scan between two batches."""
 
 
 class Engine(Protocol):
@@ -183,8 +212,9 @@ class Engine(Protocol):
     def scan_cost(self, shape: Shape) -> str:
         """One line on what a full scan costs: rows, bytes and plan, from catalogue and EXPLAIN."""
 
-    def grants(self, relations: Sequence[Relation], *, login: str) -> str:
-        """The least-privilege script that a DBA runs as herself, for this engine."""
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+        """The least-privilege script that a DBA runs as herself, for this engine; `connections`
+        are allowed at once: two exchanges, a description, one to spare."""
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         """Every SQL text this agent can issue for these relations, each once."""

@@ -13,6 +13,7 @@ holds the snapshot just as long.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -25,10 +26,12 @@ import numpy.typing as npt
 from driftline.errors import NotNow
 
 from source_agent.configure import Budget
-from source_agent.engine import Consistency, Relation, Rows, Session, Shape
+from source_agent.engine import Consistency, Relation, Rows, Session, Shape, Split
+from source_agent.share import Crew
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
 SLOT_LOOK_S = 0.25  # at most this late is a client's leaving seen while it waits for a slot
+PART_S = 0.25  # of a limited rate: what another process reads before it is counted
 SWITCH_LOOK_S = 1.0  # at most this late is the pause file seen during a scan
 
 
@@ -79,6 +82,7 @@ class Governor:
         self._slots = threading.BoundedSemaphore(budget.scans_at_once)
         self._rows = _bucket(budget.rows_per_second, clock)
         self._bytes = _bucket(budget.bytes_per_second, clock)
+        self.crew = Crew(budget.readers - 1)
 
     def check(self) -> None:
         """Whether anything may be read now.
@@ -165,12 +169,19 @@ class GovernedSession:
         return self._session.describe(relation)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        return self._governed(self._session.scan(shape, ordered=ordered))
+        return self.governed(self._session.scan(shape, ordered=ordered))
+
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+        rate = self._governor.budget.rows_per_second
+        if rate is not None:  # what was read elsewhere is waited for part by part
+            rows_max = min(rows_max or sys.maxsize, max(int(rate * PART_S), 1))
+        split = self._session.split(shape, rows_max=rows_max)
+        return None if split is None else GovernedSplit(split, self)
 
     def read_ranges(
         self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
     ) -> Iterator[Rows]:
-        return self._governed(self._session.read_ranges(shape, first, last))
+        return self.governed(self._session.read_ranges(shape, first, last))
 
     def pause(self) -> None:
         self._session.pause()
@@ -182,22 +193,53 @@ class GovernedSession:
         """Ends a statement that is running, from any thread."""
         self._session.interrupt()
 
-    def _governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
+    def note(self, rows: int) -> None:
+        """So many more rows were read: whether to go on, and when.
+
+        Raises:
+            Stopped, NotNow, SnapshotLost.
+        """
+        if self._stop.is_set():
+            raise Stopped
+        now = self._governor.clock()
+        if now - self._looked >= SWITCH_LOOK_S:
+            self._looked = now
+            self._governor.check()
+            self._check()
+        self._governor.wait_rows(rows, self._stop)
+
+    def governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
+        """The same batches, each when the budget allows it."""
         try:
             for rows in batches:
-                if self._stop.is_set():
-                    raise Stopped
-                now = self._governor.clock()
-                if now - self._looked >= SWITCH_LOOK_S:
-                    self._looked = now
-                    self._governor.check()
-                    self._check()
-                self._governor.wait_rows(len(rows), self._stop)
+                self.note(len(rows))
                 yield rows
         finally:
             # A generator closes its cursor only when it is closed itself.
             if isinstance(batches, Generator):
                 batches.close()
+
+
+class GovernedSplit:
+    """A `Split` within the budget: what is read of it here, and what others say they have read."""
+
+    def __init__(self, split: Split, session: GovernedSession) -> None:
+        self._split, self.session = split, session
+
+    @property
+    def parts(self) -> int:
+        return self._split.parts
+
+    @property
+    def join(self) -> Callable[[], Split]:
+        return self._split.join
+
+    def read(self, part: int) -> Iterator[Rows]:
+        return self.session.governed(self._split.read(part))
+
+    def note(self, rows: int) -> None:
+        self._split.note(rows)
+        self.session.note(rows)
 
 
 def _bucket(rate: float | None, clock: Callable[[], float]) -> Bucket | None:

@@ -28,4 +28,7 @@ def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) ->
     if not named:
         raise UsageError("The URL names no login to grant anything to.", remedy="Add --login NAME.")
     relations = [published.relation for published in config.relations.values()]
-    return engine.grants(relations, login=named)
+    budget = config.budget
+    # One each, one for every further reader, one for a description, one to spare.
+    connections = max(4, budget.scans_at_once + budget.readers + 1)
+    return engine.grants(relations, login=named, connections=connections)

@@ -174,6 +174,9 @@ class MariadbSession:
         found = self._read(shape, scan_sql(shape, ordered=ordered), ())
         return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
 
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
+        """Two sessions cannot read the same snapshot here."""
+
     def read_ranges(
         self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
     ) -> Iterator[Rows]:
@@ -313,8 +316,10 @@ class MariadbEngine:
         with contextlib.closing(self._open()) as session:
             return mariadb_access.scan_cost(session.ask, shape)
 
-    def grants(self, relations: Sequence[Relation], *, login: str) -> str:
-        return mariadb_access.grants(relations, login, self._database, self._limits)
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+        return mariadb_access.grants(
+            relations, login, self._database, self._limits, connections=connections
+        )
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         reads = []

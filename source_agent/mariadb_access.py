@@ -169,14 +169,16 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
     return f"about {rows:,} rows{on_disk}; {access} ({plan_of(shape).consistency.value})"
 
 
-def grants(relations: Sequence[Relation], login: str, database: str, limits: Limits) -> str:
+def grants(
+    relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
+) -> str:
     """See `Engine.grants`."""
     account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
     budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
     lines = [
         "-- Least privilege for driftline-source. Run as an administrator.",
         f"CREATE USER {account} IDENTIFIED BY '…'  -- and the agent's host in place of %",
-        f"  WITH MAX_USER_CONNECTIONS 4{budget};",
+        f"  WITH MAX_USER_CONNECTIONS {connections}{budget};",
     ]
     for relation in relations:
         if relation.table is None:

@@ -31,7 +31,7 @@ from driftline.errors import DatabaseUnavailable
 from driftline.limits import ROW_BYTES_MAX
 from psycopg import Connection, Error, pq
 
-from source_agent import postgresql_access, postgresql_types
+from source_agent import postgresql_access, postgresql_split, postgresql_types
 from source_agent.engine import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -42,8 +42,21 @@ from source_agent.engine import (
     Rows,
     Session,
     Shape,
+    Split,
 )
 from source_agent.postgresql_access import connect_error, translate
+from source_agent.postgresql_split import PostgresqlJoin, PostgresqlSplit, import_sql, part_sql
+from source_agent.postgresql_sql import (
+    AS_OF,
+    BEGIN,
+    BOUNDS,
+    EXPORT,
+    PIN,
+    RELEASE,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    copy_of,
+)
 from source_agent.postgresql_types import SETTINGS, range_sql, scan_sql
 from source_agent.printable import printable_row
 from source_agent.rows import too_large
@@ -54,37 +67,21 @@ RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 _COPY_HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
 _COPY_TRAILER: Final = b"\xff\xff"
 
-BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-PIN = (
-    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
-    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
-    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
-    "JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
-)
-AS_OF = (
-    "SELECT pg_catalog.to_char(pg_catalog.statement_timestamp() AT TIME ZONE 'UTC', "
-    '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')'
-)
-BOUNDS = (
-    "SELECT pg_catalog.set_config('driftline.first', %s, true), "
-    "pg_catalog.set_config('driftline.last', %s, true)"
-)
-SAVEPOINT = "SAVEPOINT driftline_read"
-ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
-RELEASE = "RELEASE SAVEPOINT driftline_read"
-STATEMENTS: Final = (PIN, BEGIN, AS_OF, BOUNDS, SAVEPOINT, ROLLBACK_TO, RELEASE)
-
-
-def copy_of(select_sql: str) -> str:
-    return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
-
 
 class PostgresqlSession:
     """Fills `engine.Session`."""
 
-    def __init__(self, connection: Connection[tuple[Any, ...]], limits: Limits) -> None:
-        self._connection = connection
+    def __init__(
+        self,
+        connection: Connection[tuple[Any, ...]],
+        limits: Limits,
+        engine: PostgresqlEngine,
+        snapshot: str | None = None,
+    ) -> None:
+        """`snapshot`: one that another session has exported; None takes a new one."""
+        self._connection, self._engine = connection, engine
         self._interrupted = False
+        self._exported: str | None = None
         settings = SETTINGS | {
             "statement_timeout": _ms(limits.statement_s),
             "lock_timeout": _ms(limits.lock_s),
@@ -93,6 +90,8 @@ class PostgresqlSession:
         try:
             connection.execute(PIN, (list(settings), list(settings.values())))
             connection.execute(BEGIN)
+            if snapshot is not None:
+                connection.execute(import_sql(snapshot))  # it takes no parameters
             self._as_of = str(self.ask(AS_OF)[0][0])  # the first read takes the snapshot
         except Error as error:
             raise translate(error) from error
@@ -146,6 +145,24 @@ class PostgresqlSession:
         with self._reading(shape.relation):
             yield from self._copy(shape, scan_sql(shape, ordered=ordered))
 
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+        with self._reading(shape.relation):
+            cut = postgresql_split.choose(self, shape, rows_max)
+        if cut is None:
+            return None
+        if self._exported is None:  # never below a savepoint, which PostgreSQL refuses
+            try:
+                self._exported = str(self.ask(EXPORT)[0][0])
+            except Error as error:
+                raise translate(error, shape.relation) from error
+        return PostgresqlSplit(self, PostgresqlJoin(self._engine, self._exported, shape, cut))
+
+    def read_part(self, shape: Shape, first: str, last: str) -> Iterator[Rows]:
+        """The rows at places from `first` on and before `last`."""
+        with self._reading(shape.relation):
+            self.ask(BOUNDS, first, last)
+            yield from self._copy(shape, part_sql(shape))
+
     def read_ranges(
         self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
     ) -> Iterator[Rows]:
@@ -160,7 +177,7 @@ class PostgresqlSession:
     @contextlib.contextmanager
     def _reading(self, relation: Relation) -> Iterator[None]:
         """A savepoint around a read, so that its failure does not cost the snapshot."""
-        self._refuse_interrupted()
+        self.refuse_interrupted()
         try:
             self._connection.execute(SAVEPOINT)
             yield
@@ -181,7 +198,8 @@ class PostgresqlSession:
             self._connection.execute(ROLLBACK_TO)
             self._connection.execute(RELEASE)
 
-    def _refuse_interrupted(self) -> None:
+    def refuse_interrupted(self) -> None:
+        """Raises DatabaseUnavailable once `interrupt` was called."""
         if self._interrupted:
             raise DatabaseUnavailable("The read was interrupted.")
 
@@ -202,7 +220,7 @@ class PostgresqlSession:
         pgconn.send_query_params(copy_of(select_sql).encode(), None)
         while pgconn.flush():
             select.select([], [pgconn.socket], [])
-        self._refuse_interrupted()  # before the statement began there was nothing to cancel
+        self.refuse_interrupted()  # before the statement began there was nothing to cancel
         while pgconn.is_busy():
             poller.poll()
             pgconn.consume_input()
@@ -287,7 +305,11 @@ class PostgresqlEngine:
     def open(self) -> Session:
         return self._open()
 
-    def _open(self) -> PostgresqlSession:
+    def join(self, snapshot: str) -> PostgresqlSession:
+        """A session over a snapshot that another session has exported and still holds."""
+        return self._open(snapshot)
+
+    def _open(self, snapshot: str | None = None) -> PostgresqlSession:
         try:
             connection = Connection.connect(
                 **self._parameters,  # type: ignore[arg-type]  # libpq's own are all strings
@@ -297,7 +319,7 @@ class PostgresqlEngine:
         except Error as error:
             raise connect_error(error, self._parameters) from error
         try:
-            return PostgresqlSession(connection, self._limits)
+            return PostgresqlSession(connection, self._limits, self, snapshot)
         except BaseException:
             connection.close()
             raise
@@ -310,15 +332,11 @@ class PostgresqlEngine:
         with contextlib.closing(self._open()) as session:
             return postgresql_access.scan_cost(session.ask, shape)
 
-    def grants(self, relations: Sequence[Relation], *, login: str) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
         database = self._parameters.get("dbname") or login
-        return postgresql_access.grants(relations, login, database, self._limits)
+        return postgresql_access.grants(
+            relations, login, database, self._limits, connections=connections
+        )
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        reads = []
-        for shape in shapes:
-            reads += [*postgresql_types.describing_sql(shape), copy_of(scan_sql(shape))]
-            if shape.recipe.integer_key:
-                reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
-        texts = [*STATEMENTS, *postgresql_types.CATALOGUE, *postgresql_access.CATALOGUE, *reads]
-        return list(dict.fromkeys(texts))
+        return postgresql_access.templates(shapes)

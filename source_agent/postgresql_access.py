@@ -24,8 +24,10 @@ from driftline.errors import (
 )
 from psycopg import Error, OperationalError, errors, pq
 
+from source_agent import postgresql_split, postgresql_types
 from source_agent.engine import Limits, Privilege, Relation, Shape
-from source_agent.postgresql_types import EXPLAIN, scan_sql
+from source_agent.postgresql_sql import STATEMENTS, copy_of
+from source_agent.postgresql_types import EXPLAIN, range_sql, scan_sql
 from source_agent.relations import quote, split_name
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -184,7 +186,9 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
     )
 
 
-def grants(relations: Sequence[Relation], login: str, database: str, limits: Limits) -> str:
+def grants(
+    relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
+) -> str:
     """See `Engine.grants`."""
     role, place = quote(login), quote(database)
     schemas: dict[str, None] = {}
@@ -208,7 +212,7 @@ def grants(relations: Sequence[Relation], login: str, database: str, limits: Lim
     lines = [
         "-- Least privilege for driftline-source. Run as the owner of the database.",
         f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
-        "  CONNECTION LIMIT 4;  -- then: \\password " + role,
+        f"  CONNECTION LIMIT {connections};  -- then: \\password {role}",
         f"ALTER ROLE {role} SET default_transaction_read_only = on;",
         *(
             f"ALTER ROLE {role} SET {name} = '{round(seconds * 1000)}ms';"
@@ -222,3 +226,16 @@ def grants(relations: Sequence[Relation], login: str, database: str, limits: Lim
         *selects,
     ]
     return "\n".join(lines) + "\n"
+
+
+def templates(shapes: Sequence[Shape]) -> list[str]:
+    """See `Engine.templates`."""
+    reads = []
+    for shape in shapes:
+        reads += [*postgresql_types.describing_sql(shape), copy_of(scan_sql(shape))]
+        reads += postgresql_split.templates(shape)
+        if shape.recipe.integer_key:
+            reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
+    catalogue = (*postgresql_types.CATALOGUE, *CATALOGUE)
+    texts = [*STATEMENTS, *postgresql_split.STATEMENTS, *catalogue, *reads]
+    return list(dict.fromkeys(texts))

@@ -23,7 +23,7 @@ from driftline.fingerprints import hasher, position_seed, row_key
 from driftline.keys import null_keys, positions
 from driftline.limits import SAMPLES_MAX
 
-from source_agent.engine import Consistency, Rows, Session, Shape
+from source_agent.engine import Consistency, Rows, Session, Shape, Split
 from source_agent.hold import Batch, Positions
 from source_agent.printable import printable_row
 
@@ -48,7 +48,7 @@ class Reader:
     ) -> None:
         self._session, self.shape, self.tally = session, shape, tally
         self.recipe = shape.recipe
-        self._salt = salt
+        self.fragment_key, self._salt = fragment_key, salt
         self._generation = session.generation
         self._has_begun = False
         self._fingerprints = hasher(row_key(fragment_key, self.recipe))
@@ -58,13 +58,17 @@ class Reader:
     def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
         """Every row once."""
         self.tally.scans += 1
-        return self._batches(self._session.scan(self.shape, ordered=ordered))
+        return self.batches(self._session.scan(self.shape, ordered=ordered))
+
+    def split(self) -> Split | None:
+        """The scan in parts, where the engine can and it is worth it."""
+        return self._session.split(self.shape)
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
         """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
         each, both inclusive; and perhaps others, where a scan is cheaper."""
         if self.by_index(rows, total):
-            return self._batches(self._session.read_ranges(self.shape, first, last))
+            return self.batches(self._session.read_ranges(self.shape, first, last))
         return self.scan()
 
     def part(self, first: Positions, last: Positions, *, rows_max: int) -> Iterator[Batch]:
@@ -122,7 +126,8 @@ class Reader:
         """The network is about to be waited for."""
         self._session.pause()
 
-    def _batches(self, source: Iterator[Rows]) -> Iterator[Batch]:
+    def batches(self, source: Iterator[Rows]) -> Iterator[Batch]:
+        """Rows that the engine yields, with what is derived from them. Raises NullKey."""
         for rows in source:
             if not self._has_begun:
                 self._begin()

@@ -10,8 +10,6 @@ come again, so that a revoked or renewed certificate counts; a stream that is ru
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import signal
 import sys
@@ -40,13 +38,12 @@ from source_agent.configure import SourceConfig
 from source_agent.engine import Engine
 from source_agent.engines import connect
 from source_agent.govern import Governor
+from source_agent.heap import keep_heap_small
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 
 RPCS_MAX = 8
 STOP_GRACE_S = 30.0
-HEAP_BLOCK_BYTES_MAX = 128 << 10  # glibc's own, before it adapts
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # Trailing metadata of a Describe that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
@@ -125,6 +122,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             conversation.stop()
         for conversation in left:
             conversation.worker.join(timeout_s)
+        self._source.governor.crew.close()
 
 
 class Server:
@@ -185,22 +183,9 @@ def start(
     return Server(server, servicer, vital, (rpcs, probes), port)
 
 
-def _keep_heap_small() -> None:
-    """Have glibc give large blocks back as they are freed.
-
-    It would raise its threshold to 32 MB with the first large block, keep what follows in the heap
-    of each thread, and never return it: 175 MB instead of 155 MB after 10 M rows. Elsewhere than
-    with glibc there is nothing to do.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES_MAX)
-        mallopt(_M_TRIM_THRESHOLD, 2 * HEAP_BLOCK_BYTES_MAX)
-
-
 def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds."""
-    _keep_heap_small()
+    keep_heap_small()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

@@ -178,6 +178,9 @@ class SqliteSession:
             return self._paged(shape)
         return rows.spooled(self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())])))
 
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
+        """One session reads it all."""
+
     def read_ranges(
         self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
     ) -> Iterator[Rows]:
@@ -261,7 +264,7 @@ class SqliteEngine:
         with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
             return sqlite_access.scan_cost(session, shape, self._path)
 
-    def grants(self, relations: Sequence[Relation], *, login: str) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
         return sqlite_access.grants(self._path, login)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:

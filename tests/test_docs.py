@@ -380,6 +380,7 @@ def test_defaults_are_those_of_the_code() -> None:
         "database.idle_timeout_s": limits.idle_s,
         "database.connect_timeout_s": limits.connect_s,
         "limits.scans_at_once": budget.scans_at_once,
+        "limits.readers": budget.readers,
     }
     listed = {c[0].strip("`"): c[1] for c in rows_of_tables(page("operating.md")) if len(c) == 3}
     assert {name: float(listed[name]) for name in expected} == expected

@@ -1,0 +1,165 @@
+"""PostgreSQL: one snapshot read by several sessions, each some of the blocks of a table.
+
+The exchange's session exports its snapshot; another session imports it and sees the same rows. A
+row of a snapshot has one place (`ctid`), so ranges of blocks that cover all places, the last one
+open, are every row once, whatever is written meanwhile. Parts are small and many: whoever is free
+takes the next.
+
+Invariants: only a plain heap table is split, as a whole: no `where`, no row security, no heirs or
+partitions. Conditions may depend on the transaction that asks (`now()`), places of partitions are
+not unique, and only heaps have them. The planner must agree: a TID range scan (PostgreSQL 14), or
+each part would be a scan of everything. Whatever does not hold leaves the scan to one session.
+
+Rejected: ranges of the key. They read the heap in the order of an index, and need one.
+Rejected: PostgreSQL's own parallel scan. The backends are not what is slow; who hashes is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from driftline.errors import DatabaseUnavailable
+
+from source_agent.engine import Rows, Session, Shape
+from source_agent.postgresql_sql import BOUNDS, copy_of
+from source_agent.postgresql_types import EXPLAIN, Asks, scan_sql
+from source_agent.relations import plan_of
+
+if TYPE_CHECKING:
+    from source_agent.postgresql import PostgresqlSession
+
+BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
+PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
+PARTS_MAX: Final = 4096
+
+SPLIT = """
+SELECT pg_catalog.pg_relation_size(c.oid)
+       / pg_catalog.current_setting('block_size')::pg_catalog.int8,
+       c.reltuples::pg_catalog.float8
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_am a ON a.oid = c.relam
+WHERE c.oid = pg_catalog.to_regclass(%s)::pg_catalog.oid AND a.amname = 'heap'
+  AND c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT c.relrowsecurity
+  AND pg_catalog.has_column_privilege(c.oid, 'ctid', 'SELECT')
+  AND pg_catalog.has_function_privilege('pg_catalog.pg_export_snapshot()', 'EXECUTE')"""
+IMPORT = "SET TRANSACTION SNAPSHOT '{snapshot}'"
+STATEMENTS: Final = (SPLIT, IMPORT.format(snapshot="…"))
+
+_SNAPSHOT: Final = re.compile(r"[0-9A-Fa-f-]{1,64}")
+_END: Final = "(4294967295,0)"  # behind the last block that a table can have
+_TID_RANGE: Final = "Tid Range Scan"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A table's blocks in `parts` ranges of `step` each; the last has no end."""
+
+    parts: int
+    step: int
+
+    def bounds(self, part: int) -> tuple[str, str]:
+        """The first place of a part, and the first behind it."""
+        end = _END if part + 1 == self.parts else f"({(part + 1) * self.step},0)"
+        return f"({part * self.step},0)", end
+
+
+def cut(blocks: int, *, rows: float, rows_max: int | None) -> Cut | None:
+    """How to cut so many blocks with about so many rows; None: not worth it.
+
+    Args:
+        rows_max: of one part, about; None is no limit.
+    """
+    if blocks < BLOCKS_MIN:
+        return None
+    step = max(PART_BLOCKS, -(-blocks // PARTS_MAX))
+    if rows_max is not None:
+        step = max(1, min(step, int(rows_max * blocks / max(rows, 1))))
+    return Cut(max(-(-blocks // step), 1), step)
+
+
+def part_sql(shape: Shape) -> str:
+    """The SELECT of one part, whose bounds are in the transaction's two settings."""
+    bounds = (
+        f"pg_catalog.current_setting('driftline.{name}')::pg_catalog.tid"
+        for name in ("first", "last")
+    )
+    return (
+        f"{scan_sql(shape)}\nWHERE ctid OPERATOR(pg_catalog.>=) {next(bounds)}"
+        f" AND ctid OPERATOR(pg_catalog.<) {next(bounds)}"
+    )
+
+
+def is_divisible(shape: Shape) -> bool:
+    """Whether what the file publishes is a table as a whole."""
+    return shape.relation.table is not None and not plan_of(shape).where
+
+
+def import_sql(snapshot: str) -> str:
+    """Raises DatabaseUnavailable: the server's name for a snapshot is none."""
+    if not _SNAPSHOT.fullmatch(snapshot):
+        raise DatabaseUnavailable("PostgreSQL exported a snapshot under an unknown kind of name.")
+    return IMPORT.format(snapshot=snapshot)
+
+
+class Joins(Protocol):
+    """What opens a further session; an engine, which can be pickled."""
+
+    def join(self, snapshot: str) -> PostgresqlSession:
+        """A session that sees what the one sees that exported the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresqlJoin:
+    """Makes the same split in another process. It holds the engine's parameters, the password
+    among them: it is pickled into a pipe and nowhere else."""
+
+    engine: Joins
+    snapshot: str
+    shape: Shape
+    cut: Cut
+
+    def __call__(self) -> PostgresqlSplit:
+        return PostgresqlSplit(self.engine.join(self.snapshot), self)
+
+
+class PostgresqlSplit:
+    """Fills `engine.Split`."""
+
+    def __init__(self, session: PostgresqlSession, join: PostgresqlJoin) -> None:
+        self._session, self.join = session, join
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def parts(self) -> int:
+        return self.join.cut.parts
+
+    def read(self, part: int) -> Iterator[Rows]:
+        return self._session.read_part(self.join.shape, *self.join.cut.bounds(part))
+
+    def note(self, rows: int) -> None:
+        self._session.refuse_interrupted()
+
+
+def choose(session: Asks, shape: Shape, rows_max: int | None) -> Cut | None:
+    """How this relation is cut now; None: one session has to read it all."""
+    if not is_divisible(shape):
+        return None
+    found = session.ask(SPLIT, plan_of(shape).source)
+    if not found:
+        return None
+    chosen = cut(int(found[0][0]), rows=float(found[0][1]), rows_max=rows_max)
+    if chosen is None or chosen.parts == 1:
+        return None
+    session.ask(BOUNDS, *chosen.bounds(0))
+    plan = session.ask(EXPLAIN + part_sql(shape))[0][0][0]["Plan"]
+    return chosen if plan["Node Type"] == _TID_RANGE else None
+
+
+def templates(shape: Shape) -> list[str]:
+    """What a split of this relation asks, beyond STATEMENTS."""
+    return [EXPLAIN + part_sql(shape), copy_of(part_sql(shape))] if is_divisible(shape) else []

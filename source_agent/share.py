@@ -1,0 +1,254 @@
+"""One scan shared with further processes, where the DBA allows it (`limits.readers`).
+
+Hashing is what a scan waits for, and Python hashes on one core: so further processes (`assist`)
+read parts of the same snapshot and add them up for themselves, and their sums are added to ours.
+The parts are given out one by one to whoever is free, this process among them; the fetch of changed
+rows, and everything else of an exchange, stays here.
+
+Invariants: a part counts once, from whoever delivers sums that hold it. What a process read counts
+only when it has delivered: if it dies, or cannot connect, or loses its connection, its parts are
+read again here. What is wrong with the rows themselves ends the exchange with that error. On the
+way out, whatever the reason, no process is left with a statement. The governor is asked about every
+part that another process has read, as it is about every batch read here.
+
+Rejected: threads (the interpreter's lock), `multiprocessing` (it forks or runs the main module
+again; an agent has threads, and its main module is the DBA's program), shared memory (the arrays
+are copied once at the end, some milliseconds, and nothing can be left behind).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Final
+
+from driftline.errors import (
+    DatabaseUnavailable,
+    DriftlineError,
+    LimitExceeded,
+    NullKey,
+    ValueDoesNotFit,
+)
+
+from source_agent.assist import END_S_MAX, Failed, Filled, Job, Read
+from source_agent.engine import Split
+from source_agent.fill import Filling
+from source_agent.read import Reader
+
+AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for this one
+# Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
+_PROGRAM: Final = "from source_agent.assist import main; main()"
+LOOK_S: Final = 0.25  # at most this late is a cancellation seen while others read
+_OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again is no help
+_SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no use for
+
+_log = logging.getLogger("driftline.source")
+
+
+class Process:
+    """A reader process, and what it has been given."""
+
+    def __init__(self) -> None:
+        ours, theirs = Pipe()
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_SECRETS)}
+        # The modules of this very agent, wherever they were found.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        self.pipe: Connection = ours
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=environment,
+            )
+        finally:
+            theirs.close()
+        self.begin()
+
+    def begin(self) -> None:
+        """For the scan that begins: which parts it was given, how many of them it has not yet
+        reported, whether it knows that there are no more."""
+        self.parts: list[int] = []
+        self.unread = 0
+        self.knows_all = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def give(self, part: int | None) -> None:
+        """One more part; None: there are no more."""
+        if part is None:
+            self.knows_all = True
+        else:
+            self.parts.append(part)
+            self.unread += 1
+        self.pipe.send(part)
+
+    def end(self) -> None:
+        """Has it cancel what it does and go; returns when it is gone."""
+        self.pipe.close()
+        try:
+            self._process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Crew:
+    """At most `size` processes beside this one, started when first needed and kept."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._places = size
+        self._idle: list[Process] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[list[Process]]:
+        """All that nobody else has. Those still in the list at the end are kept for the next scan;
+        who takes one out ends it."""
+        with self._lock:
+            places, self._places = self._places, 0
+            taken, self._idle = self._idle, []
+        lent: list[Process] = []
+        try:
+            lent += taken
+            try:
+                lent += (Process() for _ in range(places - len(taken)))
+            except OSError as error:
+                _log.warning("no further reader process can be started: %s", error)
+            yield lent
+        except BaseException:
+            while lent:
+                lent.pop().end()
+            raise
+        finally:
+            with self._lock:
+                self._places += places
+                self._idle += lent
+
+    def close(self) -> None:
+        """Ends those that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+
+def fill(reader: Reader, filling: Filling, crew: Crew | None) -> None:
+    """Read every row of a relation once into `filling`.
+
+    Raises:
+        What `Reader.scan` raises.
+    """
+    split = reader.split() if crew is not None and crew.size else None
+    if crew is None or split is None:
+        for batch in reader.scan():
+            filling.add(batch)
+        return
+    with crew.lent() as processes:
+        Sharing(reader, split, filling, processes).run()
+
+
+class Sharing:
+    """One scan in the making."""
+
+    def __init__(
+        self, reader: Reader, split: Split, filling: Filling, processes: list[Process]
+    ) -> None:
+        self._reader, self._split, self._filling = reader, split, filling
+        self._kept, self._working = processes, list(processes)
+        self._left = deque(range(split.parts))
+
+    def run(self) -> None:
+        self._reader.tally.scans += 1
+        job = Job(
+            join=self._split.join,
+            shape=self._reader.shape,
+            fragment_key=self._reader.fragment_key,
+            salt=self._filling.salt,
+            partition=self._filling.partition,
+            embedding=self._filling.embedding,
+            third=self._filling.third,
+        )
+        for process in self._working[:]:
+            self._begin(process, job)
+        # A process that is lost puts its parts back, at whatever time.
+        while self._left or self._working:
+            if self._left:
+                self._read(self._left.popleft())
+            else:
+                self._hear(LOOK_S)
+                self._split.note(0)
+
+    def _read(self, part: int) -> None:
+        for batch in self._reader.batches(self._split.read(part)):
+            self._filling.add(batch)
+            self._hear(0)
+
+    def _begin(self, process: Process, job: Job) -> None:
+        process.begin()
+        try:
+            process.pipe.send(job)
+            for _ in range(AHEAD):
+                self._give(process)
+        except OSError as error:
+            self._lost(process, error)
+
+    def _give(self, process: Process) -> None:
+        """The next part, or word that there are no more."""
+        if self._left:
+            process.give(self._left.popleft())
+        elif not process.unread and not process.knows_all:
+            process.give(None)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take what the processes have to say, waiting for the first of it."""
+        pipes = {p.pipe: p for p in self._working}
+        for pipe in wait(list(pipes), timeout_s):
+            process = pipes[pipe]  # type: ignore[index]
+            try:
+                said = process.pipe.recv()
+            except (EOFError, OSError) as error:
+                self._lost(process, error)
+            else:
+                self._take(process, said)
+
+    def _take(self, process: Process, said: object) -> None:
+        if isinstance(said, Read):
+            process.unread -= 1
+            self._reader.tally.rows_read += said.rows
+            self._split.note(said.rows)
+            try:
+                self._give(process)
+            except OSError as error:
+                self._lost(process, error)
+        elif isinstance(said, Filled):
+            try:
+                self._filling.take(iter(process.pipe.recv_bytes, None))
+            except (EOFError, OSError):
+                raise DatabaseUnavailable("A reader process died as it delivered.") from None
+            self._working.remove(process)
+        elif isinstance(said, Failed):
+            if isinstance(said.error, _OF_THE_ROWS):
+                raise said.error
+            self._lost(process, said.error)
+        else:
+            raise AssertionError(f"a reader said {type(said).__name__}")
+
+    def _lost(self, process: Process, why: OSError | EOFError | DriftlineError) -> None:
+        """What it read is read again, and it is not used any more."""
+        _log.warning("a reader process was lost; its part is read again: %s", why or "it ended")
+        self._working.remove(process)
+        self._kept.remove(process)
+        self._left.extend(process.parts)
+        process.end()
