@@ -107,6 +107,10 @@ def _relation(
     try:
         shape = session.describe(published.relation)
         cost = engine.scan_cost(shape)
+        if config.budget.readers > 1:
+            is_shared = session.split(shape) is not None
+            readers = f"{config.budget.readers} processes read it"
+            cost += f"; {readers if is_shared else 'one process reads it'}"
     except DriftlineError as error:
         report = RelationReport(name, allow, [], False, 0, "", [], str(error), error.code)
         return report, False

@@ -78,7 +78,7 @@ class Reader:
             LimitExceeded: there are more than `rows_max`; at most a batch more was read.
         """
         read = 0
-        for batch in self._batches(self._session.read_ranges(self.shape, first, last)):
+        for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
             read += len(batch.positions)
             if read > rows_max:
                 raise LimitExceeded(

@@ -18,6 +18,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
+from operator import add
 from tempfile import TemporaryFile
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ VALUE_SHOWN = 60  # characters of a refused value in an error
 
 NULL: Final = b"\xff\xff\xff\xff"
 _LENGTH = struct.Struct(">i").pack
+_short_length = [_LENGTH(n) for n in range(1024)].__getitem__
 
 Values = Sequence[Any]  # what a driver returned for one column; the encoder checks each value
 ColumnEncoder = Callable[[Values], list[bytes]]
@@ -55,29 +57,42 @@ def fixed(kind: str, convert: Callable[[Any], Any] | None = None) -> ColumnEncod
     """Of a type with a fixed width that `struct` knows; `convert` makes its int or float."""
     form = struct.Struct(">i" + _FORMATS[kind])
     pack, width = form.pack, form.size - 4
-    if convert is None:
-        return lambda values: [NULL if v is None else pack(width, v) for v in values]
-    return lambda values: [NULL if v is None else pack(width, convert(v)) for v in values]
+
+    def column(values: Values) -> list[bytes]:
+        try:  # without a line of Python per value; a NULL is neither packed nor converted
+            given = values if convert is None else map(convert, values)
+            return list(map(pack, repeat(width), given))
+        except (struct.error, TypeError):
+            if convert is None:
+                return [NULL if v is None else pack(width, v) for v in values]
+            return [NULL if v is None else pack(width, convert(v)) for v in values]
+
+    return column
 
 
 def variable(encode: Callable[[Any], bytes]) -> ColumnEncoder:
     """Of any type, by a function of one value."""
 
     def column(values: Values) -> list[bytes]:
-        encoded = [None if v is None else encode(v) for v in values]
-        return [NULL if d is None else _LENGTH(len(d)) + d for d in encoded]
+        return raw_bytes([None if v is None else encode(v) for v in values])
 
     return column
 
 
 def raw_bytes(values: Values) -> list[bytes]:
     """Of values that are bytes already."""
-    return [NULL if v is None else _LENGTH(len(v)) + v for v in values]
+    try:
+        return list(map(add, map(_short_length, map(len, values)), values))
+    except (IndexError, TypeError):  # one that is longer, or a NULL
+        return [NULL if v is None else _LENGTH(len(v)) + v for v in values]
 
 
 def utf8(values: Values) -> list[bytes]:
     """Of text that came as bytes: checked at once, since no character spans a zero byte."""
-    joined = b"\0".join([v for v in values if v is not None])
+    try:
+        joined = b"\0".join(values)
+    except TypeError:
+        joined = b"\0".join([v for v in values if v is not None])
     if not joined.isascii():
         joined.decode()
     return raw_bytes(values)

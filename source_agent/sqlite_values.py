@@ -73,7 +73,7 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
 
 
 _FORMS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
-    "int": lambda type: _of(rows.fixed(type.kind), int),
+    "int": lambda type: rows.fixed(type.kind),  # packs no other class
     "bool": lambda _: _of(rows.variable(_bool), int),
     "real": _real,
     "text": lambda _: _of(rows.utf8, bytearray),

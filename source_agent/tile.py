@@ -87,6 +87,9 @@ class TileReader(Reader):
             return iter(self._held)
         return self._read(self._first, self._last, is_whole=True)
 
+    def split(self) -> None:
+        """Never: a tile is one short read."""
+
     def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
         """The rows of the tile in these ranges, and perhaps others of it."""
         if self._held is not None or not self.by_index(rows, total):
@@ -98,7 +101,7 @@ class TileReader(Reader):
     def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Iterator[Batch]:
         held: list[Batch] | None = [] if is_whole else None
         size = 0
-        for batch in self._batches(self._session.read_ranges(self.shape, first, last)):
+        for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
             # Where readers block writers, everything has been read when the first rows come.
             self.pause()
             size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)

@@ -102,6 +102,7 @@ insecure = true
 audit_file = "audit.jsonl"
 [limits]
 scans_at_once = 1
+readers = 3
 rows_per_second = 1000
 bytes_per_second = 1e6
 pause_file = "pause"
@@ -122,6 +123,7 @@ allow = ["spiffe://driftline/warehouse/lake"]
     assert config.server.audit_file == tmp_path / "audit.jsonl"
     budget = config.budget
     assert (budget.scans_at_once, budget.rows_per_second, budget.bytes_per_second) == (1, 1000, 1e6)
+    assert (budget.readers, source.Budget().readers) == (3, 1)
     assert (budget.pause_file, budget.snapshot_s) == (tmp_path / "pause", 300)
     assert [str(q) for q in budget.quiet_hours][:2] == ["08:00-18:00", "22:30-06:00"]
     published = config.relations["o 1"]
@@ -172,6 +174,7 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\ntypes = {a = "integer"}', "relations.r.types.a", "declared type"),
         ('table = "t"\nallowed = ["x"]', "relations.r.allowed", "'allow'"),
         ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
+        ("[limits]\nreaders = 0", "limits.readers", "at least 1"),
         ('[limits]\nquiet_hours = ["8-18"]', "limits.quiet_hours", "08:00-18:00"),
         ('[limits]\nquiet_hours = ["08:00-08:00"]', "limits.quiet_hours", "part of a day"),
         ('[limits]\nquiet_hours = ["08:00-25:00"]', "limits.quiet_hours", "part of a day"),

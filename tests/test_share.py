@@ -28,11 +28,14 @@ from hypothesis import strategies as st
 
 from source_agent import postgresql_split, share
 from source_agent.assist import Failed, Job, Read
+from source_agent.check import check
 from source_agent.configure import Budget, load
 from source_agent.engine import Limits, Relation, Session, Split
 from source_agent.engines import connect
+from source_agent.explain import explain
 from source_agent.fill import Filling
 from source_agent.govern import GovernedSession, Governor, Stopped
+from source_agent.grant import grants
 from source_agent.hold import Batch
 from source_agent.postgresql import PostgresqlEngine
 from source_agent.postgresql_split import BLOCKS_MIN, PARTS_MAX, Cut, cut
@@ -611,3 +614,20 @@ def test_an_exchange_with_readers(pg: OfPostgreSQL, tmp_path: Path) -> None:
     assert not governor.crew._idle
     audited = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(a["outcome"], a["rows_read"], a["scans"]) for a in audited] == [("equal", 5000, 1)] * 2
+
+
+def test_what_the_dba_is_told(pg: OfPostgreSQL, tmp_path: Path) -> None:
+    fill_items(pg, 2000)
+    path = tmp_path / "source.toml"
+    path.write_text(
+        f'[database]\nurl = "{pg.url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[limits]\nreaders = 5\n[relations.items]\ntable = "items"\n'
+        '[relations.some]\ntable = "items"\nwhere = "id > 7"\n'
+    )
+    config = load(path)
+    engine = connect(config.database.url, None, config.database.limits)
+    assert "CONNECTION LIMIT 8;" in grants(config, engine, login="driftline")
+    items, some = check(config, engine).relations
+    assert items.scan_cost.endswith("; 5 processes read it")
+    assert some.scan_cost.endswith("; one process reads it")
+    assert any("WHERE ctid" in template for template in explain(config, engine))
