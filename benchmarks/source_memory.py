@@ -1,7 +1,7 @@
 """The source agent's memory over mutual TLS; see `benchmarks.source`.
 
 A real `driftline-source serve` of its own process for every answer. Resident means VmHWM, the peak
-of the process's life; with further readers, theirs are added, though they share what they load.
+of the process's life; each further reader has its own.
 """
 
 from __future__ import annotations
@@ -117,12 +117,20 @@ def serving(folder: Path, url: str, tables: list[str], readers: int) -> Iterator
         process.wait()
 
 
-def peak_rss_mb(pid: int) -> float:
-    """Of a process and the readers below it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    own = int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1]) / 1000
+def peak_mb(pid: int) -> str:
+    """The peak of a process, and of each reader below it with what of that is its own: what it maps
+    from files is mapped by the agent as well."""
     below = [c for t in Path(f"/proc/{pid}/task").glob("*/children") for c in t.read_text().split()]
-    return own + sum(map(peak_rss_mb, map(int, below)))
+    shown = [f"{status_mb(pid, 'VmHWM'):.1f}"]
+    for reader in map(int, below):
+        peak = status_mb(reader, "VmHWM")
+        shown.append(f"{peak:.1f} ({peak - status_mb(reader, 'RssFile'):.1f} its own)")
+    return " + ".join(shown) + " MB"
+
+
+def status_mb(pid: int, field: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(x for x in lines if x.startswith(field)).split()[1]) / 1000
 
 
 class Client(Peer):
@@ -175,7 +183,7 @@ def measure_memory(
     url = server.url("postgres", database)
     print(f"\npeak resident (VmHWM), {CHANGED_ROWS:,} changed rows, {readers} reader(s)")
     with serving(folder, url, ["orders"], readers) as (pid, _):
-        print(f"| serving, nothing asked yet | {'':40} | {peak_rss_mb(pid):6.1f} MB |")
+        print(f"| serving, nothing asked yet | {'':40} | {peak_mb(pid)} |")
     for number, million in enumerate(millions):
         table, rows = f"big{number}", int(million * 1e6)
         with server.superuser(database) as connection:
@@ -192,7 +200,7 @@ def measure_memory(
                     wall = time.perf_counter() - start
                     print(
                         f"| {rows:>12,} rows, {partition.ranges:,} ranges | {what:40} "
-                        f"| {peak_rss_mb(pid):6.1f} MB | {wall:.1f} s |",
+                        f"| {peak_mb(pid)} | {wall:.1f} s |",
                         flush=True,
                     )
             connection.execute(f"DROP TABLE {table}")

@@ -23,6 +23,7 @@ from driftline.types import DeclaredType, parse_type
 from source_agent import rows
 from source_agent.engine import Relation, Shape
 from source_agent.mariadb_sql import MARK
+from source_agent.plain import ColumnEncoder, Fixed, Raw
 from source_agent.relations import Found, plan_of, quote, refused_type
 
 # Every character of these has its own in Unicode, and back. MySQL's latin1 is cp1252, completed.
@@ -55,15 +56,15 @@ _GEOMETRY: Final = frozenset((
 _DATES: Final = {"date": "date", "datetime": "timestamp", "timestamp": "timestamptz"}
 _AS_CHAR: Final = frozenset(("time", "uuid", "inet4", "inet6"))
 
-ENCODERS: Final[dict[str, Callable[[DeclaredType], rows.ColumnEncoder]]] = {
-    "int": lambda type: rows.fixed(type.kind, int),
-    "float": lambda type: rows.fixed(type.kind, float),
+ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
+    "int": lambda type: Fixed(type.kind, int),
+    "float": lambda type: Fixed(type.kind, float),
     "decimal": rows.decimal_text,
     "ascii": rows.from_text,
     "date": rows.from_text,
     "utc": lambda type: rows.from_text(type, "+00"),
-    "text": lambda _: rows.utf8,
-    "bytes": lambda _: rows.raw_bytes,
+    "text": lambda _: Raw(rows.check_utf8),
+    "bytes": lambda _: Raw(),
 }
 BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "int": int,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
 PARTS_MAX: Final = 4096
+PACED_PARTS_MAX: Final = 1 << 16  # where parts are small for the sake of a rate
+ROWS_PER_BLOCK: Final = 100  # of a table that nobody has analysed
 
 SPLIT = """
 SELECT pg_catalog.pg_relation_size(c.oid)
@@ -69,13 +71,15 @@ def cut(blocks: int, *, rows: float, rows_max: int | None) -> Cut | None:
     """How to cut so many blocks with about so many rows; None: not worth it.
 
     Args:
+        rows: below 0 where it is not known.
         rows_max: of one part, about; None is no limit.
     """
     if blocks < BLOCKS_MIN:
         return None
     step = max(PART_BLOCKS, -(-blocks // PARTS_MAX))
     if rows_max is not None:
-        step = max(1, min(step, int(rows_max * blocks / max(rows, 1))))
+        known = rows if rows >= 1 else blocks * ROWS_PER_BLOCK
+        step = max(-(-blocks // PACED_PARTS_MAX), min(step, int(rows_max * blocks / known)), 1)
     return Cut(max(-(-blocks // step), 1), step)
 
 

@@ -11,7 +11,7 @@ the same snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +126,7 @@ class Reader:
         """The network is about to be waited for."""
         self._session.pause()
 
-    def batches(self, source: Iterator[Rows]) -> Iterator[Batch]:
+    def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Rows that the engine yields, with what is derived from them. Raises NullKey."""
         for rows in source:
             if not self._has_begun:

@@ -1,8 +1,8 @@
 """Row bytes from an engine's raw values, a column at a time (protocol, section 3).
 
 For the engines whose driver hands out Python values. A block of rows is turned into columns, each
-column encoded by one list comprehension, and the pieces of each row joined, so that little is
-called once per value.
+column encoded at once, and the pieces of each row joined (`plain`), so that little is called once
+per value.
 
 Invariants: a value becomes the bytes of its declared type or the whole read fails with
 `ValueDoesNotFit`, naming column, value and key; nothing is ever coerced silently. Blocks are small
@@ -17,8 +17,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
-from operator import add
 from tempfile import TemporaryFile
 from typing import Any, Final
 
@@ -29,73 +27,33 @@ from driftline.types import DeclaredType
 from driftline.values import string_encoder
 
 from source_agent.engine import BATCH_BYTES, BATCH_ROWS, Rows, Shape
+from source_agent.plain import NULL, ColumnEncoder, Values, behind_length, joined
 
 BLOCK_ROWS = 512  # fetched and encoded at once: a sudden wide row costs at most this many of them
 DOUBLE_DIGITS = 15  # decimal digits that every double holds
 VALUE_SHOWN = 60  # characters of a refused value in an error
 
-NULL: Final = b"\xff\xff\xff\xff"
-_LENGTH = struct.Struct(">i").pack
-_short_length = [_LENGTH(n) for n in range(1024)].__getitem__
-
-Values = Sequence[Any]  # what a driver returned for one column; the encoder checks each value
-ColumnEncoder = Callable[[Values], list[bytes]]
-_FORMATS: Final = {
-    "bool": "B",
-    "int2": "h",
-    "int4": "i",
-    "int8": "q",
-    "oid": "I",
-    "float4": "f",
-    "float8": "d",
-}
 _NUMERICS: Final = [struct.Struct(f">hhHh{n}H").pack for n in range(21)]
 _UNFIT = (ValueDoesNotFit, UnicodeError, struct.error, ValueError, TypeError, OverflowError)
-
-
-def fixed(kind: str, convert: Callable[[Any], Any] | None = None) -> ColumnEncoder:
-    """Of a type with a fixed width that `struct` knows; `convert` makes its int or float."""
-    form = struct.Struct(">i" + _FORMATS[kind])
-    pack, width = form.pack, form.size - 4
-
-    def column(values: Values) -> list[bytes]:
-        try:  # without a line of Python per value; a NULL is neither packed nor converted
-            given = values if convert is None else map(convert, values)
-            return list(map(pack, repeat(width), given))
-        except (struct.error, TypeError):
-            if convert is None:
-                return [NULL if v is None else pack(width, v) for v in values]
-            return [NULL if v is None else pack(width, convert(v)) for v in values]
-
-    return column
 
 
 def variable(encode: Callable[[Any], bytes]) -> ColumnEncoder:
     """Of any type, by a function of one value."""
 
     def column(values: Values) -> list[bytes]:
-        return raw_bytes([None if v is None else encode(v) for v in values])
+        return behind_length([None if v is None else encode(v) for v in values])
 
     return column
 
 
-def raw_bytes(values: Values) -> list[bytes]:
-    """Of values that are bytes already."""
-    try:
-        return list(map(add, map(_short_length, map(len, values)), values))
-    except (IndexError, TypeError):  # one that is longer, or a NULL
-        return [NULL if v is None else _LENGTH(len(v)) + v for v in values]
-
-
-def utf8(values: Values) -> list[bytes]:
+def check_utf8(values: Values) -> None:
     """Of text that came as bytes: checked at once, since no character spans a zero byte."""
     try:
-        joined = b"\0".join(values)
+        together = b"\0".join(values)
     except TypeError:
-        joined = b"\0".join([v for v in values if v is not None])
-    if not joined.isascii():
-        joined.decode()
-    return raw_bytes(values)
+        together = b"\0".join([v for v in values if v is not None])
+    if not together.isascii():
+        together.decode()
 
 
 def from_text(type: DeclaredType, suffix: str = "") -> ColumnEncoder:
@@ -214,7 +172,7 @@ class RowEncoder:
         self._shape = shape
         self._encoders = tuple(encoders)
         self._remedies = tuple(remedies)
-        self._head = struct.pack(">h", len(self._encoders))
+        self._has_null = [False] * len(self._encoders)
 
     def __call__(self, block: Sequence[tuple[Any, ...]]) -> Rows:
         """Row bytes of a block of at least one row.
@@ -223,17 +181,24 @@ class RowEncoder:
             ValueDoesNotFit: a value its declared type cannot hold.
             LimitExceeded: a row above ROW_BYTES_MAX.
         """
-        parts: list[list[bytes]] = []
-        columns = zip(*block, strict=True)
-        for number, values in enumerate(columns):
-            try:
-                parts.append(self._encoders[number](values))
-            except _UNFIT as error:
-                raise self._explain(number, block, error) from None
-        rows = list(map(b"".join, zip(repeat(self._head), *parts, strict=False)))
+        columns = list(zip(*block, strict=True))
+        try:
+            rows = joined(columns, self._encoders, self._has_null)
+        except _UNFIT:
+            rows = self._one_by_one(columns, block)
         if max(map(len, rows)) > ROW_BYTES_MAX:
             raise self._too_large(block, rows)
         return rows
+
+    def _one_by_one(self, columns: Sequence[Values], block: Sequence[tuple[Any, ...]]) -> Rows:
+        """After what did not fit: a NULL, which is noted for the next blocks, or a refusal."""
+        for number, values in enumerate(columns):
+            try:
+                self._encoders[number](values)
+            except _UNFIT as error:
+                raise self._explain(number, block, error) from None
+            self._has_null[number] |= any(v is None for v in values)
+        return joined(columns, self._encoders, self._has_null)
 
     def _explain(
         self, number: int, block: Sequence[tuple[Any, ...]], reason: Exception

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Final
@@ -191,9 +191,11 @@ class Sharing:
                 self._split.note(0)
 
     def _read(self, part: int) -> None:
-        for batch in self._reader.batches(self._split.read(part)):
-            self._filling.add(batch)
-            self._hear(0)
+        # Closed, or the statement outlives what others raise between two batches.
+        with closing(self._reader.batches(self._split.read(part))) as batches:
+            for batch in batches:
+                self._filling.add(batch)
+                self._hear(0)
 
     def _begin(self, process: Process, job: Job) -> None:
         process.begin()

@@ -16,8 +16,8 @@ from driftline.values import encode_bool, encode_float4, string_encoder
 
 from source_agent import rows
 from source_agent.engine import Shape
+from source_agent.plain import ColumnEncoder, Fixed, Raw, Values
 from source_agent.relations import plan_of
-from source_agent.rows import ColumnEncoder, Values
 
 _NONE: Final = type(None)
 
@@ -29,16 +29,34 @@ def encoder(shape: Shape) -> rows.RowEncoder:
     return rows.RowEncoder(shape, [_FORMS[form](column.type) for form, column in pairs])
 
 
-def _of(column: ColumnEncoder, *classes: type) -> ColumnEncoder:
-    """`column` for values of these storage classes; a block is checked at once."""
+def _only(*classes: type) -> Callable[[Values], None]:
+    """A check that a block holds values of these storage classes alone."""
     allowed = frozenset((*classes, _NONE))
 
-    def checked(values: Values) -> list[bytes]:
+    def check(values: Values) -> None:
         if not allowed.issuperset(map(type, values)):
             raise ValueDoesNotFit("another storage class")
+
+    return check
+
+
+def _of(column: ColumnEncoder, *classes: type) -> ColumnEncoder:
+    """`column` for values of these storage classes."""
+    check = _only(*classes)
+
+    def checked(values: Values) -> list[bytes]:
+        check(values)
         return column(values)
 
     return checked
+
+
+_is_text = _only(bytearray)
+
+
+def _check_text(values: Values) -> None:
+    _is_text(values)
+    rows.check_utf8(values)
 
 
 def _bool(value: int) -> bytes:
@@ -49,7 +67,7 @@ def _bool(value: int) -> bytes:
 
 def _real(type: DeclaredType) -> ColumnEncoder:
     if type.kind == "float8":
-        return _of(rows.fixed("float8"), float)
+        return Fixed("float8", check=_only(float))
     return _of(rows.variable(encode_float4), float)
 
 
@@ -73,11 +91,11 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
 
 
 _FORMS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
-    "int": lambda type: rows.fixed(type.kind),  # packs no other class
+    "int": lambda type: Fixed(type.kind),  # struct packs no other class
     "bool": lambda _: _of(rows.variable(_bool), int),
     "real": _real,
-    "text": lambda _: _of(rows.utf8, bytearray),
-    "blob": lambda _: _of(rows.raw_bytes, bytes),
+    "text": lambda _: Raw(_check_text),
+    "blob": lambda _: Raw(_only(bytes)),
     "decimal": lambda type: _of(rows.short_decimals(type), int, float),
     "string": _string,
     "tagged": lambda _: rows.variable(_tagged),

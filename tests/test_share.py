@@ -38,7 +38,7 @@ from source_agent.govern import GovernedSession, Governor, Stopped
 from source_agent.grant import grants
 from source_agent.hold import Batch
 from source_agent.postgresql import PostgresqlEngine
-from source_agent.postgresql_split import BLOCKS_MIN, PARTS_MAX, Cut, cut
+from source_agent.postgresql_split import BLOCKS_MIN, PACED_PARTS_MAX, PARTS_MAX, Cut, cut
 from source_agent.read import Reader, Tally
 from source_agent.serve import start
 from source_agent.share import Crew, Process
@@ -55,14 +55,14 @@ EMBEDDING = Embedding(1 << 20, 0)
 # The cut, without a database
 
 
-@given(st.integers(0, 1 << 32), st.floats(0, 1e12), st.none() | st.integers(1, 1 << 20))
+@given(st.integers(0, 1 << 32), st.floats(-1, 1e12), st.none() | st.integers(1, 1 << 20))
 def test_parts_cover_every_place_once(blocks: int, rows: float, rows_max: int | None) -> None:
     found = cut(blocks, rows=rows, rows_max=rows_max)
     if blocks < BLOCKS_MIN:
         assert found is None
         return
     assert found is not None
-    assert rows_max is not None or found.parts <= PARTS_MAX
+    assert found.parts <= (PARTS_MAX if rows_max is None else PACED_PARTS_MAX)
     shown = [0, *range(max(found.parts - 3, 0), found.parts)]
     bounds = [found.bounds(part) for part in shown]
     assert bounds[0][0] == "(0,0)"
@@ -577,6 +577,7 @@ def test_every_row_is_within_the_budget(pg: OfPostgreSQL, crew: Crew) -> None:
         scanned(governed, crew)
     assert sum(noted) == 5000
     assert postgresql_split.cut(10_000, rows=1e6, rows_max=250) == Cut(5000, 2)
+    assert postgresql_split.cut(10_000, rows=-1, rows_max=250) == Cut(5000, 2)
 
 
 def test_two_scans_share_one_crew(pg: OfPostgreSQL) -> None:
