@@ -23,7 +23,7 @@ from driftline.columns import gather
 from driftline.digests import Mixed
 from driftline.ranges import uniform
 from driftline.sketches import Embedding
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent import postgresql_split, share
@@ -205,6 +205,43 @@ def test_a_shared_scan_is_the_scan(
         assert bool(crew._idle) == (rows == 5000), "two parts each were given to them at once"
     assert "lost" not in caplog.text
     until(lambda: others(pg) == 0, "a connection is left")
+
+
+EDITS = st.one_of(
+    st.tuples(st.just("insert"), st.integers(1, 400), st.integers(1, 3000)),
+    st.tuples(st.just("update"), st.integers(2, 50), st.integers(0, 49)),
+    st.tuples(st.just("delete"), st.integers(1, 3000), st.integers(1, 3000)),
+    st.tuples(st.just("vacuum"), st.just(0), st.just(0)),
+)
+EDIT_SQL = {
+    "insert": "INSERT INTO items SELECT n + g, repeat('i', g) FROM generate_series(1, {0}) g,"
+    " (SELECT coalesce(max(id), 0) AS n FROM items) m",
+    "update": "UPDATE items SET name = name || repeat('u', 40) WHERE id % {0} = {1} % {0}",
+    "delete": "DELETE FROM items WHERE id BETWEEN {0} AND {0} + {1}",
+    "vacuum": "VACUUM items",
+}
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(EDITS, max_size=8), step=st.integers(1, 9))
+def test_whatever_was_done_to_the_table(
+    pg: OfPostgreSQL, crew: Crew, edits: list[tuple[str, int, int]], step: int
+) -> None:
+    """Holes, dead and moved rows, empty blocks at the end: what SQL reads is what is added up."""
+    pg.run("DROP TABLE IF EXISTS items")
+    fill_items(pg, 1500)
+    postgresql_split.PART_BLOCKS = step  # type: ignore[misc]
+    with session_of(pg) as session:
+        for number, (kind, one, two) in enumerate(edits):
+            pg.run(EDIT_SQL[kind].format(one, two))
+            if number == len(edits) // 2:
+                assert_equal(scanned(session, crew)[0], scanned(session, None)[0])
+    with session_of(pg) as session, pg.server.superuser(pg.database) as connection:
+        found, tally = scanned(session, crew)
+        rows = connection.execute("SELECT count(*) FROM items").fetchone()
+        assert rows is not None
+        assert tally.rows_read == found.sums.total.count == rows[0]
+        assert_equal(found, scanned(session, None)[0])
 
 
 def test_writers_change_nothing_of_a_snapshot(pg: OfPostgreSQL, crew: Crew) -> None:
