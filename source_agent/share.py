@@ -151,12 +151,13 @@ def fill(reader: Reader, filling: Filling, crew: Crew | None) -> None:
         What `Reader.scan` raises.
     """
     split = reader.split() if crew is not None and crew.size else None
-    if crew is None or split is None:
-        for batch in reader.scan():
-            filling.add(batch)
-        return
-    with crew.lent() as processes:
-        Sharing(reader, split, filling, processes).run()
+    if crew is not None and split is not None:
+        with crew.lent() as processes:
+            if processes:
+                Sharing(reader, split, filling, processes).run()
+                return
+    for batch in reader.scan():
+        filling.add(batch)
 
 
 class Sharing:

@@ -621,6 +621,10 @@ def test_two_scans_share_one_crew(pg: OfPostgreSQL) -> None:
     crew = Crew(1)
     with crew.lent() as first, crew.lent() as second:
         assert (len(first), len(second)) == (1, 0)
+        fill_items(pg, 5000)
+        with session_of(pg) as session:  # reads alone, and as it would without a crew
+            never = scanned(session, crew, wrap=lambda split: None)
+            assert_equal(scanned(session, crew)[0], never[0])
     with crew.lent() as again:
         assert len(again) == 1
     crew.close()
