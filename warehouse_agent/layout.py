@@ -29,6 +29,8 @@ POSITION = "_driftline_position"
 HI = "_driftline_hi"
 LO = "_driftline_lo"
 RESERVED = "_driftline_"
+FIRST, UPDATES = f"{RESERVED}first", f"{RESERVED}updates"
+CHANGED, RATE = f"{RESERVED}changed", f"{RESERVED}rate"
 FEED_NAMES = ("_version", "_op")  # columns of the change feed beside the data
 
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
