@@ -193,10 +193,8 @@ def pasts(name: str, schedule: Schedule) -> list[Past]:
     """What every refresh would have found, from the log of a history."""
     with (DATA / name / "changes_all_commits.csv").open(newline="") as file:
         commits = list(csv.DictReader(file))
-    with (DATA / name / "versions.csv").open(newline="") as file:
-        load_s = _seconds(next(csv.DictReader(file))["committer_date"])
-    commits_s = [_seconds(commit["date"]) for commit in commits]
-    snapshots_s = _snapshots(schedule, load_s, commits_s)
+    load_s, commits_s = load_s_of(name), [seconds(commit["date"]) for commit in commits]
+    snapshots_s = snapshots(schedule, load_s, commits_s)
     refreshes = [bisect_left(snapshots_s, at) for at in commits_s]
     counts = _net(name, [int(commit["seq"]) for commit in commits], refreshes)
     rows, found = int(commits[0]["rows_before"]), []
@@ -207,11 +205,19 @@ def pasts(name: str, schedule: Schedule) -> list[Past]:
     return found
 
 
-def _seconds(text: str) -> float:
+def load_s_of(name: str) -> float:
+    """When the load is, in seconds since 1970."""
+    with (DATA / name / "versions.csv").open(newline="") as file:
+        return seconds(next(csv.DictReader(file))["committer_date"])
+
+
+def seconds(text: str) -> float:
+    """Since 1970, of a time in ISO 8601."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def _snapshots(schedule: Schedule, load_s: float, commits_s: list[float]) -> list[float]:
+def snapshots(schedule: Schedule, load_s: float, commits_s: list[float]) -> list[float]:
+    """When the table is refreshed, in seconds since 1970."""
     if schedule is Schedule.COMMIT:
         return commits_s
     count = int((commits_s[-1] - load_s) / DAY_S)

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.expect import HISTORIES, Schedule
+from benchmarks.expect_rows import Score, score
+from tests.histories import DATA, available
 from warehouse_agent.expect import Past
 from warehouse_agent.heat import (
     DAY_S,
@@ -160,3 +163,24 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
     for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
         found = [row[0] for row in table.select(change_probability(view)).collect()]
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
+
+
+@pytest.mark.skipif(
+    not all(map(available, HISTORIES)),
+    reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there",
+)
+@pytest.mark.parametrize("schedule", [Schedule.WEEKLY, Schedule.IRREGULAR])
+@pytest.mark.parametrize("name", HISTORIES)
+def test_real_rows_are_predicted_best(name: str, schedule: Schedule) -> None:
+    found = score(name, schedule)
+
+    def loss(title: str) -> float:
+        of: Score = found.scores[title]
+        return of.usual_nats + of.bulk_nats
+
+    ours = found.scores["**ours**"]
+    for title in ("paper, clipped", "paper, from 0", "mean rate", "level"):
+        assert loss("**ours**") < loss(title), title
+    assert ours.usual_nats < found.scores["level"].usual_nats
+    assert 0.5 < ours.expected.sum() / found.usual_updates < 2.5
+    assert np.isinf(found.scores["paper"].usual_nats)

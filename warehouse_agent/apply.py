@@ -2,7 +2,9 @@
 
 Shipped rows become files of their own; files that hold removed rows are written again without them;
 all others are kept as they are. So rows that change often gather in young files by themselves, and
-a refresh rewrites what it must. Files are written once, into a folder of their own, and belong to
+a refresh rewrites what it must. What is written again is laid out by heat: rows that are likely to
+change soon (`heat`) go into files of their own, so that they touch few files when they do. Nothing
+is written again only for that. Files are written once, into a folder of their own, and belong to
 nothing until the commit names them.
 
 Removed rows are named by position and row hash, or by k, computed in Spark SQL by the native
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from driftline.digests import Salt
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from warehouse_agent.exchange import Replaced
@@ -34,8 +36,9 @@ SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that c
 # Columns of ours beside anybody's.
 _PLACE, _HASH = f"{RESERVED}place", f"{RESERVED}hash"
 _FILE = f"{RESERVED}file"
-_GONE = f"{RESERVED}gone"  # parts the files that a rewriting makes
-BEFORE_FOLDER = f"{_GONE}=true"  # of a rewriting: the before-images, no part of the table
+_PART = f"{RESERVED}part"  # parts the files that a rewriting makes
+BEFORE_FOLDER = f"{_PART}=gone"  # of a rewriting: the before-images, no part of the table
+_COLD, _HOT = "cold", "hot"
 BROADCAST_ROWS_MAX = 1_000_000  # of removed rows: 16 MB to every executor
 
 
@@ -43,14 +46,14 @@ BROADCAST_ROWS_MAX = 1_000_000  # of removed rows: 16 MB to every executor
 class Applied:
     """Files of the next version: `shipped` and `rewritten` are new, `kept` stay, `gone` go.
 
-    `before`: URIs of the removed rows, where they were written apart; None where they were not.
+    `before`: files of the removed rows, where they were written apart; None where they were not.
     """
 
     shipped: tuple[DataFile, ...]
     rewritten: tuple[DataFile, ...]
     kept: tuple[DataFile, ...]
     gone: tuple[DataFile, ...]
-    before: list[str] | None = None
+    before: tuple[DataFile, ...] | None = None
 
     @property
     def added(self) -> tuple[DataFile, ...]:
@@ -58,12 +61,36 @@ class Applied:
 
 
 def write_rows(
-    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
+    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout, *, hot: str | None = None
 ) -> list[DataFile]:
-    """Write rows as data files of the table, in a folder of its own."""
+    """Write rows as data files of the table, in a folder of its own.
+
+    `hot`: Spark SQL for whether a row is to lie in a file with such rows only; None: none is.
+    """
+    if hot is None:
+        with driver_errors():
+            _writer(rows).parquet(store.uri(name, folder))
+        return data_files(store, name, folder, layout)
+    parted = rows.selectExpr(*map(quoted, rows.columns), f"{_part(hot)} as {_PART}")
     with driver_errors():
-        rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
-    return data_files(store, name, folder, layout)
+        _writer(parted).partitionBy(_PART).parquet(store.uri(name, folder))
+    return _parts(store, name, folder, layout)
+
+
+def _writer(rows: DataFrame) -> DataFrameWriter:
+    return rows.write.option("compression", "zstd").mode("overwrite")
+
+
+def _part(hot: str) -> str:
+    return f"if({hot}, '{_HOT}', '{_COLD}')"
+
+
+def _parts(store: Store, name: str, folder: str, layout: Layout) -> list[DataFile]:
+    return [
+        file
+        for part in (_COLD, _HOT)
+        for file in data_files(store, name, f"{folder}/{_PART}={part}", layout)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +132,27 @@ def rewrite(
     rows: DataFrame,
     removal: Removal,
     layout: Layout,
-) -> tuple[list[DataFile], list[str]]:
+    *,
+    hot: str,
+) -> tuple[list[DataFile], list[DataFile]]:
     """Write rows without the removed ones, and those apart, in one pass over them.
 
-    Returns the data files, and the URIs of the before-images, which are no part of the table.
+    Returns the data files, and those of the before-images, which are no part of the table. `hot` is
+    as of `write_rows`.
     """
+    part = f"if({_PLACE} is null, {_part(hot)}, 'gone') as {_PART}"
     parted = rows.join(removal.named, removal.condition, "left").selectExpr(
-        *(quoted(c) for c in rows.columns), f"{_PLACE} is not null as {_GONE}"
+        *map(quoted, rows.columns), part
     )
     with driver_errors():
         (
-            parted.write.option("compression", "zstd")
+            _writer(parted)
             .option("maxRecordsPerFile", 0)
-            .partitionBy(_GONE)
-            .mode("overwrite")
+            .partitionBy(_PART)
             .parquet(store.uri(name, folder))
         )
-    before = [f.uri for f in data_files(store, name, f"{folder}/{BEFORE_FOLDER}", layout)]
-    return data_files(store, name, f"{folder}/{_GONE}=false", layout), before
+    before = data_files(store, name, f"{folder}/{BEFORE_FOLDER}", layout)
+    return _parts(store, name, folder, layout), before
 
 
 def within_bounds(files: Sequence[DataFile], replaced: Replaced) -> list[DataFile]:

@@ -53,6 +53,7 @@ TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
 PRIOR: Final = 0.1  # α, in updates; the likelihood is flat from 0.05 to 0.2
 BIRTH: Final = 0.25  # the rate of an inserted row, in updates
 BULK: Final = 0.1  # of the refreshes that change anything are bulk, or as good as
+HOT: Final = 4.0  # the border of a class of files, in mean probabilities; 3 and 8 do as well
 SHARE_MIN: Final = 1e-12  # so that no row is certain to stay
 ELAPSED_MIN_S: Final = 1.0  # clocks step
 KNOTS_MAX: Final = 32
@@ -144,8 +145,12 @@ def outlook(
     """Of a table of so many rows, from its earlier refreshes, oldest first."""
     elapsed_s = max(elapsed_s, ELAPSED_MIN_S)
     found = updates_expected(history, rows=rows, elapsed_s=elapsed_s)
-    share = usual_mean(found, usual_most(found)) / max(rows, 1)
-    return Outlook(clock, max(share, SHARE_MIN), now_s, elapsed_s)
+    return Outlook(clock, usual_share(found, rows), now_s, elapsed_s)
+
+
+def usual_share(expected: Expected, rows: int) -> float:
+    """s, above 0: the bounded mean of the updates of so many rows."""
+    return max(usual_mean(expected, usual_most(expected)) / max(rows, 1), SHARE_MIN)
 
 
 def usual_most(expected: Expected) -> int:
@@ -194,6 +199,11 @@ def probability_sql(view: Outlook) -> str:
         f"({PRIOR!r}D + {seen} * {view.share / view.elapsed_s!r}D)"
     )
     return f"-expm1(-({hazard}))"
+
+
+def hot_sql(view: Outlook) -> str:
+    """Whether a published row is hot: HOT times as likely to be updated as the mean; Spark SQL."""
+    return f"{probability_sql(view)} > {HOT * view.share!r}D"
 
 
 def change_probability(view: Outlook) -> Column:

@@ -62,9 +62,11 @@ class Job:
         self._written.append(folder)
         return folder
 
-    def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
-        """Rows as data files in a folder of their own."""
-        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
+    def write(
+        self, part: str, rows: DataFrame, layout: Layout, *, hot: str | None = None
+    ) -> list[DataFile]:
+        """Rows as data files in a folder of their own; arguments as of `apply.write_rows`."""
+        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout, hot=hot)
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed.

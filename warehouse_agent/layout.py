@@ -2,8 +2,14 @@
 
 Published columns keep the relation's order and, where Delta allows, its names; bookkeeping columns
 start with `_driftline_` and come last: the two lanes of the fingerprint and, unless the key is one
-integer, the key bytes and the position. A batch of published rows converts to row bytes and back
-here and nowhere else, on the driver and on executors alike.
+integer, the key bytes and the position; then the statistics of the row, ω± of Lu, Liu and Hyland
+(`tally`, `heat`). A batch of published rows converts to row bytes and back here and nowhere else,
+on the driver and on executors alike.
+
+Tables from before there were statistics have files without these columns, which read as null, and a
+declared schema without them: it changes with the first version that keeps none of the old files,
+because delta-rs cannot keep files in a commit that changes the schema. Until then readers of the
+Delta table do not see the columns, and Driftline, which reads files, does.
 """
 
 from __future__ import annotations
@@ -31,18 +37,34 @@ LO = "_driftline_lo"
 RESERVED = "_driftline_"
 FIRST, UPDATES = f"{RESERVED}first", f"{RESERVED}updates"
 CHANGED, RATE = f"{RESERVED}changed", f"{RESERVED}rate"
+STATISTICS = (
+    (FIRST, pa.int32()),
+    (UPDATES, pa.int32()),
+    (CHANGED, pa.int32()),
+    (RATE, pa.float32()),
+)
 FEED_NAMES = ("_version", "_op")  # columns of the change feed beside the data
 
+_KINDS = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.binary(): "binary",
+}
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A recipe with, in tuple order, the carrier and the published name of each column."""
+    """A recipe with, in tuple order, the carrier and the published name of each column.
+
+    `declares_statistics`: whether the Delta table's schema has STATISTICS; its files may.
+    """
 
     recipe: Recipe
     carriers: tuple[Carrier, ...]
     names: tuple[str, ...]
+    declares_statistics: bool = True
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -52,6 +74,7 @@ class Layout:
 
     @cached_property
     def bookkeeping(self) -> tuple[tuple[str, pa.DataType], ...]:
+        """Of decoded rows: what identifies a row and its content."""
         lanes = ((HI, pa.int64()), (LO, pa.int64()))
         if self.recipe.integer_key:
             return lanes
@@ -59,6 +82,13 @@ class Layout:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
+        """As the Delta table declares it."""
+        statistics = STATISTICS if self.declares_statistics else ()
+        return pa.schema([*self.decoded_schema, *(pa.field(*column) for column in statistics)])
+
+    @cached_property
+    def decoded_schema(self) -> pa.Schema:
+        """Of decoded rows: without statistics."""
         fields = []
         for i in self.order:
             column = self.recipe.columns[i]
@@ -73,12 +103,20 @@ class Layout:
     @cached_property
     def ddl(self) -> str:
         """The Spark schema of the table's files."""
-        columns = [
+        return ", ".join([self.decoded_ddl, *(f"{n} {_KINDS[kind]}" for n, kind in STATISTICS)])
+
+    @cached_property
+    def decoded_ddl(self) -> str:
+        """The Spark schema of decoded rows."""
+        return ", ".join([*self.data_ddl, *(f"{n} {_KINDS[kind]}" for n, kind in self.bookkeeping)])
+
+    @cached_property
+    def data_ddl(self) -> tuple[str, ...]:
+        """The Spark schema of the data columns, one by one."""
+        return tuple(
             f"{quoted(self.names[i])} {spark_type(self.recipe.columns[i].type, self.carriers[i])}"
             for i in self.order
-        ]
-        kinds = {pa.int64(): "bigint", pa.binary(): "binary"}
-        return ", ".join([*columns, *(f"{name} {kinds[kind]}" for name, kind in self.bookkeeping)])
+        )
 
     @property
     def data_names(self) -> tuple[str, ...]:
@@ -120,7 +158,7 @@ class Layout:
             arrays.append(pa.Array.from_buffers(pa.binary(), len(block), buffers))
             arrays.append(pa.array(positions(block, self.recipe, seed)))
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
 
     def row_bytes(self, batch: pa.RecordBatch) -> Block:
         """The row bytes of a batch that holds at least the data columns."""
@@ -183,6 +221,7 @@ def quoted(name: str) -> str:
 def to_json(layout: Layout) -> dict[str, object]:
     """The layout as it is kept in the metadata of a version."""
     return {
+        "statistics": layout.declares_statistics,
         "fingerprint_version": layout.recipe.fingerprint_version,
         "key_columns": layout.recipe.key_columns,
         "columns": [
@@ -219,4 +258,5 @@ def from_json(data: dict[str, object]) -> Layout:
         recipe,
         tuple(Carrier(c["carrier"]) for c in columns),
         tuple(c["published"] for c in columns),
+        bool(data.get("statistics", False)),
     )

@@ -18,7 +18,7 @@ from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavail
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition, RangeSums
 
-from warehouse_agent import plan, publish, reduce, remember, schema, stage
+from warehouse_agent import heat, plan, publish, reduce, remember, schema, stage, tally
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.expect import Expected
 from warehouse_agent.job import Job
@@ -28,6 +28,7 @@ from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
 from warehouse_agent.store import PRIVATE
+from warehouse_agent.tally import Stamp
 from warehouse_agent.units import Units, in_units
 
 CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
@@ -50,6 +51,7 @@ class Prepared:
     line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
+    stamp: Stamp  # of the rows that this refresh writes
     units: Units | None = None  # by groups
 
     @property
@@ -82,7 +84,8 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     files = base.files if base else ()
     if base and schema.differs(layout, base.layout):
         files = _restate(job, base, layout)
-    files = _take_up(job, base, layout, files)
+    stamp = stamp_of(job, base)
+    files = _take_up(job, base, layout, files, stamp)
     rows = rows_of(job.spark, layout, [f.uri for f in files])
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
@@ -98,7 +101,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             files,
             rows,
             salt,
-            probability_sql=_probability(changes, sum(f.rows for f in files)),
+            probability_sql=_probability(base, changes, stamp),
             row_bytes=row_bytes,
             line=line,
         )
@@ -129,13 +132,23 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         line=line,
         changes_expected=changes,
         rows_expected=expected,
+        stamp=stamp,
     )
 
 
-def _probability(changes: Expected | None, rows: int) -> str:
+def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
     """Spark SQL for how likely a row is to have been updated."""
-    share = CHANGE_SHARE if changes is None else min(changes.median / rows, 1.0)
-    return f"cast({share} as double)"
+    if base is None or changes is None:
+        return f"cast({CHANGE_SHARE} as double)"
+    return heat.probability_sql(stamp.view)
+
+
+def stamp_of(job: Job, base: Snapshot | None) -> Stamp:
+    """Of the rows that this refresh writes."""
+    runs, now = remember.runs(job.store, job.name), datetime.now(UTC)
+    elapsed_s = (now - runs[-1].at).total_seconds() if runs else None
+    pasts = remember.pasts(runs)
+    return tally.stamp_for(base, pasts, at_s=now.timestamp(), elapsed_s=elapsed_s)
 
 
 def _changes_expected(job: Job, files: tuple[DataFile, ...]) -> Expected | None:
@@ -169,7 +182,7 @@ def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
 
 
 def _take_up(
-    job: Job, base: Snapshot | None, layout: Layout, files: tuple[DataFile, ...]
+    job: Job, base: Snapshot | None, layout: Layout, files: tuple[DataFile, ...], stamp: Stamp
 ) -> tuple[DataFile, ...]:
     """The working copy: the files ⊕ what unfinished exchanges staged."""
     version = base.version if base else None
@@ -177,7 +190,7 @@ def _take_up(
     if not leftovers:
         return files
     try:
-        return _merge(job, files, layout, leftovers)
+        return _merge(job, files, layout, leftovers, stamp)
     except (MalformedMessage, ValueDoesNotFit):
         # Of no use, and perhaps of no truth any more: the source says so when it is asked again.
         job.staging.clear()
@@ -185,7 +198,7 @@ def _take_up(
 
 
 def _merge(
-    job: Job, files: tuple[DataFile, ...], layout: Layout, leftovers: list[str]
+    job: Job, files: tuple[DataFile, ...], layout: Layout, leftovers: list[str], stamp: Stamp
 ) -> tuple[DataFile, ...]:
     keys = list(layout.key_names)
     selected = [quoted(name) for name in keys]
@@ -193,7 +206,7 @@ def _merge(
     for number, folder in enumerate(leftovers):
         uris = job.staging.uris(folder)
         decoded = stage.decoded(job.spark, uris, layout, job.key_file)
-        one = job.write(f"taken-{number}", decoded, layout)
+        one = job.write(f"taken-{number}", tally.begun(decoded, stamp), layout)
         rows = rows_of(job.spark, layout, [f.uri for f in one])
         newest = (
             rows
@@ -206,9 +219,13 @@ def _merge(
     taken = one
     if not files:
         return tuple(taken)
-    # Older rows of the same keys must go.
-    new_keys = rows_of(job.spark, layout, [f.uri for f in taken]).select(*selected).distinct()
+    # Older rows of the same keys must go; what is known of them stays.
+    rows = rows_of(job.spark, layout, [f.uri for f in taken])
+    new_keys = rows.select(*selected).distinct()
     old = rows_of(job.spark, layout, [f.uri for f in files])
+    before, updated = old.join(new_keys, keys, "left_semi"), sum(f.rows for f in taken)
+    counted = tally.carried(rows, before, layout, stamp, updated=updated)
+    taken = job.write("counted", counted, layout)
     rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"), layout)
     return (*rewritten, *taken)
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from warehouse_agent.executors import Batches, KeyFile, Task, driver_errors, task
-from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
 from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import by_place, rows_of
 from warehouse_agent.reduce import total
@@ -71,6 +71,7 @@ def prove(
 
 def read_back(rows: DataFrame, layout: Layout, key: KeyFile, salt: Salt, *, name: str) -> Digest:
     """The digest of published rows from their values, each checked against its fingerprint."""
+    rows = rows.drop(*(name for name, _ in STATISTICS))
     checked = by_place(rows).mapInArrow(
         task(_check(layout, key, salt, rows.columns)), "count bigint, sum binary, bad bigint"
     )

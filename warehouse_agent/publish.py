@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -140,6 +140,9 @@ def commit(
         WarehouseUnavailable: the log cannot be written.
     """
     version = 0 if base is None else base.version + 1
+    # A commit that changes the schema keeps no file: statistics are declared when none is to keep.
+    declares = base is None or base.layout.declares_statistics or len(removed) == len(base.files)
+    layout = replace(layout, declares_statistics=declares)
     meta = {**meta, "version": version, "layout": to_json(layout)}
     properties = CommitProperties(
         custom_metadata={_META: json.dumps(meta)},

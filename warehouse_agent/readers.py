@@ -80,7 +80,7 @@ def feed_rows(
     spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
 ) -> DataFrame:
     """The feed of one version."""
-    ddl = ", ".join(["_op string", *_data_ddl(snapshot.layout)])
+    ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
     rows = spark.read.schema(ddl).parquet(store.uri(PRIVATE, "changes", name, feed))
     return rows.selectExpr(f"{snapshot.version}L as _version", "*")
 
@@ -101,8 +101,3 @@ def open_store(path: str | Path) -> Store:
     """The warehouse at a path; a relative one is made absolute."""
     text = str(path)
     return Store(text if "://" in text else str(Path(text).absolute()))
-
-
-def _data_ddl(layout: Layout) -> list[str]:
-    fields = layout.ddl.split(", ")
-    return fields[: len(fields) - len(layout.bookkeeping)]

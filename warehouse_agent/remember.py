@@ -68,7 +68,15 @@ def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | No
     Args:
         rows: of our side, now.
     """
-    history = [
+    history = pasts(runs)
+    if not history:
+        return None
+    return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
+
+
+def pasts(runs: list[Run]) -> list[Past]:
+    """What these refreshes found, without the load that is the first of them."""
+    return [
         Past(
             (run.at - before.at).total_seconds(),
             max(run.rows - run.inserted + run.deleted, 0),
@@ -78,9 +86,6 @@ def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | No
         )
         for before, run in pairwise(runs)
     ]
-    if not history:
-        return None
-    return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
 
 
 def row_bytes(notes: dict[str, object], columns: int) -> float:

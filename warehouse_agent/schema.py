@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from warehouse_agent.configure import Fragment
 from warehouse_agent.executors import Batches, KeyFile, Task, task
-from warehouse_agent.layout import Layout, lay_out, quoted
+from warehouse_agent.layout import STATISTICS, Layout, lay_out, quoted
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.readers import by_place, rows_of
 
@@ -101,7 +101,8 @@ def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
 
 
 def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -> DataFrame | None:
-    """Published rows under a new layout, with new fingerprints; None: they cannot be keyed."""
+    """Published rows under a new layout, with new fingerprints and their statistics; None: they
+    cannot be keyed."""
     old = base.layout
     known = {
         c.name: (c, carrier, name)
@@ -116,8 +117,9 @@ def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -
         elif i < layout.recipe.key_columns:
             return None
         else:
-            kind = layout.ddl.split(", ")[layout.order.index(i)].rsplit(" ", 1)[1]
+            kind = layout.data_ddl[layout.order.index(i)].rsplit(" ", 1)[1]
             expressions.append(F.lit(None).cast(kind).alias(name))
+    expressions += [F.col(name) for name, _ in STATISTICS]
     rows = rows_of(spark, old, base.uris()).select(*expressions)
     return by_place(rows).mapInArrow(task(_recompute(layout, key)), layout.ddl)
 
@@ -127,13 +129,19 @@ def _recompute(layout: Layout, key: KeyFile) -> Task:
         fingerprints = key.fingerprints(layout.recipe)
         seed = key.position_seed()
         for batch in batches:
-            named = pa.RecordBatch.from_arrays(batch.columns, names=list(layout.data_names))
+            named = batch.rename_columns([*layout.data_names, *(name for name, _ in STATISTICS)])
             block = layout.row_bytes(named)
-            block = block.take(~null_keys(block, layout.recipe))
+            has_key = ~null_keys(block, layout.recipe)
+            block = block.take(has_key)
             if not len(block):
                 continue
             hi, lo = fingerprints(block.rows())
             columns = split(block, len(layout.recipe.columns))
-            yield layout.batch(columns, block, hi, lo, seed=seed)
+            found = layout.batch(columns, block, hi, lo, seed=seed)
+            kept = named.filter(pa.array(has_key)).columns[len(layout.data_names) :]
+            names = [name for name, _ in STATISTICS]
+            yield pa.RecordBatch.from_arrays(
+                [*found.columns, *kept], names=[*found.schema.names, *names]
+            )
 
     return run

@@ -8,7 +8,8 @@ attempt.
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from driftline.errors import (
     ConfigurationError,
@@ -18,7 +19,7 @@ from driftline.errors import (
     WarehouseUnavailable,
 )
 
-from warehouse_agent import apply, plan, prove, publish, schema, stage
+from warehouse_agent import apply, heat, plan, prove, publish, schema, stage, tally
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Outcome
 from warehouse_agent.job import Job
@@ -54,10 +55,10 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
             remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
         )
     _check_consistency(job, out)
+    with report.phase("apply"):
+        applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
     with ThreadPoolExecutor(1) as beside:
-        with report.phase("apply"):
-            applied = _apply(job, p, out, staged, beside)
         changes = beside.submit(_changes, job, p, out, applied)
         with report.phase("prove"):
             _prove(job, p, out, applied)
@@ -107,32 +108,37 @@ def _check_consistency(job: Job, out: Outcome) -> None:
     )
 
 
-def _apply(
-    job: Job, p: Prepared, out: Outcome, staged: list[str], beside: Executor
-) -> apply.Applied:
-    shipping = beside.submit(_shipped, job, p, staged)
+def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
     base = p.base.files if p.base else ()
     if out.replace_all:
-        return apply.Applied(shipping.result(), (), (), base)
+        is_asked = job.fragment.method is plan.Method.FULL  # then it says nothing of the changes
+        updated = None if is_asked else sum(f.rows for f in p.files)
+        shipped = _shipped(job, p, staged, p.files, updated)
+        return apply.Applied(shipped, (), (), base)
     removal, hit = _removal(job, p, out)
     touched = apply.touched_files(p.files, hit)
     rows = rows_of(job.spark, p.layout, [f.uri for f in touched])
     rewritten: list[DataFile] = []
-    before: list[str] = []
-    if removal is not None and touched:
-        folder = job.folder("rewritten")
-        rewritten, before = apply.rewrite(job.store, job.name, folder, rows, removal, p.layout)
-    elif touched:
-        rewritten = job.write("packed", rows, p.layout)
+    before: list[DataFile] = []
+    if touched:
+        hot = heat.hot_sql(p.stamp.next_view)
+        if removal is None:
+            rewritten = job.write("packed", rows, p.layout, hot=hot)
+        else:
+            folder = job.folder("rewritten")
+            rewritten, before = apply.rewrite(
+                job.store, job.name, folder, rows, removal, p.layout, hot=hot
+            )
+    shipped = _shipped(job, p, staged, before, sum(f.rows for f in before))
     left = [f for f in p.files if f not in touched]
     kept = tuple(f for f in left if f in base)
     carried = tuple(f for f in left if f not in base)
     return apply.Applied(
-        shipping.result(),
+        shipped,
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in kept),
-        before if p.files == base else None,
+        tuple(before) if p.files == base else None,
     )
 
 
@@ -152,12 +158,23 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None,
     return None, set()
 
 
-def _shipped(job: Job, p: Prepared, staged: list[str]) -> tuple[DataFile, ...]:
-    """What came, decoded and verified, as data files."""
+def _shipped(
+    job: Job,
+    p: Prepared,
+    staged: list[str],
+    before: Sequence[DataFile],
+    updated: int | None,
+) -> tuple[DataFile, ...]:
+    """What came, decoded and verified, as data files with the statistics of the rows before."""
     if not staged:
         return ()
-    decoded = stage.decoded(job.spark, staged, p.layout, job.key_file)
-    return tuple(job.write("shipped", decoded, p.layout))
+    rows = stage.decoded(job.spark, staged, p.layout, job.key_file)
+    if before:
+        known = rows_of(job.spark, p.layout, [f.uri for f in before])
+        counted = tally.carried(rows, known, p.layout, p.stamp, updated=updated)
+    else:
+        counted = tally.begun(rows, p.stamp)
+    return tuple(job.write("shipped", counted, p.layout))
 
 
 def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
@@ -205,6 +222,7 @@ def _publish(
         "rows_updated": report.rows_updated,
         "rows_deleted": report.rows_deleted,
         "method": out.method.value,
+        "clock": p.stamp.clock_after.to_json(),
     }
     publish.commit(
         job.store,
@@ -237,7 +255,7 @@ def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Cha
     if p.base is None or schema.differs(p.layout, p.base.layout):
         return None, {}
     if applied.before is not None:
-        before = rows_of(job.spark, p.layout, applied.before)
+        before = rows_of(job.spark, p.layout, [f.uri for f in applied.before])
         after = rows_of(job.spark, p.layout, [f.uri for f in applied.shipped])
     else:
         gone, added = [f.uri for f in applied.gone], [f.uri for f in applied.added]

@@ -107,12 +107,12 @@ class Writer:
 
 
 def decoded(spark: SparkSession, uris: list[str], layout: Layout, key: KeyFile) -> DataFrame:
-    """The rows of staged frames, verified, as rows of the published table.
+    """The rows of staged frames, verified, as rows of the published table without statistics.
 
     Raises (in the job): FrameDamaged, ValueDoesNotFit.
     """
     files = spark.read.format("binaryFile").load(uris).select("content")
-    return files.mapInArrow(task(_decode(layout, key)), layout.ddl)
+    return files.mapInArrow(task(_decode(layout, key)), layout.decoded_ddl)
 
 
 def _decode(layout: Layout, key: KeyFile) -> Task:

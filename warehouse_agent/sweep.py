@@ -43,7 +43,7 @@ from warehouse_agent.layout import Layout
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
-from warehouse_agent.prepare import Describe, Prepared
+from warehouse_agent.prepare import Describe, Prepared, stamp_of
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Listing, Sums
@@ -307,6 +307,7 @@ class Sweep(Refresh):
             line=remember.line(job.store, job.fragment.source),
             changes_expected=None,
             rows_expected=base.rows,
+            stamp=stamp_of(job, base),
         )
 
 

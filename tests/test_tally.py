@@ -1,0 +1,219 @@
+"""The statistics of rows through loads, refreshes, cuts, full copies, new columns, old tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from driftline.errors import WarehouseUnavailable
+from pyspark.sql import SparkSession
+
+from tests.legacy import SqliteLegacy
+from tests.pair import Pair
+from warehouse_agent import apply, heat, settle, tally
+from warehouse_agent.layout import CHANGED, FIRST, RATE, STATISTICS, UPDATES
+from warehouse_agent.publish import Snapshot, head
+from warehouse_agent.readers import rows_of
+from warehouse_agent.refresh import Options
+from warehouse_agent.store import Store
+
+ROWS = 600
+NAMES = [name for name, _ in STATISTICS]
+TABLES = {
+    "orders": "CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)",
+    "items": "CREATE TABLE items (id INTEGER, code TEXT, note TEXT, PRIMARY KEY (id, code))",
+}
+# Of a key: first version, updates, last changed version.
+Counts = dict[int, tuple[int | None, int | None, int | None]]
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    for sql in TABLES.values():
+        legacy.execute(sql)
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
+    legacy.many("INSERT INTO items VALUES (?, ?, ?)", [(i, f"c{i}", "x") for i in range(ROWS)])
+    with Pair(spark, legacy, tmp_path / "pair", {n: f'table = "{n}"' for n in TABLES}) as made:
+        yield made
+    legacy.close()
+
+
+def snapshot_of(pair: Pair, name: str) -> Snapshot:
+    found = head(Store(str(pair.warehouse)), name)
+    assert found is not None
+    return found
+
+
+def counts(pair: Pair, name: str) -> Counts:
+    found = snapshot_of(pair, name)
+    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", FIRST, UPDATES, CHANGED)
+    return {row[0]: tuple(row)[1:] for row in rows.collect()}
+
+
+def rates(pair: Pair, name: str) -> dict[int, float | None]:
+    found = snapshot_of(pair, name)
+    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", RATE)
+    return {row[0]: row[1] for row in rows.collect()}
+
+
+def update(pair: Pair, name: str, *ids: int, text: str) -> None:
+    pair.legacy.many(f"UPDATE {name} SET note = ? WHERE id = ?", [(text, i) for i in ids])
+
+
+@pytest.mark.parametrize("method", ["sketch", "range", "full"])
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_are_counted(pair: Pair, name: str, method: str) -> None:
+    pair.fragment_lines[name] = f'method = "{method}"'
+    pair.refresh(name)
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    assert counts(pair, name) == expected
+    assert set(rates(pair, name).values()) == {0.0}
+
+    update(pair, name, 3, 4, 5, text="one")
+    values = (9_000, "new") if name == "orders" else (9_000, "c", "new")
+    marks = ", ".join("?" * len(values))
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", [values])
+    pair.refresh(name)
+    expected |= dict.fromkeys((3, 4, 5), (0, 1, 1)) | {9_000: (1, 0, 1)}
+    assert counts(pair, name) == expected
+    found = rates(pair, name)
+    assert (found[3], found[6], found[9_000]) == (1.0, 0.0, heat.BIRTH)
+
+    pair.refresh(name)  # nothing changed, nothing is written
+    update(pair, name, 4, 9_000, text="two")
+    pair.legacy.execute(f"DELETE FROM {name} WHERE id IN (5, 6)")
+    pair.refresh(name)
+    expected |= {4: (0, 2, 2), 9_000: (1, 1, 2)}
+    del expected[5], expected[6]
+    assert counts(pair, name) == expected
+    found = rates(pair, name)
+    assert found[4] == pytest.approx(2.0, abs=1e-3)
+    assert found[3] == 1.0
+
+    # A key that comes back is a new row.
+    values = (5, "back") if name == "orders" else (5, "c5", "back")
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", [values])
+    pair.refresh(name)
+    expected[5] = (3, 0, 3)
+    assert counts(pair, name) == expected
+    clock = snapshot_of(pair, name).meta["clock"]
+    assert [pair[0] for pair in clock] == [0, 1, 2, 3]
+    pair.check(name)
+    for version in (1, 2, 3):
+        pair.check_feed(name, version)
+
+
+def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(heat, "HOT", 0.5)
+    pair.refresh("orders")
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    for version in range(1, 6):
+        update(pair, "orders", version, 100, text=f"v{version}")
+        pair.refresh("orders")
+        expected |= {version: (0, 1, version), 100: (0, version, version)}
+        assert counts(pair, "orders") == expected
+        pair.check_feed("orders", version)
+    pair.check("orders")
+    hot = [f for f in snapshot_of(pair, "orders").files if "part=hot" in f.path]
+    assert 0 < sum(f.rows for f in hot) < ROWS
+
+
+def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 1, 2, text="one")
+    real = settle._publish
+
+    def cut(*arguments: Any) -> None:
+        raise WarehouseUnavailable("cut")
+
+    monkeypatch.setattr(settle, "_publish", cut)
+    pair.error("orders")
+    update(pair, "orders", 2, 3, text="two")
+    pair.error("orders")
+    monkeypatch.setattr(settle, "_publish", real)
+    update(pair, "orders", 3, 4, text="three")
+    pair.refresh("orders")
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    expected |= dict.fromkeys((1, 2, 3, 4), (0, 1, 1))
+    assert counts(pair, "orders") == expected
+    pair.check("orders")
+
+
+def test_a_new_column_keeps_them(pair: Pair) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 7, text="one")
+    pair.refresh("orders")
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN more TEXT")
+    update(pair, "orders", 8, text="two")
+    pair.restart()
+    pair.refresh("orders", options=Options(accept_schema=True))
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    expected |= {7: (0, 1, 1), 8: (0, 1, 2)}
+    assert counts(pair, "orders") == expected
+    pair.check("orders")
+
+
+def forget(pair: Pair, name: str) -> None:
+    """Make the table's only version one of a Driftline that kept no statistics."""
+    table = pair.warehouse / name
+    log = table / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if add := line.get("add"):
+            file = table / add["path"]
+            pq.write_table(pq.read_table(file).drop_columns(NAMES), file)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+            add["size"] = file.stat().st_size
+        if data := line.get("metaData"):
+            schema = json.loads(data["schemaString"])
+            schema["fields"] = [f for f in schema["fields"] if f["name"] not in NAMES]
+            data["schemaString"] = json.dumps(schema)
+        if info := line.get("commitInfo"):
+            meta = json.loads(info["driftline"])
+            del meta["clock"], meta["layout"]["statistics"]
+            info["driftline"] = json.dumps(meta)
+    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> None:
+    pair.refresh("orders")
+    forget(pair, "orders")
+    assert counts(pair, "orders") == dict.fromkeys(range(ROWS), (None, None, None))
+    pair.check("orders")
+    values = [(i, "later") for i in range(10_000, 10_050)]
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?)", values)
+    pair.refresh("orders")
+    declared = [snapshot_of(pair, "orders").layout.declares_statistics]
+    update(pair, "orders", 10_001, text="one")
+    pair.refresh("orders")
+    declared.append(snapshot_of(pair, "orders").layout.declares_statistics)
+    update(pair, "orders", 1, 10_001, 10_002, text="two")  # every file
+    pair.refresh("orders")
+    snapshot = snapshot_of(pair, "orders")
+    declared.append(snapshot.layout.declares_statistics)
+    assert declared == [False, False, True]
+    named = [field.name for field in snapshot.handle.schema().fields]
+    assert named[-len(NAMES) :] == NAMES
+    assert snapshot.meta["clock"][0][0] == 0
+    expected: Counts = dict.fromkeys(range(ROWS), (None, None, None))
+    expected |= dict.fromkeys(range(10_000, 10_050), (1, 0, 1))
+    expected |= {10_001: (1, 2, 3), 10_002: (1, 1, 3), 1: (None, 1, 3)}
+    assert counts(pair, "orders") == expected
+    for version in (1, 2, 3):
+        pair.check_feed("orders", version)
+    pair.check("orders")
+    assert len(pair.published("orders")[0]) == 2  # hidden
+    view = heat.Outlook(tally.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
+    rows = rows_of(pair.spark, snapshot.layout, snapshot.uris())
+    least, most = (
+        rows.selectExpr(f"{heat.probability_sql(view)} as p")
+        .selectExpr("min(p)", "max(p)")
+        .collect()[0]
+    )
+    assert 0 < least <= most <= 1
