@@ -63,6 +63,7 @@ class Table:
     with a bulk change counted as any other.
     """
 
+    load_s: float
     at_s: float
     present: npt.NDArray[np.bool_]
     first_s: Floats
@@ -80,6 +81,7 @@ class Table:
         is_present = np.zeros(rows, np.bool_)
         is_present[present] = True
         return cls(
+            at_s,
             at_s,
             is_present,
             first_s=np.full(rows, at_s),
@@ -114,6 +116,15 @@ class Table:
         self.at_s = step.at_s
 
 
+def outlook_of(table: Table, elapsed_s: float, share: float) -> heat.Outlook:
+    """On the next refresh. Its clock has two knots, and seconds for versions: `heat` then reads
+    times as they are."""
+    now_s = table.at_s + elapsed_s
+    start, stop = int(table.load_s), int(now_s) + 1
+    clock = heat.Clock((start, stop), (float(start), float(stop)))
+    return heat.Outlook(clock, share, now_s, elapsed_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Before:
     """What a prediction is made from; `at` are the rows that are there, int64 [n]."""
@@ -124,11 +135,7 @@ class Before:
     share: float
 
     def ours(self, rate: Floats) -> Floats:
-        now_s = self.table.at_s + self.elapsed_s
-        # A clock of two knots whose versions are seconds: `heat` then reads times as they are.
-        span = (0, int(now_s) + 1)
-        clock = heat.Clock(span, (0.0, float(span[1])))
-        view = heat.Outlook(clock, self.share, now_s, self.elapsed_s)
+        view = outlook_of(self.table, self.elapsed_s, self.share)
         columns = (self.table.first_s, self.table.changed_s, rate)
         return heat.probability(view, *(column[self.at] for column in columns))
 

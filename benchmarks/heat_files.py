@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.expect import DAY_S, HISTORIES, Schedule
-from benchmarks.expect_rows import Before, Integers, Step, Table, forecast, ours, steps
+from benchmarks.expect_rows import Integers, Step, Table, forecast, outlook_of, steps
 from tests.histories import DATA, available
 from warehouse_agent import heat
 from warehouse_agent.apply import SMALL_FILES_MAX
@@ -90,10 +90,10 @@ def replay(table: Table, found: list[Step]) -> tuple[Files, Files]:
         elapsed_s = max(step.at_s - table.at_s, 1.0)
         expected = forecast(table, elapsed_s)
         table.take(step, heat.usual_most(expected))
-        at = np.flatnonzero(table.present)
-        share = heat.usual_share(expected, len(at))
-        is_hot = np.zeros(len(table.present), np.bool_)
-        is_hot[at] = ours(Before(table, at, elapsed_s, share)) > heat.HOT * share
+        share = heat.usual_share(expected, int(table.present.sum()))
+        view = outlook_of(table, elapsed_s, share)
+        counted = table.rate * np.exp(-(view.middle_s - table.changed_s) / heat.TAU_S)
+        is_hot = table.present & (counted > heat.hot_from(view))
         plain.take(step, None)
         heated.take(step, is_hot)
     return plain, heated

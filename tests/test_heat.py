@@ -16,11 +16,15 @@ from tests.histories import DATA, available
 from warehouse_agent.expect import Past
 from warehouse_agent.heat import (
     DAY_S,
+    HOT,
+    HOT_VERSIONS,
     KNOTS_MAX,
     TAU_S,
     Clock,
     Outlook,
     change_probability,
+    hot_from,
+    hot_sql,
     outlook,
     probability,
     update_weight,
@@ -163,6 +167,27 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
     for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
         found = [row[0] for row in table.select(change_probability(view)).collect()]
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
+
+
+@pytest.mark.spark
+def test_hot_rows_in_spark_are_those_with_many_updates_left(spark: SparkSession) -> None:
+    rng = np.random.default_rng(8)
+    for versions in (1, 20, 700):
+        clock = clock_of((rng.exponential(1.0, versions) * DAY_S).tolist())
+        view = view_of(clock)
+        changed = rng.integers(0, versions, 400)
+        rate = rng.exponential(1.0, 400)
+        rows = list(zip(changed.tolist(), rate.tolist(), strict=True))
+        table = spark.createDataFrame([*rows, (None, None)], f"{CHANGED} int, {RATE} double")
+        *found, unknown = [row[0] for row in table.selectExpr(hot_sql(view)).collect()]
+        ages = view.middle_s - clock.times(changed.astype(np.float64))
+        counted = rate * np.exp(-ages / TAU_S)
+        is_new = changed >= (versions - 1) // HOT_VERSIONS * HOT_VERSIONS - HOT_VERSIONS
+        assert found == (is_new & (counted > hot_from(view))).tolist()
+        assert unknown is False
+        # Where a row is as old as the clock, this is HOT times the mean.
+        at_border = at(view, 0, versions - 1, hot_from(view))
+        assert at_border == pytest.approx(HOT * view.share, rel=0.02)
 
 
 @pytest.mark.skipif(

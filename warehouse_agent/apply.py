@@ -46,14 +46,14 @@ BROADCAST_ROWS_MAX = 1_000_000  # of removed rows: 16 MB to every executor
 class Applied:
     """Files of the next version: `shipped` and `rewritten` are new, `kept` stay, `gone` go.
 
-    `before`: files of the removed rows, where they were written apart; None where they were not.
+    `before`: URIs of the removed rows, where they were written apart; None where they were not.
     """
 
     shipped: tuple[DataFile, ...]
     rewritten: tuple[DataFile, ...]
     kept: tuple[DataFile, ...]
     gone: tuple[DataFile, ...]
-    before: tuple[DataFile, ...] | None = None
+    before: list[str] | None = None
 
     @property
     def added(self) -> tuple[DataFile, ...]:

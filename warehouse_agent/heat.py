@@ -53,7 +53,9 @@ TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
 PRIOR: Final = 0.1  # α, in updates; the likelihood is flat from 0.05 to 0.2
 BIRTH: Final = 0.25  # the rate of an inserted row, in updates
 BULK: Final = 0.1  # of the refreshes that change anything are bulk, or as good as
-HOT: Final = 4.0  # the border of a class of files, in mean probabilities; 3 and 8 do as well
+HOT: Final = 4.0  # the border of a class of files, in mean probabilities
+HOT_VERSIONS: Final = 64  # at least so many of the newest can hold hot rows
+NEVER: Final = 1e30  # a rate that no row has
 SHARE_MIN: Final = 1e-12  # so that no row is certain to stay
 ELAPSED_MIN_S: Final = 1.0  # clocks step
 KNOTS_MAX: Final = 32
@@ -201,9 +203,28 @@ def probability_sql(view: Outlook) -> str:
     return f"-expm1(-({hazard}))"
 
 
+def hot_from(view: Outlook) -> float:
+    """c from which a row as old as the clock is hot: HOT times as likely to be updated as the mean,
+    s·(α + c) / (α + e·s/Δt) = HOT·s. Younger rows are hot from the same c on."""
+    life = max(view.middle_s - view.clock.seconds[0], 0)
+    seen = -np.expm1(-life / TAU_S) * TAU_S
+    return float(HOT * (PRIOR + seen * view.share / view.elapsed_s) - PRIOR)
+
+
 def hot_sql(view: Outlook) -> str:
-    """Whether a published row is hot: HOT times as likely to be updated as the mean; Spark SQL."""
-    return f"{probability_sql(view)} > {HOT * view.share!r}D"
+    """Whether a published row is hot; Spark SQL, never null.
+
+    By a table of the least `rate` for each of the newest versions; rows of older ones are not hot.
+    Numbers in an array are no part of the code that Spark generates, which it would otherwise
+    compile, and the JVM learn, anew for every refresh.
+    """
+    base = max(view.clock.versions[-1] // HOT_VERSIONS - 1, 0) * HOT_VERSIONS
+    versions = np.arange(base, base + 2 * HOT_VERSIONS, dtype=np.float64)
+    ages = np.maximum(view.middle_s - view.clock.times(versions), 0)
+    least = np.minimum(hot_from(view) * np.exp(np.minimum(ages / TAU_S, 60)), NEVER)
+    listed = ", ".join(f"{rate!r}D" for rate in [NEVER, *least.tolist()])
+    slot = f"greatest(coalesce({CHANGED}, -1) - {base} + 2, 1)"
+    return f"coalesce({RATE}, 0D) > element_at(array({listed}), {slot})"
 
 
 def change_probability(view: Outlook) -> Column:

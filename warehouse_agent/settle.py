@@ -8,8 +8,7 @@ attempt.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from driftline.errors import (
     ConfigurationError,
@@ -18,6 +17,7 @@ from driftline.errors import (
     TableShrank,
     WarehouseUnavailable,
 )
+from pyspark.sql import DataFrame
 
 from warehouse_agent import apply, heat, plan, prove, publish, schema, stage, tally
 from warehouse_agent.configure import Require
@@ -55,10 +55,10 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
             remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
         )
     _check_consistency(job, out)
-    with report.phase("apply"):
-        applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
     with ThreadPoolExecutor(1) as beside:
+        with report.phase("apply"):
+            applied = _apply(job, p, out, staged, beside)
         changes = beside.submit(_changes, job, p, out, applied)
         with report.phase("prove"):
             _prove(job, p, out, applied)
@@ -108,14 +108,22 @@ def _check_consistency(job: Job, out: Outcome) -> None:
     )
 
 
-def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
+def _apply(
+    job: Job, p: Prepared, out: Outcome, staged: list[str], beside: Executor
+) -> apply.Applied:
     base = p.base.files if p.base else ()
     if out.replace_all:
-        is_asked = job.fragment.method is plan.Method.FULL  # then it says nothing of the changes
-        updated = None if is_asked else sum(f.rows for f in p.files)
-        shipped = _shipped(job, p, staged, p.files, updated)
+        known = rows_of(job.spark, p.layout, [f.uri for f in p.files]) if p.files else None
+        shipped = _shipped(job, p, staged, known, _updated(job, p, out))
         return apply.Applied(shipped, (), (), base)
     removal, hit = _removal(job, p, out)
+    known = None
+    if removal is not None and hit:
+        # Read beside the rewriting, which finds the same rows: to wait for it would take longer.
+        uris = [f.uri for f in p.files if f.name in hit]
+        held = rows_of(job.spark, p.layout, uris)
+        known = held.join(removal.named, removal.condition, "left_semi")
+    shipping = beside.submit(_shipped, job, p, staged, known, _updated(job, p, out))
     touched = apply.touched_files(p.files, hit)
     rows = rows_of(job.spark, p.layout, [f.uri for f in touched])
     rewritten: list[DataFile] = []
@@ -129,17 +137,27 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
             rewritten, before = apply.rewrite(
                 job.store, job.name, folder, rows, removal, p.layout, hot=hot
             )
-    shipped = _shipped(job, p, staged, before, sum(f.rows for f in before))
     left = [f for f in p.files if f not in touched]
     kept = tuple(f for f in left if f in base)
     carried = tuple(f for f in left if f not in base)
     return apply.Applied(
-        shipped,
+        shipping.result(),
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in kept),
-        tuple(before) if p.files == base else None,
+        [f.uri for f in before] if p.files == base else None,
     )
+
+
+def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
+    """How many rows are updated, about and at most; None: nothing is known of it."""
+    if out.replace_all:
+        is_asked = job.fragment.method is plan.Method.FULL  # whatever changed
+        return None if is_asked else sum(f.rows for f in p.files)
+    if out.removed is not None:
+        return len(out.removed.positions)
+    named = len(out.replaced.ks) if out.replaced is not None else 0
+    return named - max(out.theirs.count - sum(f.rows for f in p.files), 0)
 
 
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None, set[str]]:
@@ -159,21 +177,16 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None,
 
 
 def _shipped(
-    job: Job,
-    p: Prepared,
-    staged: list[str],
-    before: Sequence[DataFile],
-    updated: int | None,
+    job: Job, p: Prepared, staged: list[str], known: DataFrame | None, updated: int | None
 ) -> tuple[DataFile, ...]:
     """What came, decoded and verified, as data files with the statistics of the rows before."""
     if not staged:
         return ()
     rows = stage.decoded(job.spark, staged, p.layout, job.key_file)
-    if before:
-        known = rows_of(job.spark, p.layout, [f.uri for f in before])
-        counted = tally.carried(rows, known, p.layout, p.stamp, updated=updated)
-    else:
+    if known is None:
         counted = tally.begun(rows, p.stamp)
+    else:
+        counted = tally.carried(rows, known, p.layout, p.stamp, updated=updated)
     return tuple(job.write("shipped", counted, p.layout))
 
 
@@ -255,7 +268,7 @@ def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Cha
     if p.base is None or schema.differs(p.layout, p.base.layout):
         return None, {}
     if applied.before is not None:
-        before = rows_of(job.spark, p.layout, [f.uri for f in applied.before])
+        before = rows_of(job.spark, p.layout, applied.before)
         after = rows_of(job.spark, p.layout, [f.uri for f in applied.shipped])
     else:
         gone, added = [f.uri for f in applied.gone], [f.uri for f in applied.added]

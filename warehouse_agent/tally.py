@@ -1,9 +1,9 @@
 """The statistics of rows, ω±, as rows are written: begun, or carried over from the row before.
 
-A row that is shipped is written anyway, so its statistics cost no file and no shuffle of the table:
-the before-images are few, they are there since the old rows were removed, and only their keys,
-fingerprints and statistics are joined. Rows that are merely written again (rewritten, packed,
-restated) keep their columns as they are.
+A row that is shipped is written anyway, so its statistics cost no file. They cost no shuffle of the
+table either: the rows to remove are named, which makes the before-images few, and only their keys,
+fingerprints and statistics are read and joined. Rows that are merely written again (rewritten,
+packed, restated) keep their columns as they are.
 
  1. A new key begins: `first` and `changed` are this version, `updates` is 0.
  2. A known key with another fingerprint is an update: `first` stays, `updates` is one more,
@@ -133,7 +133,7 @@ def carried(
 
     Args:
         before: published rows, no two with one key; more than rows replaced, if need be.
-        updated: how many before-images there are, about; None: as many as usual, of unknown size.
+        updated: how many rows are updated, about; None: as many as usual, of any number before.
     """
     keys = list(layout.key_names)
     weight = 1.0 if updated is None else update_weight(stamp.most, updated)
