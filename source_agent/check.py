@@ -10,13 +10,13 @@ JSON are two views of it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from driftline.errors import DriftlineError
+from driftline.errors import ConfigurationError, DriftlineError
 from sqlalchemy.engine import make_url
 
 from source_agent.configure import SourceConfig
-from source_agent.engine import Engine, Session
+from source_agent.engine import Engine, Fingerprint, Session, Shape
 
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
 
@@ -40,6 +40,7 @@ class RelationReport:
     rows_expected: int
     scan_cost: str
     notes: list[str]
+    fingerprint: str = ""
     error: str | None = None
     error_code: str | None = None
 
@@ -112,19 +113,38 @@ def _relation(
             readers = f"{config.budget.readers} processes read it"
             cost += f"; {readers if is_shared else 'one process reads it'}"
     except DriftlineError as error:
-        report = RelationReport(name, allow, [], False, 0, "", [], str(error), error.code)
+        report = RelationReport(
+            name, allow, [], False, 0, "", [], error=str(error), error_code=error.code
+        )
         return report, False
     keys = {column.name for column in shape.recipe.key}
     columns = [
         ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)
         for c in shape.recipe.published_order
     ]
-    return (
-        RelationReport(
-            name, allow, columns, shape.vouched, shape.rows_expected, cost, list(shape.notes)
-        ),
-        True,
+    report = RelationReport(
+        name,
+        allow,
+        columns,
+        shape.vouched,
+        shape.rows_expected,
+        cost,
+        list(shape.notes),
+        _fingerprint(session, shape),
     )
+    return report, True
+
+
+def _fingerprint(session: Session, shape: Shape) -> str:
+    """Who makes this relation's fingerprints, and whether the database could."""
+    relation = shape.relation
+    if relation.fingerprint is Fingerprint.DATABASE:
+        return "made by the database: 64 bits, against accidents alone"
+    try:
+        session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
+    except ConfigurationError as error:
+        return f"made by the agent. {error.message}"
+    return 'made by the agent; fingerprint = "database" is possible'
 
 
 def as_json(report: Report) -> dict[str, object]:
@@ -167,6 +187,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         f"  key      {key} ({vouched})",
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",
+        f"  compared by fingerprints {relation.fingerprint}",
         *(f"  note     {note}" for note in relation.notes),
         *(
             f"  column   {c.name:<{width}}  {c.type}{'' if c.nullable else ' not null'}"

@@ -24,7 +24,7 @@ from driftline.types import parse_type
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from source_agent.engine import Limits, Relation
+from source_agent.engine import Fingerprint, Limits, Relation
 
 _LOGIN = "DATABASE"  # of DRIFTLINE_PASSWORD_DATABASE
 
@@ -38,7 +38,9 @@ _LIMITS = (
     "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
     "snapshot_seconds",
 )  # fmt: skip
-_RELATION = ("table", "query", "key", "columns", "where", "as_text", "types", "allow")
+_RELATION = (
+    "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
+)  # fmt: skip
 _HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
 
 
@@ -257,9 +259,22 @@ def _publication(name: str, table: Table) -> Publication:
         where=table.optional_text("where"),
         as_text=table.texts("as_text") or (),
         types=_types(table),
+        fingerprint=_fingerprint(table),
     )
     allow = table.texts("allow")
     return Publication(relation, None if allow is None else frozenset(allow))
+
+
+def _fingerprint(table: Table) -> Fingerprint:
+    text = table.text("fingerprint", default=Fingerprint.AGENT.value)
+    try:
+        return Fingerprint(text)
+    except ValueError:
+        raise table.error(
+            "fingerprint",
+            f"{text!r} makes no fingerprints.",
+            nearest(text, tuple(f.value for f in Fingerprint)),
+        ) from None
 
 
 def _types(table: Table) -> tuple[tuple[str, str], ...]:

@@ -16,13 +16,13 @@ and rounds some types; it is used for what it is good at, connection URLs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from driftline.types import Recipe
+from driftline.types import Column, DeclaredType, Recipe
 
 BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
 BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
@@ -35,6 +35,13 @@ class Consistency(Enum):
 
     EXACT = "exact"
     FUZZY = "fuzzy"
+
+
+class Fingerprint(Enum):
+    """Who makes what stands for a row while relations are compared (protocol, section 5)."""
+
+    AGENT = "agent"
+    DATABASE = "database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class Relation:
     where: str | None = None
     as_text: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
+    fingerprint: Fingerprint = Fingerprint.AGENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class Plan:
     `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` go with the
     recipe's columns: the read expression, and how its raw result becomes the value's bytes.
     `pages` are NOT NULL columns, together unique, by which the relation can be read in pages.
-    `consistency` is what the tables involved allow, before anything else happens.
+    `consistency` is what the tables involved allow, before anything else happens. `row_hash` is the
+    expression of a row's hash where the database makes fingerprints, `seed` what it begins with.
     """
 
     source: str
@@ -82,6 +91,8 @@ class Plan:
     forms: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
     consistency: Consistency = Consistency.EXACT
+    row_hash: str = ""
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,20 @@ class Shape:
     indexed: bool
     notes: tuple[str, ...] = ()
     plan: Plan | None = None
+
+    def hashed(self, seed: int) -> Shape:
+        """The relation as its key columns and each row's hash under a seed of 64 signed bits: an
+        int8 named `driftline_hash`. Only where the database makes fingerprints."""
+        plan = self.plan
+        assert plan is not None, "a relation is read by the engine that described it"
+        assert plan.row_hash, "this database makes no fingerprints"
+        keys = self.recipe.key_columns
+        columns = (*self.recipe.key, Column("driftline_hash", DeclaredType("int8"), nullable=False))
+        return replace(
+            self,
+            recipe=Recipe(columns, keys),
+            plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from driftline.errors import DatabaseUnavailable
 from driftline.limits import ROW_BYTES_MAX
 from psycopg import Connection, Error, pq
 
-from source_agent import postgresql_access, postgresql_split, postgresql_types
+from source_agent import postgresql_access, postgresql_hashes, postgresql_split, postgresql_types
 from source_agent.engine import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -59,6 +59,7 @@ from source_agent.postgresql_sql import (
 )
 from source_agent.postgresql_types import SETTINGS, range_sql, scan_sql
 from source_agent.printable import printable_row
+from source_agent.relations import plan_of
 from source_agent.rows import too_large
 
 CANCEL_S: Final = 5.0
@@ -215,6 +216,8 @@ class PostgresqlSession:
     def _copy(self, shape: Shape, select_sql: str) -> Iterator[Rows]:
         """The tuples of a SELECT. The driver's connection is used below its own methods here."""
         pgconn = self._connection.pgconn
+        if (seed := plan_of(shape).seed) is not None:
+            self.ask(postgresql_hashes.SEED, str(seed))
         poller = select.poll()
         poller.register(pgconn.socket, select.POLLIN)
         pgconn.send_query_params(copy_of(select_sql).encode(), None)

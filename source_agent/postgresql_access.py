@@ -24,8 +24,8 @@ from driftline.errors import (
 )
 from psycopg import Error, OperationalError, errors, pq
 
-from source_agent import postgresql_split, postgresql_types
-from source_agent.engine import Limits, Privilege, Relation, Shape
+from source_agent import postgresql_hashes, postgresql_split, postgresql_types
+from source_agent.engine import Fingerprint, Limits, Privilege, Relation, Shape
 from source_agent.postgresql_sql import STATEMENTS, copy_of
 from source_agent.postgresql_types import EXPLAIN, range_sql, scan_sql
 from source_agent.relations import quote, split_name
@@ -236,6 +236,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         reads += postgresql_split.templates(shape)
         if shape.recipe.integer_key:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
+        if shape.relation.fingerprint is Fingerprint.DATABASE:
+            reads += [postgresql_hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     catalogue = (*postgresql_types.CATALOGUE, *CATALOGUE)
     texts = [*STATEMENTS, *postgresql_split.STATEMENTS, *catalogue, *reads]
     return list(dict.fromkeys(texts))

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 from driftline.errors import ConfigurationError
 from driftline.types import DeclaredType
 
-from source_agent.engine import Relation, Shape
+from source_agent import postgresql_hashes
+from source_agent.engine import Fingerprint, Relation, Shape
 from source_agent.relations import (
     ALIAS,
     Access,
@@ -82,7 +83,7 @@ _NATIVE: Final = {
     3802: "jsonb",
 }
 _FLOATS: Final = {700: "float4", 701: "float8"}
-_NUMERIC, _MONEY, _UNKNOWN = 1700, 790, 705
+_NUMERIC, _MONEY, _UNKNOWN, _BPCHAR = 1700, 790, 705, 1042
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
@@ -177,8 +178,11 @@ def describe(session: Asks, relation: Relation) -> Shape:
         known = tuple(name for name, _, _ in session.row_description(f"SELECT * FROM {source}"))
     order = arrange(relation, known, table.primary if table else ())
     found = _columns(session, relation, source, order, table.not_null if table else frozenset())
+    row_hash = None
+    if relation.fingerprint is Fingerprint.DATABASE:
+        row_hash = postgresql_hashes.row_hash(session.ask, relation, found)
     if table is None:
-        access = Access(source)
+        access = Access(source, row_hash=row_hash)
     else:
         access = Access(
             source,
@@ -186,6 +190,7 @@ def describe(session: Asks, relation: Relation) -> Shape:
             ordered=_is_ordered(session, table, order.key[0]),
             indexed=table.leads(order.key[0]),
             rows_expected=table.rows,
+            row_hash=row_hash,
         )
     return _planned(session, shape(relation, known, order, found, access), is_plain=bool(table))
 
@@ -244,16 +249,14 @@ def _columns(
             remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
             where=relation.name,
         )
-    return [
-        Found(f.name, f.type, f.read, nullable=f.name not in not_null, note=f.note) for f in found
-    ]
+    return [replace(f, nullable=f.name not in not_null) for f in found]
 
 
 def _column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> Found:
     column = quote(name)
     text = DeclaredType("text")
     if oid in _NATIVE and (_NATIVE[oid] == "text" or not as_text):
-        return Found(name, DeclaredType(_NATIVE[oid]), column)
+        return Found(name, DeclaredType(_NATIVE[oid]), column, "bpchar" if oid == _BPCHAR else "")
     if kind[0] == "e":
         return Found(name, text, column)  # the binary form of an enum is its label
     if oid in _FLOATS:
@@ -309,6 +312,8 @@ def describing_sql(shape: Shape) -> list[str]:
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
+    if shape.relation.fingerprint is Fingerprint.DATABASE:
+        asked += [*postgresql_hashes.CATALOGUE, *postgresql_hashes.trials()]
     return asked
 
 

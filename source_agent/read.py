@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from driftline.columns import Block, gather
+from driftline.columns import Block, gather, int32_at
 from driftline.digests import Salt, mix
-from driftline.errors import LimitExceeded, NullKey, SnapshotLost
-from driftline.fingerprints import hasher, position_seed, row_key
+from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
+from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.keys import null_keys, positions
-from driftline.limits import SAMPLES_MAX
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
+from driftline.types import Recipe
 
 from source_agent.engine import Consistency, Rows, Session, Shape, Split
 from source_agent.hold import Batch, Positions
@@ -51,7 +52,9 @@ class Reader:
         self.fragment_key, self._salt = fragment_key, salt
         self._generation = session.generation
         self._has_begun = False
-        self._fingerprints = hasher(row_key(fragment_key, self.recipe))
+        self._fingerprints = fingerprints(fragment_key, self.recipe)
+        self._by_database = self.recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
+        self._database_seed = database_seed(fragment_key, self.recipe)
         self._seed = position_seed(fragment_key)
         tally.rows_expected = shape.rows_expected
 
@@ -61,8 +64,22 @@ class Reader:
         return self.batches(self._session.scan(self.shape, ordered=ordered))
 
     def split(self) -> Split | None:
-        """The scan in parts, where the engine can and it is worth it."""
-        return self._session.split(self.shape)
+        """The scan in parts, where the engine can and it is worth it: the database hashes alone."""
+        return None if self._by_database else self._session.split(self.shape)
+
+    def survey(self) -> Iterator[Batch]:
+        """Every row once, as far as comparing goes: where the database makes the fingerprints, the
+        blocks hold key and hash alone, and cannot be shipped."""
+        if not self._by_database:
+            yield from self.scan()
+            return
+        self.tally.scans += 1
+        hashed = self.shape.hashed(self._database_seed)
+        for rows, block in self._blocks(self._session.scan(hashed), hashed.recipe):
+            hashes = self._hashes(block)
+            self.tally.rows_read += len(rows)
+            where = positions(block, self.recipe, self._seed)
+            yield Batch(block, where, mix(self._salt, *lanes(hashes)))
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
         """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
@@ -128,14 +145,19 @@ class Reader:
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Rows that the engine yields, with what is derived from them. Raises NullKey."""
+        for rows, block in self._blocks(source, self.recipe):
+            self.tally.rows_read += len(rows)
+            yield self._batch(block, rows)
+
+    def _blocks(self, source: Iterator[Rows], recipe: Recipe) -> Iterator[tuple[Rows, Block]]:
+        """Rows of this recipe as they come, the first of them beginning the snapshot."""
         for rows in source:
             if not self._has_begun:
                 self._begin()
             block = gather(rows)
             if not self.shape.vouched:
-                self._refuse_nulls(block)
-            self.tally.rows_read += len(rows)
-            yield self._batch(block, rows)
+                self._refuse_nulls(block, recipe)
+            yield rows, block
 
     def _begin(self) -> None:
         """The snapshot that is compared begins with its first row; the description may be older,
@@ -149,12 +171,25 @@ class Reader:
         hi, lo = self._fingerprints(rows)
         return Batch(block, positions(block, self.recipe, self._seed), mix(self._salt, hi, lo))
 
-    def _refuse_nulls(self, block: Block) -> None:
-        null: npt.NDArray[np.bool_] = null_keys(block, self.recipe)
+    def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
+        """The last value of every row, uint64 [rows]. Raises ValueDoesNotFit where it is NULL."""
+        ends = block.starts[1:]
+        if len(block) and (int32_at(block.buffer, ends - 12) != 8).any():
+            raise ValueDoesNotFit(
+                "A column whose definition says NOT NULL holds a NULL, and the database makes no "
+                "hash of it.",
+                where=self.shape.relation.name,
+                remedy='Validate the constraint, or remove `fingerprint = "database"`.',
+            )
+        window = np.lib.stride_tricks.sliding_window_view(block.buffer, 8)
+        return np.ascontiguousarray(window[ends - 8]).view(">u8").reshape(-1).astype(np.uint64)
+
+    def _refuse_nulls(self, block: Block, recipe: Recipe) -> None:
+        null: npt.NDArray[np.bool_] = null_keys(block, recipe)
         if not null.any():
             return
         rows = block.take(np.flatnonzero(null)[:SAMPLES_MAX]).rows()
-        samples = [printable_row(row, self.recipe) for row in rows]
+        samples = [printable_row(row, recipe) for row in rows]
         keys = ", ".join(c.name for c in self.recipe.key)
         raise NullKey(
             f"The key ({keys}) is NULL in {len(samples)} or more rows, such as {samples[0]}.",

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
-from source_agent.engine import Consistency, Plan, Relation, Shape
+from source_agent.engine import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
 
@@ -42,7 +43,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an engine knows of a relation beyond its columns; see `Shape` and `Plan`."""
+    """What an engine knows of a relation beyond its columns; see `Shape` and `Plan`. `row_hash` is
+    None where the engine has no hash that the warehouse can make as well."""
 
     source: str
     vouched: bool = False
@@ -52,6 +54,7 @@ class Access:
     notes: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
     consistency: Consistency = Consistency.EXACT
+    row_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +199,19 @@ def refused_type(relation: Relation, column: str, what: str, remedy: str) -> Con
 def shape(
     relation: Relation, known: Sequence[str], order: Order, found: Sequence[Found], access: Access
 ) -> Shape:
-    """Everything put together; `found` holds the columns of `order`, in its order."""
+    """Everything put together; `found` holds the columns of `order`, in its order.
+
+    Raises:
+        ConfigurationError: the file wants fingerprints of a database that makes none.
+    """
+    by_database = relation.fingerprint is Fingerprint.DATABASE
+    if by_database and access.row_hash is None:
+        raise refused_fingerprint(relation, "Only PostgreSQL makes hashes that can be made again.")
     place = {name: i for i, name in enumerate(known)}
     recipe = Recipe(
-        tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in found), order.key_columns
+        tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in found),
+        order.key_columns,
+        DATABASE_FINGERPRINT_VERSION if by_database else FINGERPRINT_VERSION,
     )
     notes = tuple(f"{f.name}: {f.note}" for f in found if f.note)
     return Shape(
@@ -217,7 +229,16 @@ def shape(
             forms=tuple(f.form for f in found),
             pages=access.pages,
             consistency=access.consistency,
+            row_hash=access.row_hash or "",
         ),
+    )
+
+
+def refused_fingerprint(relation: Relation, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        why,
+        remedy='Remove `fingerprint = "database"`; the agent makes fingerprints everywhere.',
+        where=f"{relation.name}: fingerprint",
     )
 
 

@@ -156,7 +156,7 @@ def fill(reader: Reader, filling: Filling, crew: Crew | None) -> None:
             if processes:
                 Sharing(reader, split, filling, processes).run()
                 return
-    for batch in reader.scan():
+    for batch in reader.survey():
         filling.add(batch)
 
 

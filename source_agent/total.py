@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from driftline.digests import Digest, Salt, mix
@@ -22,7 +22,8 @@ from driftline.errors import (
     RecipeChanged,
     UsageError,
 )
-from driftline.fingerprints import FRAGMENT_KEY_BYTES, hasher, row_key
+from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
+from driftline.limits import FINGERPRINT_VERSION
 from driftline.settings import nearest
 from driftline.types import Column, Recipe, parse_type
 
@@ -114,8 +115,8 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
     session = engine.open()
     try:
         shape = session.describe(published.relation)
-        _same_recipe(receipt, shape.recipe)
-        fingerprints = hasher(row_key(receipt.fragment_key, shape.recipe))
+        _same_recipe(receipt, replace(shape.recipe, fingerprint_version=FINGERPRINT_VERSION))
+        fingerprints = receipt_hasher(receipt.fragment_key, shape.recipe)
         digest = Digest()
         for rows in session.scan(shape):
             hi, lo = fingerprints(rows)

@@ -20,7 +20,7 @@ from driftline import wire_pb2 as pb
 from driftline.columns import gather
 from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import DriftlineError
-from driftline.fingerprints import hasher, position_seed, row_key
+from driftline.fingerprints import fingerprints, position_seed
 from driftline.keys import positions
 from driftline.ranges import Partition, RangeSums, uniform
 from driftline.sketches import Cells, Embedding
@@ -112,7 +112,7 @@ class Ours:
     ) -> None:
         self.rows, self.recipe, self.partition = list(rows), recipe, partition
         self.sketch = sketch
-        self.fingerprints = hasher(row_key(KEY, recipe))
+        self.fingerprints = fingerprints(KEY, recipe)
         self._where = positions(gather(self.rows), recipe, position_seed(KEY))
         self._mixed = mix(SALT, *self.fingerprints(self.rows))
         self.sums = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)

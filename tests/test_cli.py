@@ -28,17 +28,17 @@ REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
     "rows_deleted", "rows_total", "rows_left", "bytes_sent", "bytes_received", "bytes_expected",
     "bytes_modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
-    "seconds", "method", "consistency", "proof", "miss_probability", "as_of", "checked_at",
-    "attempts", "tiles", "tiles_done", "resumed_at", "error",
+    "seconds", "method", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
+    "checked_at", "attempts", "tiles", "tiles_done", "resumed_at", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
-    "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
+    "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
 ]  # fmt: skip
 HISTORY = {
-    "version", "as_of", "consistency", "proof", "vouched", "rows", "published_at", "changes",
-    "rows_inserted", "rows_updated", "rows_deleted", "method",
+    "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
+    "changes", "rows_inserted", "rows_updated", "rows_deleted", "method",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",

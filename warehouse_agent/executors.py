@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from driftline.errors import DriftlineError, WarehouseUnavailable, from_code
-from driftline.fingerprints import hasher, position_seed, row_key
+from driftline.fingerprints import fingerprints, position_seed
 from driftline.frames import Fingerprints
 from driftline.types import Recipe
 from pyspark.errors import PySparkException
@@ -37,7 +37,7 @@ class KeyFile:
     uri: str
 
     def fingerprints(self, recipe: Recipe) -> Fingerprints:
-        return hasher(row_key(read_at(self.uri), recipe))
+        return fingerprints(read_at(self.uri), recipe)
 
     def position_seed(self) -> int:
         return position_seed(read_at(self.uri))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import DuplicateKey, ProofFailed
+from driftline.fingerprints import receipt_hasher
 from driftline.limits import SAMPLES_MAX
 from driftline.types import Recipe
 from pyspark.sql import DataFrame, SparkSession
@@ -94,13 +95,10 @@ def values_digest(
     rows: DataFrame, recipe_layout: Layout, fragment_key: bytes, salt: Salt
 ) -> Digest:
     """The digest of published values under a one-off key, for a receipt."""
-    from driftline.fingerprints import hasher, row_key
-
-    one_off = row_key(fragment_key, recipe_layout.recipe)
     names = rows.columns
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        fingerprints = hasher(one_off)
+        fingerprints = receipt_hasher(fragment_key, recipe_layout.recipe)
         found = Digest()
         for batch in batches:
             named = batch.rename_columns(names)

@@ -16,8 +16,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.errors import DriftlineError
+from driftline.limits import DATABASE_FINGERPRINT_VERSION
+from driftline.types import Recipe
 
 FINGERPRINT_BITS = 128
+DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
 
 
@@ -46,6 +49,7 @@ class Report:
     method: str | None = None
     consistency: str | None = None
     proof: str = "none"
+    fingerprint: str | None = None  # who makes what stands for a row: agent or database
     miss_probability: float | None = None
     as_of: str | None = None
     checked_at: str | None = None
@@ -58,6 +62,11 @@ class Report:
     @property
     def rows_changed(self) -> int:
         return self.rows_inserted + self.rows_updated + self.rows_deleted
+
+    def compared_by(self, recipe: Recipe, rows_changed: int) -> None:
+        """Note what stood for a row, and how likely it missed a change."""
+        self.fingerprint = fingerprint_kind(recipe)
+        self.miss_probability = miss_probability(rows_changed, recipe)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -94,12 +103,22 @@ def say_error(error: DriftlineError) -> None:
         print(f"  {name}: {text}", file=sys.stderr)
 
 
-def miss_probability(rows_changed: int) -> float:
+def fingerprint_kind(recipe: Recipe) -> str:
+    """Who makes the fingerprints, in the words of the DBA's file."""
+    is_database = recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
+    return "database" if is_database else "agent"
+
+
+def miss_probability(rows_changed: int, recipe: Recipe) -> float:
     """The chance that one refresh missed a change.
 
     A changed row is missed when its old and new fingerprints agree, 2^-b for b bits; a wrong result
-    when the totals agree, once more 2^-b (Labio and Garcia-Molina, section 3.2).
+    when the totals agree, once more 2^-b (Labio and Garcia-Molina, section 3.2). A fingerprint that
+    the database makes has 64 bits, in which two rows may meet again at every further column.
     """
+    if recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION:
+        columns = len(recipe.columns)
+        return float((rows_changed + 1) * columns * 2.0**-DATABASE_FINGERPRINT_BITS)
     return float((rows_changed + 1) * 2.0**-FINGERPRINT_BITS)
 
 

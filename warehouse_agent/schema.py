@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 from driftline import wire_pb2 as pb
 from driftline.columns import split
-from driftline.errors import MalformedMessage, RecipeChanged
+from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.keys import null_keys
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, Recipe, parse_type
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -25,10 +26,17 @@ from warehouse_agent.executors import Batches, KeyFile, Task, task
 from warehouse_agent.layout import STATISTICS, Layout, lay_out, quoted
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.readers import by_place, rows_of
+from warehouse_agent.report import fingerprint_kind
 
 
 def recipe_of(description: pb.Description) -> Recipe:
-    """The recipe in a description. Raises MalformedMessage."""
+    """The recipe in a description. Raises MalformedMessage, VersionMismatch."""
+    if description.fingerprint_version not in (FINGERPRINT_VERSION, DATABASE_FINGERPRINT_VERSION):
+        raise VersionMismatch(
+            f"The source makes fingerprints of version {description.fingerprint_version}, which "
+            "are unknown here.",
+            remedy="Install the same release on both sides.",
+        )
     columns = tuple(
         Column(c.name, parse_type(c.type), c.nullable, c.ordinal) for c in description.columns
     )
@@ -72,7 +80,7 @@ def explained(
     """The refusal, column by column, with the command that goes on."""
     changes = list(column_changes(base.layout.recipe, recipe_of(reply.description)))
     return RecipeChanged(
-        f"The relation changed at the source: {'; '.join(changes) or 'its fingerprint version'}.",
+        f"The relation changed at the source: {'; '.join(changes)}.",
         where=name,
         remedy=f"To go on: driftline refresh {name} --accept-schema",
         details={f"change {i + 1}": text for i, text in enumerate(changes)},
@@ -98,6 +106,9 @@ def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
         order = [c.name for c in old.columns] != [c.name for c in new.columns]
         if order:
             yield "the columns stand in another order"
+    kinds = [fingerprint_kind(recipe) for recipe in (old, new)]
+    if kinds[0] != kinds[1]:
+        yield f"fingerprints were made by the {kinds[0]} and are made by the {kinds[1]}"
 
 
 def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -> DataFrame | None:

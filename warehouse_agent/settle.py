@@ -26,7 +26,7 @@ from warehouse_agent.job import Job
 from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import rows_of
-from warehouse_agent.report import miss_probability, utc_now
+from warehouse_agent.report import Report, utc_now
 from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
@@ -44,7 +44,8 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     if out.equal and is_same and p.base is not None and p.files == p.base.files:
         job.staging.clear()
         report.checked_at, report.proof = checked, _proof(p)
-        report.rows_total, report.miss_probability = out.theirs.count, _missed(p, 0)
+        report.rows_total = out.theirs.count
+        _missed(p, report, 0)
         job.remember(**_notes(job, p, out, checked))
         return
     if p.base and not job.options.allow_shrink and plan.shrank(p.base.rows, out.theirs.count):
@@ -71,9 +72,11 @@ def _proof(p: Prepared) -> str:
     return "part" if p.is_part else "total"
 
 
-def _missed(p: Prepared, changed: int) -> float | None:
-    """The chance that a change was missed; nothing is known of what was not compared."""
-    return None if p.is_part else miss_probability(changed)
+def _missed(p: Prepared, report: Report, changed: int) -> None:
+    """Note what stood for a row and the chance of a miss, unknown where not all was compared."""
+    report.compared_by(p.layout.recipe, rows_changed=changed)
+    if p.is_part:
+        report.miss_probability = None
 
 
 def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | float | None]:
@@ -222,11 +225,12 @@ def _publish(
     report.rows_inserted = out.theirs.count if p.base is None else counts.get("insert", 0)
     report.rows_updated = counts.get("update_after", 0)
     report.rows_deleted = counts.get("delete", 0)
-    report.miss_probability = _missed(p, report.rows_changed)
+    _missed(p, report, report.rows_changed)
     meta = {
         "as_of": p.base.meta["as_of"] if p.base and p.is_part else out.as_of,
         "consistency": out.consistency,
         "proof": _proof(p),
+        "fingerprint": report.fingerprint,
         "vouched": out.vouched,
         "rows": out.theirs.count,
         "published_at": checked,

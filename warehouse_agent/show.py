@@ -14,7 +14,7 @@ from datetime import datetime
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
 from warehouse_agent.each import each, published
-from warehouse_agent.report import miss_probability, years_until_missed
+from warehouse_agent.report import fingerprint_kind, miss_probability, years_until_missed
 from warehouse_agent.store import PRIVATE, Store
 
 INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
@@ -32,6 +32,7 @@ class Status:
     published_at: str | None = None
     consistency: str | None = None
     proof: str | None = None
+    fingerprint: str | None = None
     miss_probability: float | None = None
     years_until_a_change_is_missed: float | None = None
     files: int | None = None
@@ -73,7 +74,8 @@ def status_of(store: Store, name: str) -> Status:
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     interval = interval_s([str(v["published_at"]) for v in publish.versions(store, name)])
     changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
-    probability = None if meta["proof"] == "part" else miss_probability(changed)
+    recipe = snapshot.layout.recipe
+    probability = None if meta["proof"] == "part" else miss_probability(changed, recipe)
     return Status(
         name=name,
         version=snapshot.version,
@@ -83,6 +85,7 @@ def status_of(store: Store, name: str) -> Status:
         published_at=meta["published_at"],
         consistency=meta["consistency"],
         proof=meta["proof"],
+        fingerprint=fingerprint_kind(recipe),
         miss_probability=probability,
         years_until_a_change_is_missed=(
             None if probability is None else years_until_missed(probability, interval)

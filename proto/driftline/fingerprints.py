@@ -1,8 +1,17 @@
-"""The 128 bits that stand for a row (protocol, section 5).
+"""What stands for a row: keyed BLAKE3, or a hash that a database makes (protocol, section 5).
 
-Keyed BLAKE3 of the row bytes, under a row key derived from the fragment key and the declared types.
-The fragment key is a secret of the warehouse: who writes rows at the source cannot aim for equal
-fingerprints, and fingerprints never travel.
+*Agent* fingerprints are keyed BLAKE3 of the row bytes, under a row key derived from the fragment
+key and the declared types. The fragment key is a secret of the warehouse: who writes rows at the
+source cannot aim for equal fingerprints, and fingerprints never travel.
+
+*Database* fingerprints are PostgreSQL's seeded hash of each value's bytes, each under the hash of
+the one before, so that a scan gets a key and eight bytes per row instead of the row. They tell
+accidents apart, not adversaries. Both sides can make them from row bytes, so they never travel
+over the network either, and what is shipped is proven as always.
+
+Rejected: PostgreSQL's hash of a whole record. It does not see the sign of a numeric, folds
+integers and times of 64 bits to 32, and adds columns up linearly, so that a sum over rows does not
+see two rows exchange a value (`benchmarks/RESULTS.md`; `tests/test_postgresql_hashes.py`).
 
 One hasher per batch is reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
 per row and 1.9 M/s for `blake3(row, key=k)`.
@@ -11,20 +20,27 @@ per row and 1.9 M/s for `blake3(row, key=k)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from driftline.columns import NULL, Block, gather, value_spans
+from driftline.frames import Fingerprints
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
+from driftline.lookup3 import hash_spans, hash_words
 from driftline.types import Recipe
 
 FRAGMENT_KEY_BYTES = 32
+NULLS_PER_WORD: Final = 31  # columns whose NULLs one hashed word tells; it stays positive
 U64 = npt.NDArray[np.uint64]
 
 
 def row_key(fragment_key: bytes, recipe: Recipe) -> bytes:
     """32 bytes: the BLAKE3 key of this recipe's rows."""
-    message = b"driftline fingerprint 1\0" + b"".join(
+    message = f"driftline fingerprint {recipe.fingerprint_version}\0".encode() + b"".join(
         str(c.type).encode() + b"\0" for c in recipe.columns
     )
     return blake3(message, key=fragment_key).digest()
@@ -35,11 +51,54 @@ def position_seed(fragment_key: bytes) -> int:
     return int.from_bytes(blake3(b"driftline position 1", key=fragment_key).digest(8), "little")
 
 
+def database_seed(fragment_key: bytes, recipe: Recipe) -> int:
+    """64 signed bits: where the hashes of this recipe's rows begin inside the database."""
+    return int.from_bytes(row_key(fragment_key, recipe)[:8], "little", signed=True)
+
+
+def fingerprints(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
+    """A function from row bytes to fingerprints of the recipe's kind, lanes (hi, lo) uint64 [rows]
+    each."""
+    if recipe.fingerprint_version != DATABASE_FINGERPRINT_VERSION:
+        return hasher(row_key(fragment_key, recipe))
+    seed, columns = database_seed(fragment_key, recipe), len(recipe.columns)
+
+    def found(rows: Iterable[bytes]) -> tuple[U64, U64]:
+        return lanes(chained(gather(list(rows)), columns, seed))
+
+    return found
+
+
+def receipt_hasher(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
+    """The fingerprints that a receipt adds up: keyed BLAKE3, of whatever kind the recipe's are."""
+    return hasher(row_key(fragment_key, replace(recipe, fingerprint_version=FINGERPRINT_VERSION)))
+
+
+def lanes(hashes: U64) -> tuple[U64, U64]:
+    """The lanes (hi, lo) of database fingerprints, from uint64 [rows]: the lower one is zero."""
+    return hashes, np.zeros(len(hashes), np.uint64)
+
+
+def chained(block: Block, columns: int, seed: int) -> U64:
+    """uint64 [rows]: the hash that a database makes of every row, from all of its row bytes."""
+    spans = value_spans(block, columns)
+    state = np.full(len(block), seed & (1 << 64) - 1, np.uint64)
+    for first in range(0, columns, NULLS_PER_WORD):
+        nulls = np.zeros(len(block), np.uint32)
+        for number, (_, lengths) in enumerate(spans[first : first + NULLS_PER_WORD]):
+            nulls |= (lengths == NULL).astype(np.uint32) << np.uint32(number)
+        state = hash_words(nulls, state)
+    for starts, lengths in spans:
+        sizes = np.maximum(lengths, 0).astype(np.int64)
+        state = hash_spans(block.buffer, starts, sizes, state)
+    return state
+
+
 def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U64]]:
-    """A function from row bytes to fingerprints, lanes (hi, lo) uint64 [rows] each."""
+    """A function from row bytes to keyed BLAKE3 fingerprints, lanes (hi, lo) uint64 [rows] each."""
     base = blake3(key=key)
 
-    def fingerprints(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
+    def found(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
         own = base.copy()  # two threads may share the function
         update, digest, reset = own.update, own.digest, own.reset
         digests: list[bytes] = []
@@ -48,7 +107,7 @@ def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U6
             update(row)
             append(digest(16))
             reset()
-        lanes = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
-        return np.ascontiguousarray(lanes[:, 0]), np.ascontiguousarray(lanes[:, 1])
+        both = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
 
-    return fingerprints
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 PROTOCOL_VERSION = 1  # changes when an old peer would misread a message
 FINGERPRINT_VERSION = 1  # changes when any row would get other bytes or another fingerprint
+DATABASE_FINGERPRINT_VERSION = 2  # of the kind that a database makes; the same rule
 
 # Messages. A frame is cut so that its message stays below the maximum.
 MESSAGE_BYTES_MAX = 1 << 20  # small enough to resume cheaply, large enough to fill a line

@@ -1,0 +1,115 @@
+"""PostgreSQL's 64-bit hash of bytes, for many spans at once (protocol, section 5).
+
+`hash_bytes_extended` of PostgreSQL's `hashfn.c`, as little-endian machines compute it: lookup3 by
+Bob Jenkins (2006, public domain) with a 64-bit seed mixed in first. It is what `hashtextextended`
+and `hashbyteaextended` return, so that a row hash made inside the database is made again from the
+row bytes, bit for bit. It tells accidents apart; it is no keyed hash against an adversary.
+
+Sixty array operations for each 12 bytes; a loop per value in Python would take a hundred times
+as long.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from driftline.columns import Bytes, Offsets
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+CHUNK_BYTES: Final = 12
+_START: Final = np.uint32(0x9E3779B9 + 3923095 & 0xFFFFFFFF)
+
+# Which bits of the three words of a last chunk count, by its length. uint32 [12, 3].
+_TAILS: Final = np.array(
+    [[(1 << 8 * min(max(size - 4 * i, 0), 4)) - 1 for i in range(3)] for size in range(12)],
+    np.uint32,
+)
+
+
+def hash_spans(buffer: Bytes, starts: Offsets, sizes: Offsets, seeds: U64) -> U64:
+    """uint64 [n]: the hash of every span of the buffer, each under its own seed.
+
+    `sizes` are int64 [n], 0 for an empty span; spans lie within the buffer.
+    """
+    if not len(starts):
+        return np.zeros(0, np.uint64)
+    state = [sizes.astype(np.uint32) + _START for _ in range(3)]
+    _seed(state, seeds)
+    padded = np.concatenate([buffer, np.zeros(CHUNK_BYTES, np.uint8)])
+    chunks = np.lib.stride_tricks.sliding_window_view(padded, CHUNK_BYTES)
+    whole = sizes // CHUNK_BYTES
+    fewest, most = int(whole.min()), int(whole.max())
+    for number in range(fewest):  # every span has this chunk
+        _add(state, _words(chunks, starts + number * CHUNK_BYTES))
+        _mix(state)
+    for number in range(fewest, most):
+        live = np.flatnonzero(whole > number)
+        part = [word[live] for word in state]
+        _add(part, _words(chunks, starts[live] + number * CHUNK_BYTES))
+        _mix(part)
+        for word, found in zip(state, part, strict=True):
+            word[live] = found
+    tail = whole * CHUNK_BYTES
+    words = _words(chunks, starts + tail) & _TAILS[sizes - tail]
+    words[:, 2] <<= np.uint32(8)  # the lowest byte of the last word is reserved
+    _add(state, words)
+    _final(state)
+    return state[1].astype(np.uint64) << np.uint64(32) | state[2]
+
+
+def hash_words(values: U32, seeds: U64) -> U64:
+    """uint64 [n]: the hash of each value's four bytes, lowest first, as `hashint4extended`."""
+    state = [np.full(len(values), _START + np.uint32(4), np.uint32) for _ in range(3)]
+    _seed(state, seeds)
+    state[0] += values
+    _final(state)
+    return state[1].astype(np.uint64) << np.uint64(32) | state[2]
+
+
+def _seed(state: list[U32], seeds: U64) -> None:
+    before = [word.copy() for word in state]
+    state[0] += (seeds >> np.uint64(32)).astype(np.uint32)
+    state[1] += seeds.astype(np.uint32)
+    _mix(state)
+    if not seeds.all():  # a seed of zero is none
+        for word, unseeded in zip(state, before, strict=True):
+            np.copyto(word, unseeded, where=seeds == 0)
+
+
+def _words(chunks: npt.NDArray[np.uint8], at: Offsets) -> U32:
+    """uint32 [n, 3]: twelve bytes from each offset as little-endian words."""
+    return np.ascontiguousarray(chunks[at]).view("<u4").astype(np.uint32, copy=False)
+
+
+def _add(state: list[U32], words: U32) -> None:
+    for i in range(3):
+        state[i] += words[:, i]
+
+
+def _rotated(word: U32, by: int) -> U32:
+    found = word << np.uint32(by)
+    found |= word >> np.uint32(32 - by)
+    return found
+
+
+def _mix(state: list[U32]) -> None:
+    a, b, c = state
+    for by in (4, 6, 8, 16, 19, 4):
+        a -= c
+        a ^= _rotated(c, by)
+        c += b
+        a, b, c = b, c, a
+    # After six turns the names stand where they stood.
+
+
+def _final(state: list[U32]) -> None:
+    a, b, c = state
+    for by in (14, 11, 25, 16, 4, 14, 24):
+        c ^= b
+        c -= _rotated(b, by)
+        a, b, c = b, c, a

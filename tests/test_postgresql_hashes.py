@@ -1,0 +1,281 @@
+"""Hashes that a real PostgreSQL makes of rows, against ours from the same rows' bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.digests import Salt, mix
+from driftline.errors import ConfigurationError, NullKey, ValueDoesNotFit
+from driftline.fingerprints import FRAGMENT_KEY_BYTES, database_seed, fingerprints
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from source_agent import postgresql_hashes
+from source_agent.engine import Fingerprint, Limits, Relation, Session, Shape
+from source_agent.engines import connect
+from source_agent.read import Reader, Tally
+from source_agent.relations import Found
+from tests import value_samples
+from tests.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.reference import values as reference
+from tests.reference.rows import Row, row_bytes
+from tests.servers import MariaDB, PostgreSQL
+
+KEY = bytes(range(FRAGMENT_KEY_BYTES))
+SALT = Salt(3, 4)
+RELATION = Relation("t", table="t", fingerprint=Fingerprint.DATABASE)
+TYPES = value_samples.TYPES
+FORMS = ("hashbyteaextended", "before 18", "not UTF-8")
+
+
+@pytest.fixture
+def legacy(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
+    made = OfPostgreSQL(postgresql)
+    yield made
+    made.close()
+
+
+def open_session(legacy: OfPostgreSQL) -> Session:
+    return connect(legacy.url, None, Limits()).open()
+
+
+def described(session: Session, form: str = FORMS[0]) -> Shape:
+    """The relation, hashed as other servers have to."""
+    shape = session.describe(RELATION)
+    if form == FORMS[0]:
+        return shape
+    plan = shape.plan
+    assert plan is not None
+    columns = shape.recipe.columns
+    found = [
+        Found(c.name, c.type, read, sent, c.nullable)
+        for c, read, sent in zip(columns, plan.reads, plan.forms, strict=True)
+    ]
+    how = postgresql_hashes.BYTES_BEFORE_18 if form == FORMS[1] else postgresql_hashes.BYTES
+    made = postgresql_hashes.expression(found, form=how, is_utf8=form != FORMS[2])
+    assert made != plan.row_hash
+    return replace(shape, plan=replace(plan, row_hash=made))
+
+
+def reader(session: Session, shape: Shape) -> Reader:
+    return Reader(session, shape, fragment_key=KEY, salt=SALT, tally=Tally())
+
+
+def both(session: Session, shape: Shape) -> tuple[dict[int, int], dict[int, int]]:
+    """Position to row hash: the database's, and ours from the rows."""
+    theirs: dict[int, int] = {}
+    ours: dict[int, int] = {}
+    reads = reader(session, shape)
+    for batch in reads.survey():
+        assert len(batch.block.starts) == len(batch.positions) + 1
+        theirs |= dict(zip(batch.positions.tolist(), batch.mixed.m0.tolist(), strict=True))
+    for batch in reads.scan():
+        ours |= dict(zip(batch.positions.tolist(), batch.mixed.m0.tolist(), strict=True))
+        expected = mix(SALT, *fingerprints(KEY, shape.recipe)(batch.block.rows())).m0
+        assert (batch.mixed.m0 == expected).all()
+    assert reads.tally.scans == 2
+    return theirs, ours
+
+
+def load(legacy: OfPostgreSQL, rows: Sequence[Row]) -> None:
+    """Rows as they are, by COPY in binary."""
+    data = b"".join(row_bytes(row) for row in rows)
+    with legacy.server.superuser(legacy.database) as connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE t")
+        with cursor.copy("COPY t FROM STDIN (FORMAT binary)") as sink:
+            sink.write(b"PGCOPY\n\xff\r\n\0" + bytes(8) + data + b"\xff\xff")
+
+
+def storable(type: str) -> st.SearchStrategy[bytes]:
+    """Bytes that PostgreSQL takes: `any_bytes` within the engine's own bounds."""
+    if type == "jsonb":
+        return st.sampled_from([reference.encode(type, t) for t in value_samples.CHOSEN[type]])
+    if type == "text":
+        return value_samples.any_bytes(type).filter(lambda b: b"\0" not in b)
+    bounds = {"date": (">i", -2_400_000, 2_100_000_000)}
+    bounds |= dict.fromkeys(("timestamp", "timestamptz"), (">q", -2 * 10**17, 9 * 10**18))
+    if type in bounds:
+        form, least, most = bounds[type]
+        random = st.integers(least, most).map(lambda n: struct.pack(form, n))
+        return random | st.sampled_from(["infinity", "-infinity"]).map(
+            lambda text: reference.encode(type, text)
+        )
+    return value_samples.any_bytes(type)
+
+
+VALUES = st.tuples(*(st.none() | storable(type) for type in TYPES)).map(list)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_type_hashes_alike(legacy: OfPostgreSQL, form: str) -> None:
+    columns = ", ".join(f"c{i} {type}" for i, type in enumerate(TYPES))
+    legacy.run(f"CREATE TABLE t (k int8 PRIMARY KEY, {columns})")
+
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+    @given(st.lists(VALUES, min_size=1, max_size=8))
+    def check(drawn: list[Row]) -> None:
+        rows = [[struct.pack(">q", number), *row] for number, row in enumerate(drawn)]
+        load(legacy, rows)
+        with closing(open_session(legacy)) as session:
+            theirs, ours = both(session, described(session, form))
+        assert len(theirs) == len(rows)
+        assert theirs == ours
+
+    check()
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_no_two_values_of_a_type_hash_alike(legacy: OfPostgreSQL, type: str) -> None:
+    """1.0 and 1.00, 1 month and 30 days, 0.0 and -0.0, 5 and -5 are equal to other hashes."""
+    values = value_samples.expressions(type)
+    legacy.run(f"CREATE TABLE t (k int8 PRIMARY KEY, v {type})")
+    rows = ", ".join(f"({k}, {v})" for k, v in enumerate(values))
+    legacy.run(f"INSERT INTO t VALUES (-1, NULL), {rows}")
+    # One key for all, so that hashes differ by the values alone.
+    query = "SELECT v, 0::int8 AS k FROM t"
+    relation = replace(RELATION, table=None, query=query, key=("k",))
+    with closing(open_session(legacy)) as session:
+        theirs, ours = both(session, session.describe(RELATION))
+        assert theirs == ours
+        shape = session.describe(relation)
+        different = {row for batch in session.scan(shape) for row in batch}
+        hashes = {h for batch in reader(session, shape).survey() for h in batch.mixed.m0.tolist()}
+    assert len(hashes) == len(different) > 1
+
+
+def test_what_is_read_as_text_padded_or_converted(legacy: OfPostgreSQL) -> None:
+    legacy.run(
+        "CREATE TYPE colour AS ENUM ('red', 'green')",
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE DOMAIN price AS numeric(9,2) CHECK (VALUE > -5)",
+        "CREATE DOMAIN code AS char(4)",
+        "CREATE TABLE t (k smallint PRIMARY KEY, c char(7), b bpchar, v varchar(9), n name, j json,"
+        " e colour, p pair, d price, x code, m money, a int[], i inet, f float4, g float8, t text"
+        ' NOT NULL, "odd ""name" text)',
+        "INSERT INTO t VALUES (1, 'a', 'a ', 'a ', 'n', '{\"a\" :1}', 'green', (1, 'x'), 1.5, 'z',"
+        " 12.34, '{1,NULL}', '10.0.0.1/8', '-0', '-NaN', 'ä€', 'q'),"
+        " (2, ' ', '', '', 'N', '[]', 'red', (NULL, NULL), 0, '', -0.01, '{}', '::1', 'inf', -0.0,"
+        " '', NULL)",
+        "INSERT INTO t (k, t) VALUES (3, '')",
+    )
+    for form in FORMS:
+        with closing(open_session(legacy)) as session:
+            theirs, ours = both(session, described(session, form))
+        assert theirs == ours
+        assert sorted(theirs) == [1, 2, 3]
+
+
+def test_other_encodings_and_collations(postgresql: PostgreSQL, legacy: OfPostgreSQL) -> None:
+    latin = OfPostgreSQL.__new__(OfPostgreSQL)
+    latin.server, latin.database = (
+        postgresql,
+        postgresql.create_database("latin", encoding="LATIN1"),
+    )
+    latin.url = postgresql.url("postgres", "latin")
+    try:
+        latin.run("CREATE TABLE t (k int PRIMARY KEY, v text, c char(3))")
+        latin.run("INSERT INTO t VALUES (1, 'äöü', 'é'), (2, 'a', NULL)")
+        with closing(open_session(latin)) as session:
+            theirs, ours = both(session, session.describe(RELATION))
+        assert theirs == ours
+    finally:
+        latin.close()
+    # This server knows no collation by which different texts are equal. None counts.
+    legacy.run(
+        'CREATE TABLE t (k int, v text COLLATE "POSIX", w varchar(3), PRIMARY KEY (v, k))',
+        "INSERT INTO t VALUES (1, 'a', 'B'), (2, 'A', 'b')",
+    )
+    with closing(open_session(legacy)) as session:
+        shape = session.describe(RELATION)
+        theirs, ours = both(session, shape)
+    assert shape.plan is not None
+    assert shape.plan.row_hash.count('COLLATE pg_catalog."C"') == 2
+    assert theirs == ours
+    assert len(set(theirs.values())) == 2
+
+
+def test_more_columns_than_one_word_of_nulls(legacy: OfPostgreSQL) -> None:
+    names = [f"c{i}" for i in range(1500)]
+    legacy.run(f"CREATE TABLE t (k int PRIMARY KEY, {', '.join(f'{n} bool' for n in names)})")
+    legacy.run(
+        "INSERT INTO t (k) VALUES (1)", "INSERT INTO t (k, c30, c31) VALUES (2, true, false)"
+    )
+    with closing(open_session(legacy)) as session:
+        theirs, ours = both(session, session.describe(RELATION))
+    assert theirs == ours
+
+
+def test_what_the_hash_of_a_record_does_not_see(legacy: OfPostgreSQL) -> None:
+    """Why it is not used: docs/architecture.md."""
+    total = "(SELECT sum(hash_record_extended(ROW(a, b), 1)) FROM (VALUES {}) x(a, b))"
+    before, after = total.format("(1, 2), (3, 4)"), total.format("(1, 4), (3, 2)")
+    blind = [
+        "hash_record_extended(ROW(5.00), 1) = hash_record_extended(ROW(-5.00), 1)",
+        "hash_record_extended(ROW(1::int8), 1) = hash_record_extended(ROW(4294967296), 1)",
+        f"mod({before} - {after}, 2^64::numeric) = 0",
+    ]
+    with legacy.server.superuser(legacy.database) as connection:
+        assert [connection.execute(f"SELECT {b}").fetchall() for b in blind] == [[(True,)]] * 3
+
+
+def test_other_servers_are_refused_by_name() -> None:
+    def asked(*answers: tuple[Any, ...]) -> postgresql_hashes.Ask:
+        left = iter(answers)
+        return lambda sql, *values: [next(left)]
+
+    with pytest.raises(ConfigurationError, match=r"13\.2 has no hash") as caught:
+        postgresql_hashes.row_hash(asked((False, False, True, "13.2")), RELATION, [])
+    assert caught.value.where == "t: fingerprint"
+    with pytest.raises(ConfigurationError, match=r"16\.1 hashes otherwise"):
+        postgresql_hashes.row_hash(asked((False, True, True, "16.1"), (1, 2, 3)), RELATION, [])
+
+
+def test_other_engines_are_refused_by_name(tmp_path: Path, mariadb: MariaDB) -> None:
+    maria = OfMariaDB(mariadb)
+    try:
+        lite = OfSQLite(tmp_path / "a.db")
+        for other in (maria, lite):
+            other.run("CREATE TABLE t (k INT PRIMARY KEY)")
+            with (
+                closing(connect(other.url, None, Limits()).open()) as session,
+                pytest.raises(ConfigurationError, match="Only PostgreSQL") as caught,
+            ):
+                session.describe(RELATION)
+            assert caught.value.where == "t: fingerprint"
+    finally:
+        maria.close()
+
+
+def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> None:
+    legacy.run(
+        "CREATE TABLE t (k int, v int)",
+        "INSERT INTO t VALUES (1, NULL), (2, 3)",
+        "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
+    )
+    relation = replace(RELATION, key=("k",))
+    with closing(open_session(legacy)) as session:
+        reads = reader(session, session.describe(relation))
+        with pytest.raises(ValueDoesNotFit, match="NOT NULL"):
+            list(reads.survey())
+    legacy.run("UPDATE t SET k = NULL, v = 1")
+    with closing(open_session(legacy)) as session:
+        reads = reader(session, session.describe(relation))
+        with pytest.raises(NullKey, match="such as k=NULL"):
+            list(reads.survey())
+
+
+def test_the_statements_are_those_of_explain(legacy: OfPostgreSQL) -> None:
+    legacy.run("CREATE TABLE t (k int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
+    engine = connect(legacy.url, None, Limits())
+    with closing(engine.open()) as session:
+        shape = session.describe(RELATION)
+    templates = "\n".join(engine.templates([shape]))
+    assert postgresql_hashes.SEED in templates
+    assert "hashtextextended" in templates
+    assert str(database_seed(KEY, shape.recipe)) not in templates
