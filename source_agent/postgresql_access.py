@@ -238,6 +238,6 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [postgresql_hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
-    catalogue = (*postgresql_types.CATALOGUE, *CATALOGUE)
+    catalogue = (*postgresql_types.CATALOGUE, *postgresql_hashes.CATALOGUE, *CATALOGUE)
     texts = [*STATEMENTS, *postgresql_split.STATEMENTS, *catalogue, *reads]
     return list(dict.fromkeys(texts))

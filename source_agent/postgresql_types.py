@@ -312,8 +312,6 @@ def describing_sql(shape: Shape) -> list[str]:
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
-    if shape.relation.fingerprint is Fingerprint.DATABASE:
-        asked += [*postgresql_hashes.CATALOGUE, *postgresql_hashes.trials()]
     return asked
 
 

@@ -9,7 +9,7 @@ import pytest
 from driftline.errors import ConfigurationError, DriftlineError, UsageError
 
 from source_agent import configure as source
-from source_agent.engine import Limits, Relation
+from source_agent.engine import Fingerprint, Limits, Relation
 from warehouse_agent import configure as warehouse
 from warehouse_agent.carry import Carrier
 from warehouse_agent.plan import Method
@@ -113,6 +113,7 @@ query = "SELECT 1 AS a"
 key = ["a"]
 as_text = ["b"]
 types = {a = "int8", c = "numeric(15,2)"}
+fingerprint = "database"
 allow = ["spiffe://driftline/warehouse/lake"]
 """
     config = load_source(tmp_path, text)
@@ -128,6 +129,7 @@ allow = ["spiffe://driftline/warehouse/lake"]
     assert [str(q) for q in budget.quiet_hours][:2] == ["08:00-18:00", "22:30-06:00"]
     published = config.relations["o 1"]
     assert published.relation.types == (("a", "int8"), ("c", "numeric(15,2)"))
+    assert published.relation.fingerprint is Fingerprint.DATABASE
     assert published.relation.as_text == ("b",)
     assert not published.admits(frozenset({"spiffe://driftline/warehouse/other"}))
     assert published.admits(frozenset({"x", "spiffe://driftline/warehouse/lake"}))
@@ -172,6 +174,7 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\nkey = []', "relations.r.key", "empty list"),
         ('table = "t"\nkey = ["ident"]\ncolumns = ["idents"]', "relations.r.key", "'idents'"),
         ('table = "t"\ntypes = {a = "integer"}', "relations.r.types.a", "declared type"),
+        ('table = "t"\nfingerprint = "databse"', "relations.r.fingerprint", "'database'"),
         ('table = "t"\nallowed = ["x"]', "relations.r.allowed", "'allow'"),
         ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
         ("[limits]\nreaders = 0", "limits.readers", "at least 1"),

@@ -17,8 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent import postgresql_hashes
-from source_agent.engine import Fingerprint, Limits, Relation, Session, Shape
+from source_agent.check import as_text, check
+from source_agent.configure import load as load_file
+from source_agent.engine import Fingerprint, Limits, Relation, Rows, Session, Shape
 from source_agent.engines import connect
+from source_agent.postgresql import PostgresqlSession, copy_of
 from source_agent.read import Reader, Tally
 from source_agent.relations import Found
 from tests import value_samples
@@ -270,12 +273,47 @@ def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> N
             list(reads.survey())
 
 
-def test_the_statements_are_those_of_explain(legacy: OfPostgreSQL) -> None:
+def test_the_statements_are_those_of_explain(
+    legacy: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     legacy.run("CREATE TABLE t (k int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
+    issued: list[str] = []
+    ask, copy = PostgresqlSession.ask, PostgresqlSession._copy
+
+    def asked(self: PostgresqlSession, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        issued.append(sql)
+        return ask(self, sql, *values)
+
+    def copied(self: PostgresqlSession, shape: Shape, sql: str) -> Iterator[Rows]:
+        issued.append(copy_of(sql))
+        return copy(self, shape, sql)
+
+    monkeypatch.setattr(PostgresqlSession, "ask", asked)
+    monkeypatch.setattr(PostgresqlSession, "_copy", copied)
     engine = connect(legacy.url, None, Limits())
     with closing(engine.open()) as session:
         shape = session.describe(RELATION)
-    templates = "\n".join(engine.templates([shape]))
-    assert postgresql_hashes.SEED in templates
-    assert "hashtextextended" in templates
-    assert str(database_seed(KEY, shape.recipe)) not in templates
+        both(session, shape)
+    templates = engine.templates([shape])
+    assert set(issued) <= set(templates)
+    assert postgresql_hashes.SEED in issued
+    assert str(database_seed(KEY, shape.recipe)) not in "\n".join(templates)
+
+
+def test_check_says_who_makes_them_and_who_could(legacy: OfPostgreSQL, tmp_path: Path) -> None:
+    legacy.run("CREATE TABLE t (k int PRIMARY KEY)")
+    lite = OfSQLite(tmp_path / "a.db")
+    lite.run("CREATE TABLE t (k INTEGER PRIMARY KEY)")
+    said = []
+    for url, more in ((legacy.url, '"database"'), (legacy.url, '"agent"'), (lite.url, '"agent"')):
+        file = tmp_path / "source.toml"
+        file.write_text(
+            f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+            f'[relations.t]\ntable = "t"\nfingerprint = {more}\n'
+        )
+        report = check(load_file(file), connect(url, None, Limits()))
+        said.append(report.relations[0].fingerprint)
+        assert f"fingerprints {said[-1]}" in as_text(report)
+    assert said[0].startswith("made by the database: 64 bits")
+    assert said[1] == 'made by the agent; fingerprint = "database" is possible'
+    assert said[2].startswith("made by the agent. Only PostgreSQL")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from blake3 import blake3
 
 
-def row_key(fragment_key: bytes, types: Sequence[str]) -> bytes:
-    message = b"driftline fingerprint 1\0"
+def row_key(fragment_key: bytes, types: Sequence[str], version: int = 1) -> bytes:
+    message = b"driftline fingerprint " + str(version).encode() + b"\0"
     for type in types:
         message += type.encode("utf-8") + b"\0"
     return blake3(message, key=fragment_key).digest()
