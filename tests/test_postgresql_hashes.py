@@ -21,7 +21,8 @@ from source_agent.check import as_text, check
 from source_agent.configure import load as load_file
 from source_agent.engine import Fingerprint, Limits, Relation, Rows, Session, Shape
 from source_agent.engines import connect
-from source_agent.postgresql import PostgresqlSession, copy_of
+from source_agent.postgresql import PostgresqlSession
+from source_agent.postgresql_sql import copy_of
 from source_agent.read import Reader, Tally
 from source_agent.relations import Found
 from tests import value_samples
