@@ -166,10 +166,16 @@ class Session(Protocol):
         """
 
     def read_ranges(
-        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
         """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
-        by index. Only where `shape.recipe.integer_key`."""
+        by index. Only where `shape.recipe.integer_key`. With `rows_max` it may end when more than
+        so many rows have come, so that the database does not read what nobody wants."""
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         """The scan in parts, of about `rows_max` rows at most; None: only `scan` can read it, or

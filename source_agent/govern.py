@@ -179,9 +179,14 @@ class GovernedSession:
         return None if split is None else GovernedSplit(split, self)
 
     def read_ranges(
-        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
-        return self.governed(self._session.read_ranges(shape, first, last))
+        return self.governed(self._session.read_ranges(shape, first, last, rows_max=rows_max))
 
     def pause(self) -> None:
         self._session.pause()

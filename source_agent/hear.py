@@ -10,7 +10,7 @@ This module reads no row and sends nothing; `hear` is called with whatever waits
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +35,9 @@ from driftline.limits import (
     THIRD_CELLS_MAX,
     UNIT_KEYS_PER_MESSAGE,
 )
-from driftline.ranges import Partition, coarse_ranges
+from driftline.ranges import POSITION_MAX, Partition, coarse_ranges
 from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, unpack
-from driftline.units import Run
+from driftline.units import Run, UnitSums
 
 from source_agent.engine import Shape
 
@@ -146,8 +146,10 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
     embedding = _embedding(said, shape)
     if opening.HasField("sketch") or opening.HasField("within") or not opening.count:
         raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
+    if len(said.firsts) != len(said.lasts) or len(said.firsts) > PART_RANGES_MAX:
+        raise MalformedMessage("The ranges of a part are no ranges, or too many.")
     first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)
-    if len(first) != len(last) or len(first) > PART_RANGES_MAX or (first > last).any():
+    if (first > last).any():
         raise MalformedMessage("The ranges of a part are no ranges.")
     if not said.rows_max:
         if len(first):
@@ -159,7 +161,8 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
             where=shape.relation.name,
             remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
         )
-    return Grouping(embedding, said.row_bytes, said.wait_bytes, (first, last), said.rows_max)
+    rows_max = min(said.rows_max, POSITION_MAX - 1)
+    return Grouping(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)
 
 
 def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
@@ -170,14 +173,19 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
 
 def units(
     first: pb.Request, hear: Hear, embedding: Embedding
-) -> tuple[list[Run], npt.NDArray[np.uint64]]:
-    """The warehouse's units in runs, and the digest of each, uint64 [units].
+) -> tuple[UnitSums, npt.NDArray[np.uint64]]:
+    """The warehouse's units, and the digest of each, uint64 [units].
 
     Raises:
         MalformedMessage: too many keys, a digest too many or too few, or something else.
     """
-    runs: list[Run] = []
-    digests: list[npt.NDArray[np.uint64]] = []
+    digests = bytearray()
+    sums = UnitSums(_runs(first, hear, embedding, digests))
+    return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+
+
+def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray) -> Iterator[Run]:
+    """Each run as it comes, its digests put to the others."""
     request, keys = first, 0
     while True:
         said = request.units
@@ -190,11 +198,11 @@ def units(
             run = Run(said.size, unpack(said.ks, span=embedding.span, count_max=most))
             if not len(run.ks) or len(said.digests) != 8 * run.units:
                 raise MalformedMessage("Units came with another number of digests.")
-            runs.append(run)
-            digests.append(np.frombuffer(said.digests, "<u8").astype(np.uint64))
+            digests += said.digests
             keys += len(run.ks)
+            yield run
         if said.last:
-            return runs, np.concatenate([np.zeros(0, np.uint64), *digests])
+            return
         request = hear()
 
 

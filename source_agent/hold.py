@@ -42,7 +42,10 @@ class Identified:
     held_bytes: int = 0
 
     def add(
-        self, batch: Batch, chosen: npt.NDArray[np.bool_], slots: npt.NDArray[np.int64]
+        self,
+        batch: Batch,
+        chosen: npt.NDArray[np.bool_],
+        slots: npt.NDArray[np.int64] | npt.NDArray[np.int32],
     ) -> None:
         """Note the chosen rows of a batch; hold their bytes while the budget lasts."""
         if not chosen.any():

@@ -48,9 +48,10 @@ def ship_wanted(
     found: Identified,
     wanted: npt.NDArray[np.int64],
     *,
-    total: int,
+    total: int | None,
 ) -> Iterator[pb.Reply]:
-    """The wanted rows of `total`, by their arrival numbers: from memory, or read again.
+    """The wanted rows of `total` (see `Reader.find`), by their arrival numbers: from memory, or
+    read again.
 
     Raises:
         SnapshotLost: they are not there any more.

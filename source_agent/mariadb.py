@@ -37,6 +37,7 @@ from source_agent.engine import Consistency, Limits, Privilege, Relation, Rows, 
 from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
     RANGES_PER_SELECT,
+    ROWS_MAX,
     empty_sql,
     explain_sql,
     page_sql,
@@ -178,18 +179,27 @@ class MariadbSession:
         """Two sessions cannot read the same snapshot here."""
 
     def read_ranges(
-        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         self._note(shape)
+        # The server must not read what nobody wants: the driver reads every result to its end.
+        left = ROWS_MAX if rows_max is None else rows_max + 1
         for start in range(0, len(first), RANGES_PER_SELECT):
             bounds = np.stack((first, last), axis=1)[start : start + RANGES_PER_SELECT]
             # Always the same statement: the last range is repeated, which an OR does not mind.
             values = bounds.ravel().tolist()
             values += values[-2:] * (RANGES_PER_SELECT - len(bounds))
-            found = self._read(shape, range_sql(shape), values)
+            found = self._read(shape, range_sql(shape), [*values, left])
             is_exact = plan_of(shape).consistency is Consistency.EXACT
-            yield from found if is_exact else rows.spooled(found)
+            for batch in found if is_exact else rows.spooled(found):
+                left -= len(batch)
+                yield batch
 
     def _note(self, shape: Shape) -> None:
         if plan_of(shape).consistency is Consistency.FUZZY:

@@ -15,6 +15,7 @@ from source_agent.relations import plan_of, quote
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
+ROWS_MAX: Final = 2**63 - 1  # of a SELECT that has no limit
 
 
 def empty_sql(source: str) -> str:
@@ -45,7 +46,7 @@ def range_sql(shape: Shape) -> str:
     key = quote(shape.recipe.columns[0].name, MARK).replace("%", "%%")
     ranges = " OR ".join([f"{key} BETWEEN %s AND %s"] * RANGES_PER_SELECT)
     # The driver formats the values in: what is not a placeholder keeps its percent signs.
-    return _placed(select_sql(shape, "\0"), f"({ranges})")
+    return _placed(select_sql(shape, "\0", tail="\nLIMIT \0"), f"({ranges})", "%s")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

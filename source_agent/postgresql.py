@@ -165,11 +165,17 @@ class PostgresqlSession:
             yield from self._copy(shape, part_sql(shape))
 
     def read_ranges(
-        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         sql = range_sql(shape)
         with self._reading(shape.relation):
+            # `rows_max` is for drivers that read on: a COPY that nobody reads is cancelled.
             for start in range(0, len(first), RANGES_PER_COPY):
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))

@@ -11,7 +11,7 @@ the same snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,31 +81,41 @@ class Reader:
             where = positions(block, self.recipe, self._seed)
             yield Batch(block, where, mix(self._salt, *lanes(hashes)))
 
-    def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
+    def find(
+        self, first: Positions, last: Positions, *, rows: int, total: int | None
+    ) -> Iterator[Batch]:
         """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
-        each, both inclusive; and perhaps others, where a scan is cheaper."""
-        if self.by_index(rows, total):
+        each, both inclusive; and perhaps others, where a scan is cheaper. A `total` of None: no
+        scan is wanted, whatever the index costs."""
+        if total is None or self.by_index(rows, total):
             return self.batches(self._session.read_ranges(self.shape, first, last))
         return self.scan()
 
-    def part(self, first: Positions, last: Positions, *, rows_max: int) -> Iterator[Batch]:
+    def part(
+        self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int
+    ) -> Iterator[Batch]:
         """The rows in these disjoint ranges and no others, by index, whatever that costs.
+
+        Args:
+            zones: as `first` and `last` of `find`, in pieces.
 
         Raises:
             LimitExceeded: there are more than `rows_max`; at most a batch more was read.
         """
-        read = 0
-        for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
-            read += len(batch.positions)
-            if read > rows_max:
-                raise LimitExceeded(
-                    f"More than {rows_max} rows are in what this refresh was to compare: many are "
-                    "new at the source.",
-                    where=self.shape.relation.name,
-                    remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
-                    "of everything.",
-                )
-            yield batch
+        left = rows_max
+        for first, last in zones:
+            found = self._session.read_ranges(self.shape, first, last, rows_max=left)
+            for batch in self.batches(found):
+                left -= len(batch.positions)
+                if left < 0:
+                    raise LimitExceeded(
+                        f"More than {rows_max} rows are in what this refresh was to compare: many "
+                        "are new at the source.",
+                        where=self.shape.relation.name,
+                        remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
+                        "of everything.",
+                    )
+                yield batch
 
     def by_index(self, rows: int, total: int) -> bool:
         """Whether so many of the rows are found by index."""

@@ -7,26 +7,29 @@ keys, and compared; units that differ are shipped whole, or by row hashes where 
 (`units.refines`).
 
 A *part* reads by index what is named and some ranges, and nothing else: for sources that cannot
-afford a scan. Memory is bounded by GROUP_KEYS_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES.
+afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
 from driftline.digests import MASK64, Digest, Salt
-from driftline.limits import ROW_HASHES_MAX
+from driftline.limits import GROUP_HASHES_MAX
 from driftline.sketches import U64, pack
-from driftline.units import UnitSums, refines
+from driftline.units import refines
 
 from source_agent import hear
 from source_agent.hold import Batch, Identified, Positions, joined
 from source_agent.identify import hashes_sent, mismatch, ship_wanted
 from source_agent.read import Reader
 from source_agent.ship import Shipper
+
+ZONE_KEYS = 1 << 16  # looked up at once: a range in Python takes far more than a key
 
 Bools = npt.NDArray[np.bool_]
 
@@ -40,8 +43,7 @@ class Regrouping:
 
     def take(self, first: pb.Request, more: hear.Hear) -> None:
         """Take in the units. Raises MalformedMessage."""
-        runs, self._digests = hear.units(first, more, self._said.embedding)
-        self._units = UnitSums(runs)
+        self._units, self._digests = hear.units(first, more, self._said.embedding)
 
     def read(self) -> Iterator[pb.Reply]:
         """Read what is compared, once; ship the rows that are in no unit.
@@ -60,11 +62,11 @@ class Regrouping:
     def answer(self, more: hear.Hear) -> Iterator[pb.Reply]:
         """What follows when the totals differ: all but the end."""
         units, gone = self._units, self._units.gone()
-        lost = np.zeros(len(units), np.bool_)
-        lost[units.find(gone)] = True
+        lost = units.lost()
         differs = lost | (units.short_digests() != self._digests)
+        del self._digests
         rows = int(units.counts[differs].sum())
-        is_refined = rows <= ROW_HASHES_MAX and refines(
+        is_refined = rows + len(units) // 4 <= GROUP_HASHES_MAX and refines(
             rows=rows,
             differing=int(np.count_nonzero(differs)),
             units=len(units),
@@ -86,28 +88,29 @@ class Regrouping:
         """One hash for every row of the differing units, but one for all rows of a unit that lost
         keys; then what the warehouse wants of them."""
         self._reader.tally.phase = "identify"
-        found = Identified()
-        slots = np.cumsum(differs) - 1
+        found, units = Identified(), self._units
+        holding = differs & (units.counts > 0)  # the others have nothing to hash
+        slots = np.cumsum(holding, dtype=np.int32) - np.int32(1)
         for batch, chosen, unit in self._again(differs):
             found.add(batch, chosen, slots[np.maximum(unit, 0)])
         if not found.hashes:
             yield from hashes_sent(np.zeros(0, np.uint64))
             return
         order, hashes = found.in_order()
-        counts = self._units.counts[differs]
+        counts = units.counts[holding]
         owner = np.repeat(np.arange(len(counts)), counts)  # of every hash: its slot
         starts = np.cumsum(counts) - counts
-        is_whole = lost[differs] & (counts > 0)
+        is_whole = lost[holding]
         keep = ~is_whole[owner]
         keep[starts[is_whole]] = True
         entries = hashes[keep]
-        entries[is_whole[owner[keep]]] = self._units.short_digests()[differs][is_whole]
+        entries[is_whole[owner[keep]]] = units.short_digests(holding & lost)
         yield from hashes_sent(entries)
         asked = np.zeros(len(hashes), np.bool_)
         asked[np.flatnonzero(keep)[hear.wanted(more, len(entries))]] = True
-        asked |= (is_whole & asked[np.minimum(starts, len(hashes) - 1)])[owner]
+        asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
-        total = self.total.count
+        total = self._of
         yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
 
     def _again(self, differs: Bools) -> Iterator[tuple[Batch, Bools, Positions]]:
@@ -122,7 +125,7 @@ class Regrouping:
         expected = int(units.counts[differs].sum())
         if not expected:
             return
-        for batch in self._find(units.ks_of(differs, seen=True), expected):
+        for batch in self._find(differs, expected):
             ks, inside = self._said.embedding.embed(batch.positions, self._salt)
             unit = np.where(inside, units.find(ks), np.int64(-1))
             chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
@@ -132,23 +135,38 @@ class Regrouping:
         agrees = hashes & MASK64 == int(units.sums[differs].sum(dtype=np.uint64))
         self._reader.same_snapshot(rows == expected and agrees)
 
-    def _find(self, ks: U64, rows: int) -> Iterator[Batch]:
-        """The batches in which the rows below these k are, and perhaps others."""
-        embedding = self._said.embedding
-        if embedding.base is None:
-            return self._reader.scan()
-        first, last = joined(embedding.positions(ks))
-        if self._said.part is not None:
-            return self._reader.part(first, last, rows_max=len(ks))
-        return self._reader.find(first, last, rows=rows, total=self.total.count)
+    def _find(self, differs: Bools, rows: int) -> Iterator[Batch]:
+        """The batches in which the rows of these units are, and perhaps others."""
+        embedding, of = self._said.embedding, self._of
+        if embedding.base is None or (of is not None and not self._reader.by_index(rows, of)):
+            yield from self._reader.scan()
+            return
+        for first, last in self._zones(self._units.ks_of(differs, seen=True)):
+            yield from self._reader.find(first, last, rows=rows, total=of)
+
+    @property
+    def _of(self) -> int | None:
+        """Of how many rows some are found again; None for a part, which is never scanned for."""
+        return None if self._said.part is not None else self.total.count
 
     def _batches(self) -> Iterator[Batch]:
         said = self._said
         if said.part is None:
             return self._reader.scan()
-        first, last = joined(said.embedding.positions(self._units.all_ks()))
-        first, last = _merged(np.append(first, said.part[0]), np.append(last, said.part[1]))
-        return self._reader.part(first, last, rows_max=said.rows_max)
+        ranges = _merged(*said.part)
+        zones = chain([ranges], self._zones(self._units.all_ks(), without=ranges))
+        return self._reader.part(zones, rows_max=said.rows_max)
+
+    def _zones(
+        self, ks: U64, *, without: tuple[Positions, Positions] | None = None
+    ) -> Iterator[tuple[Positions, Positions]]:
+        """Where these k stand, but for some ranges: neighbours joined, a piece at a time."""
+        for at in range(0, len(ks), ZONE_KEYS):
+            where = self._said.embedding.positions(ks[at : at + ZONE_KEYS])
+            if without is not None and len(without[0]):
+                before = np.searchsorted(without[0], where, "right") - 1
+                where = where[(before < 0) | (where > without[1][before])]
+            yield joined(where)
 
 
 def _merged(first: Positions, last: Positions) -> tuple[Positions, Positions]:

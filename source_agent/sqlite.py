@@ -182,20 +182,30 @@ class SqliteSession:
         """One session reads it all."""
 
     def read_ranges(
-        self, shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         sql = range_sql(shape)
-        pairs = zip(first.tolist(), last.tolist(), strict=True)
-        found = self._read(shape, ((sql, pair) for pair in pairs))
+        pairs = ((int(a), int(b)) for a, b in zip(first, last, strict=True))  # may be millions
+        found = self._read(shape, ((sql, pair) for pair in pairs), rows_max=rows_max)
         return found if self.is_wal else rows.spooled(found)
 
     def _read(
-        self, shape: Shape, statements: Iterator[tuple[str, Sequence[object]]]
+        self,
+        shape: Shape,
+        statements: Iterator[tuple[str, Sequence[object]]],
+        *,
+        rows_max: int | None = None,
     ) -> Iterator[Rows]:
         """The rows of each statement, one after the other."""
         self._begin()
-        found = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
+        every = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
+        found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(lambda count: list(islice(found, count)), encoder(shape))
 

@@ -94,9 +94,11 @@ class TileReader(Reader):
     def split(self) -> None:
         """Never: a tile is one short read."""
 
-    def find(self, first: Positions, last: Positions, *, rows: int, total: int) -> Iterator[Batch]:
+    def find(
+        self, first: Positions, last: Positions, *, rows: int, total: int | None
+    ) -> Iterator[Batch]:
         """The rows of the tile in these ranges, and perhaps others of it."""
-        if self._held is not None or not self.by_index(rows, total):
+        if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
         first, last = np.maximum(first, self._first), np.minimum(last, self._last)
         inside = first <= last

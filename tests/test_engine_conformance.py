@@ -276,6 +276,26 @@ def test_a_scan_is_what_was_written(legacy: Legacy, count: int) -> None:
         assert in_order == expected
 
 
+def test_ranges_may_end_early(legacy: Legacy) -> None:
+    """Where only so many rows are wanted; then the session reads on as if nothing had been."""
+    filled(legacy, 5000)
+    keys = np.arange(0, 15_000, 3, dtype=np.int64)
+    everything = np.array([-(2**63)], np.int64), np.array([2**63 - 1], np.int64)
+    with session_of(legacy) as session:
+        shape = session.describe(Relation("items", table="items"))
+        for first, last in (everything, (keys, keys)):
+            all_rows = flat(session.read_ranges(shape, first, last))
+            some: list[bytes] = []
+            for batch in session.read_ranges(shape, first, last, rows_max=1000):
+                some += batch
+                if len(some) > 1000:
+                    break
+            assert 1000 < len(some) <= 1000 + BATCH_ROWS
+            assert set(some) <= set(all_rows)
+            whole = flat(session.read_ranges(shape, first, last, rows_max=len(all_rows)))
+            assert sorted(whole) == sorted(all_rows)
+
+
 def test_ranges_are_what_a_scan_has_there(legacy: Legacy) -> None:
     expected = filled(legacy, 5000)
     first = np.concatenate(([-(2**63)], np.arange(60, 14000, 10))).astype(np.int64)

@@ -6,9 +6,11 @@ stays as it was. Then what a broken or hostile peer sends.
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from driftline.units import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import identify, regroup
+from source_agent import identify, regroup, rows
 from source_agent.compare import Comparison, Tally
 from tests.exchange_pair import (
     COMPOSITE,
@@ -164,11 +166,11 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, Units]:
     return ours, theirs, Units(Embedding(span, min(keys)), sizes, row_bytes, 0, part)
 
 
-@given(parts())
+@given(parts(), st.sampled_from(list(FORCINGS)))
 @settings(max_examples=200)
-def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units]) -> None:
+def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units], forcing: str) -> None:
     ours, theirs, units = drawn
-    with tempfile.TemporaryDirectory() as folder:
+    with patched(forcing), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "erp.db"
         fill(path, INTEGER, theirs)
         with closing(open_session(path)) as session:
@@ -207,15 +209,58 @@ def part_of(ours: Any, *, rows_max: int) -> Units:
     )
 
 
-def test_a_part_keeps_to_its_budget() -> None:
+@pytest.mark.parametrize("wal", [True, False], ids=["wal", "spooled"])
+def test_a_part_keeps_to_its_budget(wal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all is read before the first row is handed out."""
     ours: Any = [(key, "a", b"") for key in range(50)]
     theirs: Any = ours + [(key, "new", b"") for key in range(50, 20_000)]
+    read: list[int] = []
+
+    def counting(source: Any, *arguments: Any, **named: Any) -> Any:
+        for batch in batches(source, *arguments, **named):
+            read.append(len(batch))
+            yield batch
+
+    batches = rows.batches
+    monkeypatch.setattr(rows, "batches", counting)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "erp.db"
-        fill(path, INTEGER, theirs)
+        fill(path, INTEGER, theirs, wal=wal)
         with closing(open_session(path)) as session, pytest.raises(LimitExceeded) as caught:
             exchanged(session, INTEGER.relation, ours, units=part_of(ours, rows_max=100))
     assert "More than 100 rows" in caught.value.message
+    assert sum(read) == 101
+
+
+def test_a_part_of_keys_that_are_not_unique_is_compared() -> None:
+    """The warehouse finds the duplicates; a part that grew by them is not refused for it."""
+    schema = Schema("CREATE TABLE t (a TEXT, id INTEGER, b BLOB)", ("id", "a", "b"), key=("id",))
+    ours: Any = [(key, "a", b"") for key in range(50)]
+    theirs: Any = [row for row in ours for _ in range(2)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "erp.db"
+        fill(path, schema, theirs)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("CREATE INDEX by_id ON t (id)")
+        with closing(open_session(path)) as session:
+            result = exchanged(session, schema.relation, ours, units=part_of(ours, rows_max=1000))
+    assert result.state() == Counter(encode(row) for row in theirs)
+
+
+@pytest.mark.parametrize("forcing", FORCINGS)
+def test_a_part_is_never_scanned_for(forcing: str) -> None:
+    """Nor when rows were not held and most of what was compared is wanted."""
+    ours: Any = [(key, "a", b"") for key in range(200)]
+    theirs: Any = [(k, "changed" if k % 20 < 8 else a, b) for k, a, b in ours]
+    units = replace(part_of(ours, rows_max=1000), sizes=(10,), row_bytes=10**6)
+    with patched(forcing), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "erp.db"
+        fill(path, INTEGER, theirs)
+        with closing(open_session(path)) as session:
+            result = exchanged(session, INTEGER.relation, ours, units=units)
+    assert "row_hashes" in result.pair.kinds()
+    assert result.state() == Counter(encode(row) for row in theirs)
+    assert result.outcome.scans == 0
 
 
 def test_a_part_needs_an_index() -> None:
@@ -375,7 +420,7 @@ def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_without_room_for_hashes_ships_units_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(regroup, "ROW_HASHES_MAX", 3)
+    monkeypatch.setattr(regroup, "GROUP_HASHES_MAX", 3)
     monkeypatch.setattr(identify, "DIGESTS_PER_MESSAGE", 1)
     theirs: Any = [(k, "changed" if k % 9 == 0 else a, b) for k, a, b in OURS]
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from driftline import units
@@ -87,6 +89,17 @@ def test_a_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "GROUP_KEYS_MAX", 1)
     with pytest.raises(MalformedMessage):
         UnitSums(two[:1])
+
+
+def test_keys_named_one_by_one_take_no_more_memory() -> None:
+    tracemalloc.start()
+    try:
+        sums = UnitSums(Run(1, np.array([k], np.uint64)) for k in range(20_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(sums) == 20_000
+    assert peak < 64 * 20_000
 
 
 def test_when_row_hashes_pay() -> None:

@@ -182,9 +182,12 @@ class RangeSums:
 
 def short_digests(sums: U64, counts: Indices) -> U64:
     """uint64 [n]: of n sets of rows, from Σ m0 and count of each; 0 exactly for the empty ones."""
-    digests = sums + counts.astype(np.uint64) * np.uint64(P3)
-    digests = np.where(digests == 0, np.uint64(1), digests)
-    return np.where(counts == 0, np.uint64(0), digests)
+    digests = counts.astype(np.uint64)  # and from here on in place: there may be millions
+    digests *= np.uint64(P3)
+    digests += sums
+    digests[digests == 0] = 1
+    digests[counts == 0] = 0
+    return digests
 
 
 def coarse_ranges(ranges: int, by: int) -> int:

@@ -40,6 +40,8 @@ Indices = npt.NDArray[np.int64]
 PRIME: Final = 2**32 - 5
 HASHES: Final = 3  # cells of an entry, one in each third
 CELL_BYTES: Final = 8  # two little-endian uint32
+# Of zstd for a list of keys; 19 takes ten times the memory of what is compressed.
+_LEVEL, _LEVEL_LONG, _LEVEL_KEYS_MAX = 19, 3, 1 << 17
 _P = np.uint64(PRIME)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -188,9 +190,10 @@ def checked(checks: U64, r: U64) -> int:
 
 def pack(ks: U64) -> bytes:
     """Ascending k, uint64 [n], as they travel: their differences in byte planes under zstd."""
-    steps = np.diff(ks, prepend=np.uint64(0)).astype("<u4")
+    steps = np.diff(ks.astype("<u4"), prepend=np.zeros(1, "<u4"))
     planes = steps.view(np.uint8).reshape(-1, 4).T
-    return zstandard.ZstdCompressor(level=19).compress(planes.tobytes())
+    level = _LEVEL if len(ks) <= _LEVEL_KEYS_MAX else _LEVEL_LONG
+    return zstandard.ZstdCompressor(level=level).compress(planes.tobytes())
 
 
 def unpack(data: bytes, *, span: int, count_max: int) -> U64:

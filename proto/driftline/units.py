@@ -16,7 +16,7 @@ the wire.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,28 +61,28 @@ class Run:
 class UnitSums:
     """Sums over the units of some runs; what one reading of the rows fills.
 
+    Runs are let go of as they come: a peer may name every key in a run of its own.
     counts: rows, int64 [units]; sums: uint64 [units], Σ m0 modulo 2^64.
 
     Raises:
         MalformedMessage: a key is named twice, or more than GROUP_KEYS_MAX are.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        named = np.concatenate([np.zeros(0, np.uint64), *(run.ks for run in runs)])
-        if len(named) > GROUP_KEYS_MAX:
-            raise MalformedMessage(f"More than {GROUP_KEYS_MAX} keys are named.")
-        order = np.argsort(named, kind="stable")
-        self._ks = named[order].astype(np.uint32)  # below SKETCH_KEYS_MAX
-        if len(named) > 1 and not (self._ks[1:] > self._ks[:-1]).all():
-            raise MalformedMessage("A key is named twice.")
-        unit = np.empty(len(named), np.int32)
-        at = units = 0
+    def __init__(self, runs: Iterable[Run]) -> None:
+        named, owners, units = bytearray(), bytearray(), 0
         for run in runs:
-            within = np.arange(len(run.ks), dtype=np.int64) // run.size
-            unit[at : at + len(within)] = units + within
-            at, units = at + len(within), units + run.units
-        self._unit = unit[order]
-        self._seen = np.zeros(len(named), np.bool_)
+            if len(named) // 4 + len(run.ks) > GROUP_KEYS_MAX:
+                raise MalformedMessage(f"More than {GROUP_KEYS_MAX} keys are named.")
+            named += run.ks.astype(np.uint32).tobytes()  # below SKETCH_KEYS_MAX
+            owners += (units + np.arange(len(run.ks)) // run.size).astype(np.int32).tobytes()
+            units += run.units
+        self._ks, self._unit = np.frombuffer(named, np.uint32), np.frombuffer(owners, np.int32)
+        if not (self._ks[1:] > self._ks[:-1]).all():
+            order = np.argsort(self._ks, kind="stable")
+            self._ks, self._unit = self._ks[order], self._unit[order]
+            if not (self._ks[1:] > self._ks[:-1]).all():
+                raise MalformedMessage("A key is named twice.")
+        self._seen = np.zeros(len(self._ks), np.bool_)
         self.counts = np.zeros(units, np.int64)
         self.sums = np.zeros(units, np.uint64)
 
@@ -106,10 +106,18 @@ class UnitSums:
         np.add.at(self.sums, self._unit[at], row_hashes[named])
         return named
 
-    def short_digests(self) -> U64:
-        """uint64 [units]: of the rows that were added. Where keys are gone, that is the unit's
-        digest regrouped."""
-        return short_digests(self.sums, self.counts)
+    def short_digests(self, chosen: Bools | None = None) -> U64:
+        """uint64 [units], or of the chosen units alone (bool [units]): of the rows that were added.
+        Where keys are gone, that is the unit's digest regrouped."""
+        if chosen is None:
+            return short_digests(self.sums, self.counts)
+        return short_digests(self.sums[chosen], self.counts[chosen])
+
+    def lost(self) -> Bools:
+        """bool [units]: those with a key below which no row was added."""
+        out = np.zeros(len(self), np.bool_)
+        out[self._unit[~self._seen]] = True
+        return out
 
     def gone(self) -> U64:
         """The k, ascending, below which no row was added."""
