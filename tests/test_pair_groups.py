@@ -11,11 +11,14 @@ from pyspark.sql import SparkSession
 from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair, plain
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
+from warehouse_agent import prepare, publish, show
+from warehouse_agent.refresh import Options
+from warehouse_agent.store import Store
 
 BUDGET = 1000
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = legacy_of(request.param, request, tmp_path)
     yield made
@@ -103,6 +106,81 @@ def test_a_part_of_too_much_is_refused(pair: Pair) -> None:
     pair.fragment_lines.clear()
     assert pair.refresh("orders").rows_inserted == 2 * BUDGET
     pair.check("orders")
+
+
+def interrupted(pair: Pair) -> None:
+    """A refresh of orders that ends before its commit: what came is staged."""
+
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.reports("orders")
+
+
+SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
+
+
+@SQLITE
+def test_a_first_load_that_was_cut_is_no_part(pair: Pair) -> None:
+    """What is staged of it is not taken for a published version."""
+    rows = [tuple(r) for r in pair.legacy.rows("orders") if r[0] % 20 == 12]
+    assert rows
+    pair.legacy.execute("DELETE FROM orders WHERE id % 20 = 12")
+    pair.fragment_lines["orders"] = PART
+    interrupted(pair)
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", rows)
+    report = pair.refresh("orders")
+    assert (report.version, report.proof, report.rows_left) == (0, "total", None)
+    pair.check("orders")
+
+
+@SQLITE
+def test_a_changed_schema_is_compared_whole(pair: Pair) -> None:
+    """Rows that are left would have no values in the new column."""
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN remark VARCHAR(20)")
+    pair.legacy.execute("UPDATE orders SET remark = 'x'")
+    report = pair.refresh("orders", options=Options(accept_schema=True))
+    assert report.proof == "total"
+    pair.check("orders")
+
+
+@SQLITE
+def test_rows_in_no_unit_are_not_published_twice(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are shipped before the totals are known to be equal."""
+    monkeypatch.setattr(prepare, "_probability", lambda *_: "1.0D")
+    pair.fragment_lines["orders"] = 'method = "group"'
+    pair.refresh("orders")
+    pair.legacy.execute("UPDATE orders SET note = 'later' WHERE id < 100")
+    interrupted(pair)
+    report = pair.refresh("orders")
+    assert (report.version, report.method) == (1, "group")
+    pair.check("orders")
+    pair.check_feed("orders", 1)
+
+
+@SQLITE
+def test_a_whole_refresh_after_a_part_says_that_all_is_proven(pair: Pair) -> None:
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(10**6)])
+    assert pair.refresh("orders").proof == "part"
+    pair.fragment_lines.clear()
+    report = pair.refresh("orders")
+    assert (report.version, report.rows_changed, report.proof) == (2, 0, "total")
+    found = show.status_of(Store(str(pair.warehouse)), "orders")
+    assert (found.proof, found.consistency) == ("total", "exact")
+    pair.check("orders")
+    pair.check_feed("orders", 2)
+    # And no version more, as long as nothing changes.
+    assert pair.refresh("orders").version == 2
 
 
 def test_a_part_needs_an_integer_key(pair: Pair) -> None:

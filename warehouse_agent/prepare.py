@@ -93,8 +93,10 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     line = remember.line(job.store, job.fragment.source)
     changes = _changes_expected(job, files)
     sketch = units = None
-    by_groups = job.fragment.method is Method.GROUP or job.fragment.read_at_most is not None
-    if files and by_groups:
+    budget = job.fragment.read_at_most
+    if base is None or schema.differs(layout, base.layout):
+        budget = None  # what is not compared would be missing, or have no values in new columns
+    if files and (job.fragment.method is Method.GROUP or budget is not None):
         units = in_units(
             job,
             layout,
@@ -104,6 +106,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             probability_sql=_probability(base, changes, stamp),
             row_bytes=row_bytes,
             line=line,
+            budget=budget,
         )
         partition = plan.everything()
     elif files and job.fragment.method not in (Method.RANGE, Method.FULL):

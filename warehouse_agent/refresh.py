@@ -94,8 +94,9 @@ class Refresh:
         finally:
             self.in_step = conversation.ended
             writer.flush()
-        self._staged = self.job.staging.uris(writer.folder)
         out, report = self._outcome, self.job.report
+        # Rows in no unit came before the totals were known: if these are equal, we have the rows.
+        self._staged = [] if out.equal else self.job.staging.uris(writer.folder)
         report.method, report.consistency, report.as_of = (
             out.method.value,
             out.consistency,

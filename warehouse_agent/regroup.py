@@ -16,7 +16,7 @@ import numpy.typing as npt
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
-from driftline.limits import UNIT_KEYS_PER_MESSAGE
+from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
 from driftline.ranges import short_digests
 from driftline.sketches import U64, Bools, Embedding, unpack
 from driftline.units import Run, UnitSums
@@ -150,7 +150,7 @@ def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:
     """The k below which the source has no row. Raises MalformedMessage."""
     if reply.WhichOneof("message") != "deleted":
         raise MalformedMessage("The deleted keys were expected.")
-    most = len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE
+    most = min(len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX)
     return unpack(reply.deleted.ks, span=grouped.embedding.span, count_max=most)
 
 

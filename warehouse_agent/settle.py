@@ -24,7 +24,7 @@ from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Outcome
 from warehouse_agent.job import Job
 from warehouse_agent.prepare import Prepared
-from warehouse_agent.publish import DataFile
+from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.units import TURN
@@ -40,8 +40,7 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     """Apply, prove and publish what the exchange found."""
     report = job.report
     checked = utc_now()
-    is_same = p.base is not None and not schema.differs(p.layout, p.base.layout)
-    if out.equal and is_same and p.base is not None and p.files == p.base.files:
+    if out.equal and p.base is not None and _says_all(p, p.base):
         job.staging.clear()
         report.checked_at, report.proof = checked, _proof(p)
         report.rows_total = out.theirs.count
@@ -65,6 +64,12 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
             _prove(job, p, out, applied)
         with report.phase("publish"):
             _publish(job, p, out, applied, checked, changes.result())
+
+
+def _says_all(p: Prepared, base: Snapshot) -> bool:
+    """Whether the published version is the working copy, and claims no less than is proven now."""
+    is_same = p.files == base.files and not schema.differs(p.layout, base.layout)
+    return is_same and (p.is_part or base.meta["proof"] != "part")
 
 
 def _proof(p: Prepared) -> str:

@@ -52,8 +52,12 @@ def in_units(
     probability_sql: str,
     row_bytes: float,
     line: Line,
+    budget: int | None,
 ) -> Units:
     """These rows, the working copy, in units; two or three Spark jobs.
+
+    Args:
+        budget: the most rows to read at the source; None: all are compared.
 
     Raises:
         ConfigurationError: more keys than units can name, or a part of a table whose keys are no
@@ -62,7 +66,6 @@ def in_units(
     count = sum(f.rows for f in files)
     bounds = publish.bounds(files)
     embedding = plan.embedding_for(count, bounds)
-    budget = job.fragment.read_at_most
     wait = line.round_trip_bytes
     counted = assign.histogram(rows, probability_sql)
     key = group.key_bytes(count, embedding.span)
