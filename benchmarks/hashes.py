@@ -24,7 +24,7 @@ from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Cells
 
 from benchmarks import tpch
-from benchmarks.source import DATA, partition_for
+from benchmarks.source_speed import DATA, partition_for
 from source_agent import postgresql_hashes
 from source_agent.engine import Fingerprint, Limits, Relation, Session
 from source_agent.engines import connect

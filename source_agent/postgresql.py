@@ -1,8 +1,7 @@
 """PostgreSQL: one read-only snapshot, read by COPY in binary.
 
-COPY's binary tuple *is* the row bytes of the protocol (section 3), one message per row. The loop
-below takes them from libpq as they come and copies each once: 0.4 µs a row of TPC-H orders, 0.9
-with a keyed BLAKE3 and joining.
+COPY's binary tuple *is* the row bytes of the protocol (section 3), one message per row. They are
+taken from libpq as they come and copied once each: 0.4 µs a row of TPC-H orders.
 
 Invariants: the connection is read-only from its first packet on (`default_transaction_read_only`)
 and the transaction is READ ONLY; statements go through the extended protocol, which takes one
@@ -11,8 +10,8 @@ snapshot outlives it. Key bounds travel as the values of two settings of this tr
 COPY takes no parameters.
 
 Rejected: keeping libpq's memoryviews without copying. They hold one allocation of libpq each, and
-scan, hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders).
-Rejected: server-side cursors. Each FETCH is a round trip and its rows are decoded one value a time.
+scan, hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders). Server-side
+cursors: each FETCH is a round trip, and its rows are decoded one value a time.
 """
 
 from __future__ import annotations
