@@ -93,9 +93,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     line = remember.line(job.store, job.fragment.source)
     changes = _changes_expected(job, files)
     sketch = units = None
-    budget = job.fragment.read_at_most
-    if base is None or schema.differs(layout, base.layout):
-        budget = None  # what is not compared would be missing, or have no values in new columns
+    budget = _budget(job, base, layout)
     if files and (job.fragment.method is Method.GROUP or budget is not None):
         units = in_units(
             job,
@@ -137,6 +135,13 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         rows_expected=expected,
         stamp=stamp,
     )
+
+
+def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
+    """Rows of the source that may be read; None: all. What is not compared would be missing from a
+    first version, or have no values in new columns."""
+    is_new = base is None or schema.differs(layout, base.layout)
+    return None if is_new else job.fragment.read_at_most
 
 
 def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
