@@ -103,6 +103,11 @@ def test_a_part_of_too_much_is_refused(pair: Pair) -> None:
     error = pair.error("orders")
     assert error["code"] == "LIMIT"
     assert "read_at_most" in error["remedy"]
+    # What follows in the stream is answered as ever.
+    refused, items = pair.reports()
+    assert refused.error is not None
+    assert items.error is None, items.error
+    pair.check("items")
     pair.fragment_lines.clear()
     assert pair.refresh("orders").rows_inserted == 2 * BUDGET
     pair.check("orders")

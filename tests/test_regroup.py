@@ -263,6 +263,22 @@ def test_a_part_is_never_scanned_for(forcing: str) -> None:
     assert result.outcome.scans == 0
 
 
+@pytest.mark.parametrize("least", [POSITION_MIN, POSITION_MAX - 29])
+def test_a_part_at_the_ends_of_all_keys(least: int) -> None:
+    ours: Any = [(least + key, "a", b"") for key in range(0, 30, 2)] + [(least + 29, "a", b"")]
+    theirs: Any = [(k, "changed" if k % 3 else a, b) for k, a, b in ours[1:]]
+    theirs += [(least + key, "new", b"") for key in (5, 15)]
+    part = PartOf(np.array([POSITION_MIN]), np.array([POSITION_MAX]), rows_max=(1 << 64) - 1)
+    for row_bytes in (0, 10**6):
+        units = Units(Embedding(30, least), (2,), row_bytes, part=part)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "erp.db"
+            fill(path, INTEGER, theirs)
+            with closing(open_session(path)) as session:
+                result = exchanged(session, INTEGER.relation, ours, units=units)
+        assert result.state() == Counter(encode(row) for row in theirs)
+
+
 def test_a_part_needs_an_index() -> None:
     ours: Any = [(key, "a", b"") for key in range(50)]
     with tempfile.TemporaryDirectory() as folder:
