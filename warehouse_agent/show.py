@@ -20,6 +20,9 @@ from warehouse_agent.store import PRIVATE, Store
 INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
 
 
+_OURS = ("layout", "clock")  # what a version says of itself to the next refresh alone
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What `status` says of a fragment. Times are ISO 8601, UTC; `bytes` is of its data files."""
@@ -110,7 +113,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     published(store, fragment.name)
     for meta in publish.versions(store, fragment.name)[:limit]:
         if as_json:
-            print(json.dumps({k: v for k, v in meta.items() if k != "layout"}))
+            print(json.dumps({k: v for k, v in meta.items() if k not in _OURS}))
         else:
             print(
                 f"version {meta['version']}: {meta['published_at']}, {meta['rows']:,} rows, "
