@@ -266,7 +266,7 @@ def grouping(
     # What no refinement pays for may still be cheaper to compare alone than to ship.
     counts, updates = histogram.counts, histogram.updates
     mean = np.minimum(updates / np.maximum(counts, 1), 1.0)
-    alone = key_bytes + hash_bytes + mean * row_bytes < row_bytes
+    alone = key_bytes + hash_bytes + mean * (REFINED_BYTES + row_bytes) < row_bytes
     rows = plan_groups(histogram, sizes, 0.0).rows
     rows = np.where((rows == 0) & alone, 1, rows)
     n = np.maximum(rows, 1)

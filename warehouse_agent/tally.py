@@ -132,13 +132,14 @@ def carried(
     """Rows, decoded, with the statistics of those of the same keys before, or begun.
 
     Args:
-        before: published rows, no two with one key; more than rows replaced, if need be.
+        before: rows of the working copy, more than are replaced, if need be; of those that share a
+            key, as staged rows of a source whose key is not unique may, any one counts.
         updated: how many rows are updated, about; None: as many as usual, of any number before.
     """
     keys = list(layout.key_names)
     weight = 1.0 if updated is None else update_weight(stamp.most, updated)
     renamed = [f"{name} as {_BEFORE}{name}" for name in (HI, LO, *_NAMES)]
-    known = before.selectExpr(*map(quoted, keys), *renamed)
+    known = before.selectExpr(*map(quoted, keys), *renamed).dropDuplicates(keys)
     if updated is not None and updated <= JOINED_ROWS_MAX:
         known = F.broadcast(known)
     names = [name for name in rows.columns if name not in _NAMES]
