@@ -6,8 +6,8 @@
     python -m benchmarks.peers --redraw                            tables and pictures only
 
 Tools, with settings or without: `full-copy:LEVEL`, `reladiff:FACTOR:THRESHOLD:THREADS`,
-`pg_comparator:FOLD`, `pt-table-sync:ROWS`, the last three also with `+ssh` behind; `driftline` (the
-planner's choice), `driftline:METHOD`.
+`pg_comparator:FOLD`, `pt-table-sync:ROWS`, the last three also with `+ssh` behind, after their
+settings (`pg_comparator:5+ssh`); `driftline` (the planner's choice), `driftline:METHOD`.
 Without settings a peer runs with each of its best, and the table shows which was best at what. Each
 run adds a line to `--results`; a run that was there is replaced in tables and pictures. So the
 matrix can be run in pieces.
