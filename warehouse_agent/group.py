@@ -263,16 +263,21 @@ def grouping(
     hash_bytes = float(ROW_HASH_BYTES)
     whole = plan_groups(histogram, Sizes(row_bytes, key_bytes, hash_bytes), 0.0)
     sizes = Sizes(REFINED_BYTES, key_bytes, hash_bytes)
-    # What no refinement pays for may still be cheaper to compare alone than to ship.
     counts, updates = histogram.counts, histogram.updates
     mean = np.minimum(updates / np.maximum(counts, 1), 1.0)
-    alone = key_bytes + hash_bytes + mean * (REFINED_BYTES + row_bytes) < row_bytes
-    rows = plan_groups(histogram, sizes, 0.0).rows
-    rows = np.where((rows == 0) & alone, 1, rows)
-    n = np.maximum(rows, 1)
-    differ = -np.expm1(-n * exponents(mean, 0.0))
-    each = key_bytes + hash_bytes / n + differ * REFINED_BYTES + mean * row_bytes
-    cost = wait_bytes + float((counts * np.where(rows > 0, each, row_bytes)).sum())
+    a = exponents(mean, 0.0)
+
+    def each(n: Integers) -> Floats:
+        differ = -np.expm1(-n * a)
+        return key_bytes + hash_bytes / n + differ * REFINED_BYTES + mean * row_bytes
+
+    # In a group, alone, or shipped: a group that refines best may be dearer than its rows.
+    grouped = plan_groups(histogram, sizes, 0.0).rows
+    ways = np.stack([np.maximum(grouped, 1), np.ones_like(grouped), np.zeros_like(grouped)])
+    costs = np.stack([each(ways[0]), each(ways[1]), np.full(len(counts), row_bytes)])
+    best = np.argmin(costs, axis=0), np.arange(len(counts))
+    rows = ways[best]
+    cost = wait_bytes + float((counts * costs[best]).sum())
     return whole if whole.bytes_expected <= cost else GroupPlan(histogram.edges, rows, cost)
 
 
