@@ -145,7 +145,7 @@ def show(what: str, report: dict[str, Any], floor: int | None = None) -> None:
 @click.option("--rate-mbit", default=None, type=float, help="None: unlimited.")
 @click.option("--refreshes", default=6, show_default=True)
 @click.option("--share", default=1.0, show_default=True, help="Per cent changed in each.")
-@click.option("--method", default=None, help="range, sketch, full; else the agent's choice.")
+@click.option("--method", default=None, help="range, group, sketch, full; else the agent's choice.")
 def main(
     scale: float,
     rtt_ms: float,

@@ -21,14 +21,9 @@ from tests.pair import Pair
 from warehouse_agent import remember
 from warehouse_agent.candidates import Known, expected_slots
 from warehouse_agent.configure import select
-from warehouse_agent.forecast import (
-    CHANGE_SHARE,
-    Forecast,
-    forecast,
-    know,
-    predict,
-)
-from warehouse_agent.plan import Line, Method, Objective, partition_for
+from warehouse_agent.expect import Expected
+from warehouse_agent.forecast import Forecast, forecast, know, predict
+from warehouse_agent.plan import CHANGE_SHARE, Line, Method, Objective, partition_for
 from warehouse_agent.remember import Run
 from warehouse_agent.store import Store
 
@@ -223,7 +218,7 @@ def predicted(pair: Pair) -> Forecast:
     return forecast(Store(str(pair.warehouse)), select(pair.config(), ["orders"], False)[0])
 
 
-def test_the_forecast_comes_true(pair: Pair) -> None:
+def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first = predicted(pair)
     assert first.first_load
     pair.refresh()
@@ -246,9 +241,19 @@ def test_the_forecast_comes_true(pair: Pair) -> None:
     assert after.changes_expected is not None
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
     assert after.change_share_from == "after the last refresh"
-    now = predicted(pair)
+    # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
+    asked, changes_expected = [], remember.changes_expected
+
+    def noted(runs: list[Run], rows: int, now: datetime) -> Expected | None:
+        asked.append(now)
+        return changes_expected(runs, rows, now)
+
+    monkeypatch.setattr(remember, "changes_expected", noted)
+    known = know(store, fragment, None, None)
     quiet = pair.refresh()
+    now = predict(dataclasses.replace(known, now=asked[0]))
     moved = quiet.bytes_sent + quiet.bytes_received
+    assert now.changes_expected == quiet.changes_expected
     assert moved == pytest.approx(by_name(now)["nothing changed"], rel=0.25)
     assert quiet.changes_expected is not None
     assert predicted(pair).candidates[0].seconds is not None

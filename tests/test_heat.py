@@ -22,15 +22,15 @@ from warehouse_agent.heat import (
     TAU_S,
     Clock,
     Outlook,
-    change_probability,
     hot_from,
     hot_sql,
-    outlook,
     probability,
+    probability_sql,
     update_weight,
     updates_expected,
     usual_mean,
     usual_most,
+    usual_share,
 )
 from warehouse_agent.layout import CHANGED, FIRST, RATE
 
@@ -136,9 +136,8 @@ def test_the_mean_is_that_of_the_bounded_forecast(updated, elapsed_s):
 def test_a_bulk_change_says_next_to_nothing():
     usual = [Past(DAY_S, ROWS, 0, d, 0) for d in [3, 5, 4, 6, 2, 5] * 5]
     bulk = [*usual[:20], Past(DAY_S, ROWS, 0, 15_000, 0), *usual[20:]]
-    clock = clock_of([DAY_S] * 30)
     shares = [
-        outlook(past, clock, rows=ROWS, now_s=START_S, elapsed_s=DAY_S).share * ROWS
+        usual_share(updates_expected(past, rows=ROWS, elapsed_s=DAY_S), ROWS) * ROWS
         for past in (usual, bulk)
     ]
     assert 2 < shares[0] < 7
@@ -165,7 +164,7 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
     ]
     table = spark.createDataFrame(rows, f"{FIRST} int, {CHANGED} int, {RATE} float")
     for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
-        found = [row[0] for row in table.select(change_probability(view)).collect()]
+        found = [row[0] for row in table.selectExpr(probability_sql(view)).collect()]
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
 
 

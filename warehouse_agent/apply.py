@@ -27,7 +27,7 @@ from warehouse_agent.executors import driver_errors
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile, data_files
 from warehouse_agent.readers import rows_of
-from warehouse_agent.reduce import Listing
+from warehouse_agent.reduce import Listing, k_column, long
 from warehouse_agent.store import PRIVATE, Store
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")  # of the change feed
@@ -106,7 +106,7 @@ def rows_named(spark: SparkSession, removed: Listing, layout: Layout, salt: Salt
     """Rows by position and row hash, as the comparison of ranges lists them."""
     table = pa.table({_PLACE: removed.positions, _HASH: removed.hashes.view(np.int64)})
     named = spark.createDataFrame(table.group_by([_PLACE, _HASH]).aggregate([]))
-    s0 = _long(salt.s0)
+    s0 = long(salt.s0)
     mixed = F.xxhash64(s0, F.col(HI), F.col(LO))
     condition = (F.expr(layout.position_sql) == F.col(_PLACE)) & (mixed == F.col(_HASH))
     return Removal(_shared(named, len(removed.positions)), condition)
@@ -115,13 +115,7 @@ def rows_named(spark: SparkSession, removed: Listing, layout: Layout, salt: Salt
 def keys_named(spark: SparkSession, replaced: Replaced, layout: Layout, salt: Salt) -> Removal:
     """Every row below these k, as a sketch tells them."""
     named = spark.createDataFrame(pa.table({_PLACE: replaced.ks.astype(np.int64)}))
-    embedding = replaced.embedding
-    position = F.expr(layout.position_sql)
-    if embedding.base is None:
-        high = F.shiftrightunsigned(F.xxhash64(_long(salt.s1), position), 32)
-        k = F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
-    else:
-        k = position - F.lit(embedding.base).cast("bigint")
+    k = k_column(layout.position_sql, replaced.embedding, salt)
     return Removal(_shared(named, len(replaced.ks)), k == F.col(_PLACE))
 
 
@@ -232,7 +226,3 @@ def differing(
 
 def _shared(named: DataFrame, rows: int) -> DataFrame:
     return F.broadcast(named) if rows <= BROADCAST_ROWS_MAX else named
-
-
-def _long(unsigned: int) -> Column:
-    return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")

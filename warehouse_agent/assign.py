@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 from warehouse_agent.executors import Batches, Task, driver_errors, task
 from warehouse_agent.group import CLASS_EDGES, Floats, GroupPlan, Histogram, Selection
 from warehouse_agent.layout import HI, LO, Layout
-from warehouse_agent.reduce import k_column
+from warehouse_agent.reduce import k_column, numbers
 from warehouse_agent.regroup import Piece
 
 _P, _K = "_driftline_p", "_driftline_k"
@@ -47,14 +47,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Rows in units. `compared` is the digest of the rows named or hot, `rest` of all others.
-
-    hot: k of rows that are in no unit, uint64 [n] ascending; keys: how many are named.
-    """
+    """Rows in units. `compared` is the digest of the rows named or hot, `rest` of all others; hot:
+    k of rows that are in no unit, uint64 [n] ascending."""
 
     pieces: tuple[Piece, ...]
     hot: U64
-    keys: int
     compared: Digest
     rest: Digest
 
@@ -109,22 +106,20 @@ def named(
         narrow = narrow.coalesce(tasks)
     found = narrow.mapInArrow(
         task(_named(plan, embedding, salt, part)),
-        "size int, keys bigint, ks binary, digests binary, hot binary, compared binary, "
-        "rest binary",
+        "size int, ks binary, digests binary, hot binary, compared binary, rest binary",
     )
     pieces: list[Piece] = []
     hot = [np.zeros(0, np.uint64)]
-    keys, compared, rest = 0, Digest(), Digest()
+    compared, rest = Digest(), Digest()
     with driver_errors():
         for row in found.collect():
             if row.size:
                 pieces.append(Piece(row.size, bytes(row.ks), bytes(row.digests)))
             else:
-                keys += row["keys"]
                 hot.append(np.frombuffer(row.hot, np.uint64))
                 compared += _digest(row.compared)
                 rest += _digest(row.rest)
-    return Named(tuple(pieces), np.sort(np.concatenate(hot)), keys, compared, rest)
+    return Named(tuple(pieces), np.sort(np.concatenate(hot)), compared, rest)
 
 
 def _histogram(edges: Floats) -> Task:
@@ -144,7 +139,7 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: Part | None)
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest = Digest(), Digest()
         for batch in batches:
-            where, hi, lo = (_numbers(batch, i) for i in range(3))
+            where, hi, lo = (numbers(batch, i) for i in range(3))
             p = _probabilities(batch.column(3))
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             chosen = _chosen(plan, part, where, p, salt)
@@ -162,8 +157,7 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: Part | None)
             for ks_bytes, digest_bytes in one.pieces(digests[at : at + one.units]):
                 yield _row(size=one.size, ks=ks_bytes, digests=digest_bytes)
             at += one.units
-        keys = sum(len(one.ks) for one in runs)
-        yield _row(keys=keys, hot=hot.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
+        yield _row(hot=hot.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
 
     return run
 
@@ -197,13 +191,12 @@ def _chosen(
 
 
 def _row(**values: object) -> pa.RecordBatch:
-    empty = {"size": 0, "keys": 0, "ks": b"", "digests": b""}
+    empty = {"size": 0, "ks": b"", "digests": b""}
     empty |= {"hot": b"", "compared": b"", "rest": b""}
     row = {**empty, **values}
     schema = pa.schema(
         [
             ("size", pa.int32()),
-            ("keys", pa.int64()),
             *((name, pa.binary()) for name in ("ks", "digests", "hot", "compared", "rest")),
         ]
     )
@@ -216,10 +209,6 @@ def _bytes(digest: Digest) -> bytes:
 
 def _digest(data: bytes) -> Digest:
     return Digest(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little"))
-
-
-def _numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:
-    return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _probabilities(column: pa.Array) -> Floats:

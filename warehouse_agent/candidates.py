@@ -112,26 +112,24 @@ def refreshes(
     }
     size = opening + sent + plan.REPLY_BYTES
     found = [_candidate(known, None, size, 1, 1, theirs, 0)]
-    again = changed if known.integer_key else theirs  # rows, to ship what changed
+    is_based = plan.embedding_for(max(ours, 1), known.bounds).base is not None
+    once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
         cells = plan.cells_for(changed)
         is_enough = CELL_BYTES * cells <= sketch.bytes_sent
         size = sent + int(changed * known.row_bytes)
         if not is_enough:
             size = sent + options[Method.SKETCH].bytes_expected
-        scans = 1 if sketch.embedding.base is not None else 2
+        scans, rows = once if is_based else twice
         trips = 2 - is_enough
-        rows = theirs + again
         found.append(_candidate(known, Method.SKETCH, opening + size, trips, scans, rows, changed))
     if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
         size = opening + options[Method.RANGE].bytes_expected
-        scans = 1 if known.integer_key else 2
-        rows = theirs + again
+        scans, rows = once if known.integer_key else twice
         found.append(_candidate(known, Method.RANGE, size, 3, scans, rows, changed))
     if ours and not known.read_at_most:
         size = _by_groups(known, ours, changed)
-        scans = 1 if known.integer_key else 2
-        rows = theirs + again
+        scans, rows = once if is_based else twice
         found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))
     size = opening + sent + options[Method.FULL].bytes_expected
     found.append(_candidate(known, Method.FULL, size, 2, 2, 2 * theirs, ours))
@@ -152,7 +150,10 @@ def _in_tiles(
     chosen, found = f"in {plural(tiled.count, 'tile')}", []
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = tiled.cost(ours, d, known.row_bytes)
-        found.append(replace(_candidate(known, method, size, trips, 0, ours, d), what=what))
+        one = _candidate(known, method, size, trips, 0, ours, d)
+        pauses = (tiled.count - 1) * tiled.wanted.pause_s
+        took = round((one.exchange_seconds or 0.0) + pauses, 2)
+        found.append(replace(one, what=what, exchange_seconds=took))
     return tuple(found), chosen
 
 

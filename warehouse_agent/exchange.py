@@ -169,7 +169,6 @@ class Conversation:
         reply = self._receive()
         if reply.WhichOneof("message") == "mismatch":
             assert self._list_keys is not None
-            self._out.round_trips += 1
             found = regroup.regroup(
                 grouped,
                 send=self._wire.send,
@@ -178,6 +177,7 @@ class Conversation:
                 list_keys=self._list_keys,
             )
             self._out.removed = found.removed
+            self._out.round_trips += found.round_trips
             return found.reply
         if reply.WhichOneof("message") == "deleted":
             gone = regroup.gone_of(grouped, reply)

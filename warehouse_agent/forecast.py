@@ -34,8 +34,6 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.link import Link
 from warehouse_agent.store import PRIVATE, Store
 
-CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
-
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -197,7 +195,7 @@ def _changes(
     """How many rows are expected to have changed, why, and between what."""
     rows = known.rows or 0
     if expected is None:
-        return round(rows * CHANGE_SHARE), "assumed", None
+        return round(rows * plan.CHANGE_SHARE), "assumed", None
     count = len(known.runs) - 1
     noun = "refresh" if count == 1 else f"{count} refreshes"
     interval = (expected.low, expected.median, expected.high)

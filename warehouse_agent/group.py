@@ -43,9 +43,8 @@ Integers = npt.NDArray[np.int64]
 
 UNGROUPED: Final = -1
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
-GROUP_ROWS_MAX: Final = (
-    UNIT_KEYS_MAX  # what one wrong "never" can cost; Φ_h is then below 0.01 byte a row
-)
+# What one wrong "never" can cost; Φ_h is then below 0.01 byte a row.
+GROUP_ROWS_MAX: Final = UNIT_KEYS_MAX
 # Octaves up to 2^−6, below 2^−24 all rows are alike; finer above, where it is decided within a
 # class whether a group is worth it.
 CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])

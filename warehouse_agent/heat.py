@@ -40,8 +40,6 @@ from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from warehouse_agent.expect import Expected, Past, expect
 from warehouse_agent.layout import CHANGED, FIRST, RATE
@@ -141,15 +139,6 @@ def updates_expected(history: Sequence[Past], *, rows: int, elapsed_s: float) ->
     return expect(updates, rows=rows, elapsed_s=elapsed_s)
 
 
-def outlook(
-    history: Sequence[Past], clock: Clock, *, rows: int, now_s: float, elapsed_s: float
-) -> Outlook:
-    """Of a table of so many rows, from its earlier refreshes, oldest first."""
-    elapsed_s = max(elapsed_s, ELAPSED_MIN_S)
-    found = updates_expected(history, rows=rows, elapsed_s=elapsed_s)
-    return Outlook(clock, usual_share(found, rows), now_s, elapsed_s)
-
-
 def usual_share(expected: Expected, rows: int) -> float:
     """s, above 0: the bounded mean of the updates of so many rows."""
     return max(usual_mean(expected, usual_most(expected)) / max(rows, 1), SHARE_MIN)
@@ -225,8 +214,3 @@ def hot_sql(view: Outlook) -> str:
     listed = ", ".join(f"{rate!r}D" for rate in [NEVER, *least.tolist()])
     slot = f"greatest(coalesce({CHANGED}, -1) - {base} + 2, 1)"
     return f"coalesce({RATE}, 0D) > element_at(array({listed}), {slot})"
-
-
-def change_probability(view: Outlook) -> Column:
-    """The same as a column."""
-    return F.expr(probability_sql(view))

@@ -239,10 +239,7 @@ def _sums(tiling: Tiling, salt: Salt) -> Task:
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         sums = PassSums(tiling)
         for batch in batches:
-            where, hi, lo = (
-                np.ascontiguousarray(batch.column(i).to_numpy(zero_copy_only=False), np.int64)
-                for i in range(3)
-            )
+            where, hi, lo = (reduce.numbers(batch, i) for i in range(3))
             sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
         if sums.ranges.total.count:
             yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})

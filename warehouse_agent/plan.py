@@ -29,6 +29,7 @@ from driftline.limits import (
 )
 from driftline.ranges import POSITION_MIN, Partition, coarse_ranges, from_quantiles, uniform
 from driftline.sketches import CELL_BYTES, HASHES, Embedding, fold_for
+from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.expect import Expected
 
@@ -37,7 +38,6 @@ SKETCH_BYTES = 24  # of a sketch's parameters
 REPLY_BYTES = 80  # of an end
 FOUND_BYTES = 160  # of a list of deleted keys, a frame's header and the messages around them
 DIGEST_BYTES = 8
-ROW_HASH_BYTES = 8
 ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much as its row hashes
 SATURATED = 0.95  # of the ranges: 3 changes a range
 QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every opening
@@ -45,6 +45,7 @@ QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every op
 # which pays on metered lines alone.
 LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
 
+CHANGE_SHARE = 0.01  # of the rows, assumed where there is no earlier refresh
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
 FINEST = 131_072  # cells of any table of so many rows; 2 MB at the source, nothing on the wire
 QUANTILES_SENT = (50, 60, 70, 80, 90, 95, 98)

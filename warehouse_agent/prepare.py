@@ -27,11 +27,10 @@ from warehouse_agent.plan import Line, Method, Sketch
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
+from warehouse_agent.remember import Run
 from warehouse_agent.store import PRIVATE
 from warehouse_agent.tally import Stamp
 from warehouse_agent.units import Units, in_units
-
-CHANGE_SHARE = 0.01  # assumed where there is no earlier refresh
 
 Describe = Callable[[str], pb.DescribeReply]
 
@@ -72,26 +71,20 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     job.report.previous_version = job.report.version = base.version if base else None
     job.report.rows_total = base.rows if base else None
     remembered = job.remembered()
-    expected = base.rows if base else 0
-    if base is None or job.options.accept_schema:
-        reply = describe(job.fragment.relation)
-        layout = schema.described(reply, job.fragment, base)
-        expected = reply.description.rows_expected
-    else:
-        schema.check_carriers(base.layout, job.fragment)
-        layout = base.layout
+    layout, expected = _layout(job, base, describe)
     ensure_key(job, base)
     files = base.files if base else ()
     if base and schema.differs(layout, base.layout):
         files = _restate(job, base, layout)
-    stamp = stamp_of(job, base)
+    earlier, now = remember.runs(job.store, job.name), datetime.now(UTC)
+    stamp = stamp_of(base, earlier, now)
     files = _take_up(job, base, layout, files, stamp)
     rows = rows_of(job.spark, layout, [f.uri for f in files])
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
     row_bytes = remember.row_bytes(remembered, len(layout.names))
     line = remember.line(job.store, job.fragment.source)
-    changes = _changes_expected(job, files)
+    changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
     sketch = units = None
     budget = _budget(job, base, layout)
     if files and (job.fragment.method is Method.GROUP or budget is not None):
@@ -137,6 +130,15 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     )
 
 
+def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout, int]:
+    """That of the new version, and how many rows the source is expected to have."""
+    if base is None or job.options.accept_schema:
+        reply = describe(job.fragment.relation)
+        return schema.described(reply, job.fragment, base), reply.description.rows_expected
+    schema.check_carriers(base.layout, job.fragment)
+    return base.layout, base.rows
+
+
 def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     """Rows of the source that may be read; None: all. What is not compared would be missing from a
     first version, or have no values in new columns."""
@@ -147,22 +149,20 @@ def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
 def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
     """Spark SQL for how likely a row is to have been updated."""
     if base is None or changes is None:
-        return f"cast({CHANGE_SHARE} as double)"
+        return f"cast({plan.CHANGE_SHARE} as double)"
     return heat.probability_sql(stamp.view)
 
 
-def stamp_of(job: Job, base: Snapshot | None) -> Stamp:
-    """Of the rows that this refresh writes."""
-    runs, now = remember.runs(job.store, job.name), datetime.now(UTC)
-    elapsed_s = (now - runs[-1].at).total_seconds() if runs else None
-    pasts = remember.pasts(runs)
+def stamp_of(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
+    """Of the rows that this refresh writes, after these."""
+    elapsed_s = (now - earlier[-1].at).total_seconds() if earlier else None
+    pasts = remember.pasts(earlier)
     return tally.stamp_for(base, pasts, at_s=now.timestamp(), elapsed_s=elapsed_s)
 
 
-def _changes_expected(job: Job, files: tuple[DataFile, ...]) -> Expected | None:
-    """How many rows will have changed; None: nothing is known."""
-    rows, earlier = sum(f.rows for f in files), remember.runs(job.store, job.name)
-    found = remember.changes_expected(earlier, rows, datetime.now(UTC))
+def _changes_expected(job: Job, earlier: list[Run], rows: int, now: datetime) -> Expected | None:
+    """How many of these rows will have changed; None: nothing is known."""
+    found = remember.changes_expected(earlier, rows, now)
     if found is not None:
         job.report.changes_expected = (found.low, found.median, found.high)
     return found

@@ -132,9 +132,13 @@ def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
     position = F.expr(position_sql)
     if embedding.base is not None:
         return position - F.lit(embedding.base).cast("bigint")
-    s1 = F.lit(salt.s1 - (1 << 64) if salt.s1 >> 63 else salt.s1).cast("bigint")
-    high = F.shiftrightunsigned(F.xxhash64(s1, position), 32)
+    high = F.shiftrightunsigned(F.xxhash64(long(salt.s1), position), 32)
     return F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
+
+
+def long(unsigned: int) -> Column:
+    """A bigint of these 64 bits."""
+    return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
 
 
 def _in_files(rows: DataFrame, layout: Layout) -> DataFrame:
@@ -163,7 +167,7 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
         sums = RangeSums(partition.ranges)
         cells = Cells(sketch.third if sketch else 0)
         for batch in batches:
-            where, hi, lo = (_numbers(batch, i) for i in range(3))
+            where, hi, lo = (numbers(batch, i) for i in range(3))
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             sums.add(partition.indices(where), mixed)
             if sketch is not None:
@@ -194,7 +198,7 @@ def _list(
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            where, hi, lo = (_numbers(batch, i) for i in range(3))
+            where, hi, lo = (numbers(batch, i) for i in range(3))
             at = place(where)
             keep = np.flatnonzero(at >= 0)
             if not len(keep):
@@ -224,5 +228,6 @@ def _listing(listed: DataFrame) -> Listing:
     )
 
 
-def _numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:
+def numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:
+    """A column of a batch that has no nulls, int64 [rows]."""
     return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

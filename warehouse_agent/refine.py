@@ -108,6 +108,7 @@ def row_hashes(receive: Receive) -> Hashes | None:
 
 
 def want(send: Callable[[pb.Request], None], wanted: Bools) -> None:
+    """Name the wanted rows, bool [row hashes], in the order of the hashes."""
     bits = np.packbits(wanted, bitorder="little").tobytes()
     data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
     step = MESSAGE_BYTES_MAX // 2
@@ -155,6 +156,7 @@ def multiset_difference(
 
 
 def some(listed: Listing, chosen: Bools) -> Listing:
+    """The chosen rows of a listing, bool [rows]."""
     return Listing(
         listed.ranges[chosen],
         listed.positions[chosen],

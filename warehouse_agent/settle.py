@@ -30,7 +30,6 @@ from warehouse_agent.report import Report, utc_now
 from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
-
 ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how fast they come
 
 Changes = tuple[str | None, dict[str, int]]

@@ -307,7 +307,7 @@ class Sweep(Refresh):
             line=remember.line(job.store, job.fragment.source),
             changes_expected=None,
             rows_expected=base.rows,
-            stamp=stamp_of(job, base),
+            stamp=stamp_of(base, remember.runs(job.store, job.name), datetime.now(UTC)),
         )
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from driftline.digests import MASK128, Digest, Mixed
 from driftline.limits import RANGES_MAX, STRATA, STRATUM_CELLS
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, RangeSums
+from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent import plan
 
@@ -238,10 +239,10 @@ def pass_cost(rows: int, changed: int, row_bytes: float, wanted: Incremental) ->
 
 def _refine_bytes(rows: float, changed: float) -> float:
     """Digests up and row hashes down, of a tile with so many changes, coarsened best."""
-    best = plan.ROW_HASH_BYTES * rows
+    best = ROW_HASH_BYTES * rows
     ranges = max(rows / plan.ROWS_PER_RANGE, 2.0)
     while ranges > 1:
         hashed = rows * -math.expm1(-changed / ranges)
-        best = min(best, plan.DIGEST_BYTES * ranges + plan.ROW_HASH_BYTES * hashed)
+        best = min(best, plan.DIGEST_BYTES * ranges + ROW_HASH_BYTES * hashed)
         ranges /= 2
     return best
