@@ -67,10 +67,10 @@ def change_orders(
     chosen = rng.sample(keys, int(len(keys) * share * 0.85))
     cut = int(len(chosen) * 16 / 17)
     updated, deleted = chosen[:cut], chosen[cut:]
-    present = set(keys)
+    present, last = set(keys), keys[-1]
     inserted: list[int] = []
     while len(inserted) < int(len(keys) * share * 0.15):
-        key = rng.randrange(1, max(keys) + 1)
+        key = rng.randrange(1, last + 1)
         if key not in present:
             present.add(key)
             inserted.append(key)
