@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -71,6 +72,34 @@ def test_there_and_back(made, table: Table, salt, key: bytes, level: int) -> Non
     assert again.rows() == [reference_rows.row_bytes(row) for row in rows]
     assert mix(Salt(*salt), hi, lo).digest() == decoded.digest
     assert reference.decode(data) == (rows, salt, (decoded.digest.count, decoded.digest.sum))
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_texts_are_laid_out_as_they_pack_best(nulls: bool) -> None:
+    """Numbers, dates and identifiers that are kept as text in planes, words as they are."""
+    dice = random.Random(1)
+    words = ["4-NOT SPECIFIED", "1-URGENT", "2-HIGH", "5-LOW"]
+    kinds: dict[str, tuple[int, Callable[[], str]]] = {
+        "words": (reference.PLAIN, lambda: dice.choice(words)),
+        "dates": (reference.PLANES, lambda: f"199{dice.randrange(10)}-0{dice.randrange(1, 10)}-17"),
+        "identifiers": (reference.PLANES, lambda: f"Clerk#{dice.randrange(1000):09}"),
+        "prices": (reference.PLANES, lambda: f"{dice.randrange(10**7) / 100}"),
+        "sentences": (reference.PLAIN, lambda: " ".join(dice.choices(words, k=5))),
+    }
+    texts, salt = recipe(["int4", "text"], 1), Salt(1, 2)
+    for best, draw in kinds.values():
+        rows: list[Row] = [
+            [struct.pack(">i", i), None if nulls and i % 7 == 0 else draw().encode()]
+            for i in range(5000)
+        ]
+        data = encoded(block(rows), texts, salt)
+        assert verified(data, texts) == [reference_rows.row_bytes(row) for row in rows]
+        sizes = {
+            layout: len(reference.encode(rows, [reference.FIXED, layout], (1, 2), (0, 0)))
+            for layout in (reference.PLAIN, reference.PLANES)
+        }
+        assert sizes[best] <= min(sizes.values())
+        assert len(data) <= 1.01 * sizes[best]
 
 
 @given(table=tables(min_size=1), salt=SALTS, data=st.data())
