@@ -34,7 +34,8 @@ from source_agent.relations import Found, plan_of
 from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
 from warehouse_agent.expect import Past, expect
-from warehouse_agent.plan import Line, Sketch, open_sketch
+from warehouse_agent.line import Line
+from warehouse_agent.sizing import Sketch, open_sketch
 
 Taken = tuple[float, float, float]
 

@@ -43,10 +43,11 @@ from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, w
 from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engine import Session, Shape
 from tests.histories import DATA, History, available
-from warehouse_agent import plan, remember
+from warehouse_agent import plan, remember, sizing
 from warehouse_agent.exchange import Conversation, Opening, Outcome
 from warehouse_agent.expect import Expected
-from warehouse_agent.plan import Line, Method, Objective
+from warehouse_agent.line import Line, Objective
+from warehouse_agent.plan import Method
 from warehouse_agent.remember import Run
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
@@ -109,7 +110,7 @@ class Warehouse:
         row_bytes = remember.row_bytes(self._notes, len(copy.recipe.columns))
         sketch = None
         if len(copy.rows):
-            sketch = plan.open_sketch(
+            sketch = sizing.open_sketch(
                 rows=len(copy.rows),
                 bounds=copy.bounds(),
                 expected=expected,

@@ -37,8 +37,10 @@ from tests.exchange_pair import Pair
 from tests.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
 from warehouse_agent.exchange import Outcome
-from warehouse_agent.plan import LOAD_LEVEL, QUANTILES, Sketch
+from warehouse_agent.line import LOAD_LEVEL
+from warehouse_agent.plan import QUANTILES
 from warehouse_agent.reduce import Listing, Sums
+from warehouse_agent.sizing import Sketch
 
 KEY = bytes(range(32))
 FRAMING_BYTES = 5  # gRPC's own prefix of a message, as `link.Stream` counts

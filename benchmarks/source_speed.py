@@ -35,7 +35,8 @@ from source_agent.sqlite import SqliteSession
 from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
 from warehouse_agent.expect import Past, expect
-from warehouse_agent.plan import Line, Sketch, open_sketch
+from warehouse_agent.line import Line
+from warehouse_agent.sizing import Sketch, open_sketch
 
 DATA = Path(".cache/tpch")
 STAGES = ("read", "gather", "hash", "positions", "mix", "add", "sketch")

@@ -107,6 +107,8 @@ class Comparison:
             if sketching is not None and sketching.solved():
                 yield from sketching.answer(sums.total.count)
                 break
+            if sketching is not None:
+                differing = sketching.differing or differing
             yield pb.Reply(
                 verdict=pb.Verdict(
                     count=sums.total.count,

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.decoders import Decoder
-from driftline.sketches import Cells, pack
+from driftline.sketches import Cells, Grid, pack
 
 from source_agent import hear
 from source_agent.fill import Filling
@@ -36,11 +36,12 @@ class Sketching:
         self._embedding = sketch.embedding
         self.cells = filling.cells
         self._decoder = Decoder(self.cells, sketch.embedding.span, salt, check=sketch.check)
-        self._heard: tuple[int, Cells] | None = None
+        self._heard: tuple[Grid, Cells] | None = None
 
     def hear(self, first: pb.Request, more: hear.Hear) -> None:
         """Take in cells, which are decoded when they are asked about. Raises MalformedMessage."""
-        self._heard = hear.cells(first, more, self._decoder.cells_expected)
+        third, expected = self.cells.third, self._decoder.cells_expected
+        self._heard = hear.cells(first, more, third, expected)
 
     def solved(self) -> bool:
         """Whether what was heard tells every difference inside the embedding."""
@@ -49,9 +50,14 @@ class Sketching:
             self._heard = None
         return self._decoder.solved
 
+    @property
+    def differing(self) -> int | None:
+        """How many cells of the finest table differ, as those that were heard tell it."""
+        return self._decoder.differing
+
     def stuck(self) -> bytes:
         """Bitmap of the cells that did not come to zero, compressed; empty before any cells."""
-        if not self._decoder.fold:
+        if self._decoder.grid is None:
             return b""
         bitmap = np.packbits(self._decoder.stuck, bitorder="little").tobytes()
         return zstandard.ZstdCompressor(level=3).compress(bitmap)

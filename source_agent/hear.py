@@ -36,7 +36,7 @@ from driftline.limits import (
     UNIT_KEYS_PER_MESSAGE,
 )
 from driftline.ranges import POSITION_MAX, Partition, coarse_ranges
-from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, unpack
+from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
 from driftline.units import Run, UnitSums
 
 from source_agent.engine import Shape
@@ -206,28 +206,35 @@ def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearra
         request = hear()
 
 
-def cells(first: pb.Request, hear: Hear, expected: Callable[[int], int]) -> tuple[int, Cells]:
-    """The warehouse's cells and the fold they are at; `expected`: how many there are at a fold.
+def cells(
+    first: pb.Request, hear: Hear, third: int, expected: Callable[[Grid], int]
+) -> tuple[Grid, Cells]:
+    """The warehouse's cells and the grid that they are of; `expected`: how many it needs.
 
     Raises:
-        MalformedMessage: another number of them, no elements of the field, or something else.
+        MalformedMessage: no grid, another number of cells, no elements of the field, or something
+            else.
     """
     pieces: list[bytes] = []
-    request = first
+    request, grid = first, _grid(first, third)
+    size = expected(grid) * CELL_BYTES
     while True:
         said = request.cells
-        if request.WhichOneof("message") != "cells":
-            raise MalformedMessage("Cells were expected.")
-        if said.fold != first.cells.fold:
-            raise MalformedMessage("The cells of one message were folded differently.")
-        size = expected(said.fold) * CELL_BYTES
         _add(pieces, said.cells, size, said.last)
         if said.last:
             data = b"".join(pieces)
             if len(data) != size:
                 raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
-            return said.fold, Cells.from_bytes(data)
+            return grid, Cells.from_bytes(data)
         request = hear()
+        if _grid(request, third) != grid:
+            raise MalformedMessage("The cells of one message were folded differently.")
+
+
+def _grid(request: pb.Request, third: int) -> Grid:
+    if request.WhichOneof("message") != "cells":
+        raise MalformedMessage("Cells were expected.")
+    return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
 
 
 def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:

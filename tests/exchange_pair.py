@@ -33,9 +33,11 @@ from source_agent.engines import connect
 from source_agent.refuse import refusal
 from tests.reference.rows import row_bytes
 from warehouse_agent.exchange import Conversation, Opening, Outcome, Replaced
-from warehouse_agent.plan import Line, Method, Sketch
+from warehouse_agent.line import Line
+from warehouse_agent.plan import Method
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.regroup import Grouped, PartOf, Piece
+from warehouse_agent.sizing import Sketch
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)

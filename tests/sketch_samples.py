@@ -13,7 +13,7 @@ import numpy as np
 from driftline.digests import Salt
 from driftline.limits import SKETCH_KEYS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
-from driftline.sketches import Cells, Embedding, places
+from driftline.sketches import HASHES, Cells, Embedding, Grid, places
 from hypothesis import strategies as st
 
 from tests.reference import digests
@@ -163,3 +163,26 @@ def foldings(draw: st.DrawFn, third_max: int = 40) -> tuple[int, list[int]]:
     for factor in factors:
         folds.insert(0, folds[0] * factor)
     return coarse * folds[0], folds
+
+
+@st.composite
+def griddings(draw: st.DrawFn, third_max: int = 40) -> tuple[int, list[Grid]]:
+    """A third and a chain of grids, each of which refines the one before; some are cut."""
+    third, folds = draw(foldings(third_max))
+    grids = [Grid(third, folds[0])]
+    for before, fold, finer in zip([0, *folds], folds, [*folds[1:], 0], strict=False):
+        # A cut is between cells of the grid before, which is this fold's own or a coarser one.
+        step = draw(st.sampled_from([1, before // fold])) if before else 1
+        cuts = HASHES * third // (fold * step)
+        if step == 1 and grids[-1] != Grid(third, fold):
+            grids.append(Grid(third, fold))
+        if finer and cuts > 1 and draw(st.booleans()):
+            grids.append(Grid(third, fold, step * draw(st.integers(1, cuts - 1)), finer))
+        elif step > 1:
+            grids.append(Grid(third, fold))
+    return third, grids
+
+
+def spans(grid: Grid) -> list[range]:
+    """The same grid, as the reference has it."""
+    return reference.grid(grid.third, grid.fold, grid.cut, grid.finer)

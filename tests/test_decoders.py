@@ -17,19 +17,19 @@ from driftline.decoders import Decoder
 from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.limits import SKETCH_KEYS_MAX
-from driftline.sketches import HASHES, PRIME, Cells, Embedding, places
+from driftline.sketches import HASHES, PRIME, Cells, Embedding, Grid, places
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import digests
 from tests.reference import sketches as reference
-from tests.sketch_samples import SPANS, Pair, Side, foldings, pairs
+from tests.sketch_samples import SPANS, Pair, Side, foldings, griddings, pairs, spans
 
 # Quotients of few small elements are keys more often than not.
 UNLUCKY = st.integers(0, 3) | st.sampled_from([PRIME - 3, PRIME - 2])
 SMALL = st.sampled_from([2, 7, 256, 256])
 
-Case = tuple[Pair, int, list[int]]
+Case = tuple[Pair, int, list[Grid]]
 
 
 @st.composite
@@ -37,25 +37,27 @@ def cases(
     draw: st.DrawFn,
     third_max: int = 40,
     *,
-    spans: st.SearchStrategy[int] = SPANS,
+    of: st.SearchStrategy[int] = SPANS,
     hashes: st.SearchStrategy[int] | None = None,
 ) -> Case:
-    """A pair, a third and a chain of folds."""
-    third, folds = draw(foldings(third_max))
-    return draw(pairs(third // folds[0], spans, hashes=hashes)), third, folds
+    """A pair, a third and a chain of grids."""
+    third, grids = draw(griddings(third_max))
+    return draw(pairs(third // grids[0].fold, of, hashes=hashes)), third, grids
 
 
-def refined(pair: Pair, third: int, folds: list[int]) -> Iterator[Decoder]:
+def refined(pair: Pair, third: int, grids: list[Grid]) -> Iterator[Decoder]:
     """The decoder after every level, cells having travelled as bytes."""
     ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
     decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=ours.check)
     assert not decoder.solved
-    for fold in folds:
-        sent = ours.children(decoder.fold, fold, decoder.stuck)
-        assert len(sent) == decoder.cells_expected(fold)
-        decoder.take(fold, Cells.from_bytes(sent.to_bytes()))
-        assert decoder.fold == fold
-        assert len(decoder.stuck) == HASHES * third // fold
+    for grid in grids:
+        sent = ours.children(decoder.grid, grid, decoder.stuck)
+        assert len(sent) == decoder.cells_expected(grid)
+        # A list of cells, whatever their number.
+        travelled = Cells.from_bytes(sent.to_bytes())
+        decoder.take(grid, travelled)
+        assert decoder.grid == grid
+        assert len(decoder.stuck) == len(grid)
         yield decoder
 
 
@@ -78,8 +80,8 @@ def check_difference(pair: Pair) -> int:
 
 @given(cases())
 def test_what_is_read_is_exact_or_refused(case: Case) -> None:
-    pair, third, folds = case
-    for decoder in refined(pair, third, folds):
+    pair, third, grids = case
+    for decoder in refined(pair, third, grids):
         assert decoder.solved != decoder.stuck.any()
         if decoder.solved:
             assert decoder.ks.tolist() == pair.changed()
@@ -88,28 +90,30 @@ def test_what_is_read_is_exact_or_refused(case: Case) -> None:
 @given(cases(third_max=6, hashes=UNLUCKY))
 def test_unlucky_elements_are_read_exactly_or_refused(case: Case) -> None:
     """Here changes of the rows below one k may cancel, which only the total tells."""
-    pair, third, folds = case
+    pair, third, grids = case
     sums: dict[int, int] = {}
     for sign, side in ((1, pair.theirs), (-1, pair.ours)):
         for k, r in pair.entries(side):
             sums[k] = (sums.get(k, 0) + sign * r) % PRIME
-    for decoder in refined(pair, third, folds):
+    for decoder in refined(pair, third, grids):
         if decoder.solved:
             assert decoder.ks.tolist() == sorted(k for k, x in sums.items() if x)
 
 
-@given(cases(spans=SMALL))
+@given(cases(of=SMALL))
 def test_every_level_is_read_as_the_reference_reads_it(case: Case) -> None:
     """The levels of a refinement tell as much as all cells of its last one.
 
     Of few keys, so that no cell seems to hold a single entry when it holds several (2^-26 each):
     then the order in which cells are emptied does not matter, and the stuck ones are the same.
     """
-    pair, third, folds = case
+    pair, third, grids = case
     whole, check = difference(pair, third), check_difference(pair)
-    for decoder in refined(pair, third, folds):
-        cells = reference.folded(whole, decoder.fold)
-        found, stuck = reference.read(cells, check, pair.embedding.span, pair.salt.s1)
+    for decoder in refined(pair, third, grids):
+        assert decoder.grid is not None
+        grid = spans(decoder.grid)
+        cells = reference.folded(whole, grid)
+        found, stuck = reference.read(cells, grid, check, pair.embedding.span, pair.salt.s1)
         assert np.flatnonzero(decoder.stuck).tolist() == stuck
         assert decoder.ks.tolist() == sorted(found)
         if not stuck:
@@ -122,10 +126,9 @@ def test_dense_keys_are_read_as_the_reference_reads_them() -> None:
     for seed in range(runs):
         rows = Side((k - 7, digests.xx(k, seed)) for k in range(count))
         pair = Pair(Embedding(count, -7), Salt(0, seed), {}, rows)
-        (decoder,) = refined(pair, third, [1])
-        found, stuck = reference.read(
-            difference(pair, third), check_difference(pair), count, pair.salt.s1
-        )
+        (decoder,) = refined(pair, third, [Grid(third, 1)])
+        cells, grid = difference(pair, third), reference.grid(third, 1)
+        found, stuck = reference.read(cells, grid, check_difference(pair), count, pair.salt.s1)
         assert decoder.ks.tolist() == sorted(found)
         assert np.flatnonzero(decoder.stuck).tolist() == stuck
         solved += decoder.solved
@@ -134,19 +137,20 @@ def test_dense_keys_are_read_as_the_reference_reads_them() -> None:
 
 @given(cases(third_max=12))
 def test_the_reference_is_exact_or_refuses(case: Case) -> None:
-    pair, third, folds = case
-    cells = reference.folded(difference(pair, third), folds[0])
+    pair, third, grids = case
+    grid = spans(grids[-1])
+    cells = reference.folded(difference(pair, third), grid)
     span, s1 = pair.embedding.span, pair.salt.s1
-    found, stuck = reference.read(cells, check_difference(pair), span, s1)
+    found, stuck = reference.read(cells, grid, check_difference(pair), span, s1)
     if not stuck:
         assert sorted(found) == pair.changed()
 
 
 @given(cases(third_max=6))
 def test_equal_sides_are_solved_by_any_cells(case: Case) -> None:
-    pair, third, folds = case
+    pair, third, grids = case
     same = Pair(pair.embedding, pair.salt, pair.ours, pair.ours)
-    for decoder in refined(same, third, folds):
+    for decoder in refined(same, third, grids):
         assert decoder.solved
         assert decoder.ks.tolist() == []
 
@@ -157,7 +161,7 @@ def test_another_check_is_never_solved(case: Case, check: int) -> None:
     ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
     assume(check % PRIME != ours.check)
     decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=check)
-    decoder.take(1, ours.children(0, 1, decoder.stuck))
+    decoder.take(Grid(third, 1), ours.children(None, Grid(third, 1), decoder.stuck))
     assert not decoder.solved
 
 
@@ -171,7 +175,7 @@ def test_entries_that_share_their_cells_are_not_taken_for_one() -> None:
         pair = Pair(Embedding(SKETCH_KEYS_MAX, 0), salt, {}, Side(rows))
         sum_r, sum_kr = reference.summed([(r, k * r % PRIME) for k, r in pair.entries(pair.theirs)])
         seemed += sum_kr * pow(sum_r, -1, PRIME) % PRIME < SKETCH_KEYS_MAX
-        (decoder,) = refined(pair, 1, [1])
+        (decoder,) = refined(pair, 1, [Grid(1, 1)])
         assert decoder.stuck.all()
         assert decoder.ks.tolist() == []
     assert 10 <= seemed <= 30
@@ -189,23 +193,23 @@ def test_folds_that_refine_nothing_are_refused(
     divisors = [f for f in range(1, third + 1) if third % f == 0]
     for fold in (first, *divisors):
         if fold in divisors:
-            assert decoder.cells_expected(fold) == HASHES * third // fold
+            assert decoder.cells_expected(Grid(third, fold)) == HASHES * third // fold
         else:
             with pytest.raises(MalformedMessage):
-                decoder.cells_expected(fold)
+                decoder.cells_expected(Grid(third, fold))
     taken = source.choice(divisors)
     garbage = Cells(third // taken)
     garbage.r[:: source.randint(1, 3)] = 0
     garbage.kr[:: source.randint(1, 3)] = 5  # Σ r = 0: no quotient, so it stays as it is
-    decoder.take(taken, garbage)
+    decoder.take(Grid(third, taken), garbage)
     stuck = int(np.count_nonzero(decoder.stuck))
     assert stuck
     for fold in (second, first, *divisors):
         if fold in divisors and taken % fold == 0 and fold != taken:
-            assert decoder.cells_expected(fold) == stuck * (taken // fold - 1)
+            assert decoder.cells_expected(Grid(third, fold)) == stuck * (taken // fold - 1)
         else:
             with pytest.raises(MalformedMessage):
-                decoder.cells_expected(fold)
+                decoder.cells_expected(Grid(third, fold))
 
 
 def noise(count: int, source: np.random.Generator) -> Cells:
@@ -219,16 +223,16 @@ def noise(count: int, source: np.random.Generator) -> Cells:
 @given(cases(third_max=12), st.integers(0, 2**32 - 1), st.booleans())
 def test_cells_of_a_hostile_peer_are_never_solved(case: Case, seed: int, from_start: bool) -> None:
     """Nor do they raise: what is no set of rows is stuck."""
-    pair, third, folds = case
+    pair, third, grids = case
     source = np.random.default_rng(seed)
     ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
     decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=ours.check)
     if not from_start:
-        decoder.take(folds[0], ours.folded(folds[0]))
-    for fold in folds if from_start else folds[1:]:
-        count = decoder.cells_expected(fold)
+        decoder.take(grids[0], ours.folded(grids[0]))
+    for grid in grids if from_start else grids[1:]:
+        count = decoder.cells_expected(grid)
         was_solved = decoder.solved
-        decoder.take(fold, noise(count, source))
+        decoder.take(grid, noise(count, source))
         assert decoder.solved == was_solved
         assert decoder.solved != decoder.stuck.any()
         if decoder.solved:
@@ -256,7 +260,7 @@ def test_cells_of_a_hostile_peer_cost_little() -> None:
     tracemalloc.start()
     began = time.process_time()
     try:
-        decoder.take(1, seesaw(third, salt))
+        decoder.take(Grid(third, 1), seesaw(third, salt))
         assert not decoder.solved
         assert tracemalloc.get_traced_memory()[1] < 1000 * HASHES * third
         assert time.process_time() - began < 1  # 0.1 s; it was 6 s
@@ -294,7 +298,9 @@ def test_refinement_gives_up_nothing_that_was_read_falsely() -> None:
     runs, unsolved, first, coarse = 40, 0, 8, 8
     for seed in range(runs):
         pair = scattered(seed, 20, SKETCH_KEYS_MAX)
-        levels = list(refined(pair, first * coarse, [coarse, coarse // 2, 1]))
+        third = first * coarse
+        grids = [Grid(third, coarse), Grid(third, coarse // 2), Grid(third, 1)]
+        levels = list(refined(pair, third, grids))
         unsolved += not levels[-1].solved
         if levels[-1].solved:
             assert levels[-1].ks.tolist() == pair.changed()
@@ -306,7 +312,7 @@ def test_one_damaged_cell_hides_only_what_touches_it() -> None:
     ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
     check, ours.kr[7] = ours.check, (ours.kr[7] + 1) % PRIME
     decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=check)
-    decoder.take(1, ours.children(0, 1, decoder.stuck))
+    decoder.take(Grid(third, 1), ours.children(None, Grid(third, 1), decoder.stuck))
     assert 1 <= np.count_nonzero(decoder.stuck) < 50
     changed = np.array(pair.changed(), np.uint64)
     left = np.setdiff1d(changed, decoder.ks)
@@ -336,12 +342,13 @@ def test_cells_per_change(
         ks = pair.ours.keys() | pair.theirs.keys()
         changed = sorted(k for k in ks if pair.ours.get(k) != pair.theirs.get(k))
         assert len(changed) == changes
-        levels = refined(pair, finest * third, [finest, 1])
+        grids = [Grid(finest * third, finest), Grid(finest * third, 1)]
+        levels = refined(pair, finest * third, grids)
         decoder = next(levels)
         if not decoder.solved:
             stalls += 1
             # Little is stuck, and little follows.
-            assert decoder.cells_expected(1) < 100
+            assert decoder.cells_expected(grids[1]) < 100
             decoder = next(levels)
         assert decoder.solved
         assert decoder.ks.tolist() == changed

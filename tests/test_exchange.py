@@ -59,8 +59,9 @@ from tests.exchange_pair import (
 from tests.row_samples import recipe
 from warehouse_agent import exchange, refine
 from warehouse_agent.exchange import Conversation
-from warehouse_agent.plan import Choice, Method, Sketch, embedding_for
+from warehouse_agent.plan import Choice, Method
 from warehouse_agent.refine import multiset_difference
+from warehouse_agent.sizing import Sketch, embedding_for
 
 INTS = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -591,8 +592,8 @@ def test_a_bad_sketch_is_refused_before_anything_is_read(bench: Bench, number: i
     assert bench.tally.scans == 0
 
 
-def cells(count: int, *, fold: int = 4, last: bool = True, cell: bytes = bytes(8)) -> pb.Request:
-    return pb.Request(cells=pb.Cells(fold=fold, cells=cell * count, last=last))
+def cells(count: int, *, cell: bytes = bytes(8), **said: Any) -> pb.Request:
+    return pb.Request(cells=pb.Cells(**({"fold": 4, "last": True} | said), cells=cell * count))
 
 
 BAD_CELLS: dict[str, list[pb.Request]] = {
@@ -608,6 +609,13 @@ BAD_CELLS: dict[str, list[pb.Request]] = {
     "folded by nothing": [cells(180, fold=0)],
     "folded by no divisor": [cells(25, fold=7)],
     "folded by 2^32 − 1": [cells(0, fold=2**32 - 1)],
+    "a cut without a fold": [cells(45, cut=1)],
+    "a finer fold without a cut": [cells(45, finer=2)],
+    "a cut by the same fold": [cells(45, cut=1, finer=4)],
+    "a cut by no divisor": [cells(45, cut=1, finer=3)],
+    "a cut behind the end": [cells(90, cut=45, finer=2)],
+    "a cut beyond 2^31": [cells(0, cut=2**32 - 1, finer=1)],
+    "cut differently": [cells(9, last=False, cut=3, finer=2), cells(39, cut=4, finer=2)],
     "no elements of the field": [cells(45, cell=b"\xff" * 8)],
     "the modulus itself": [cells(45, cell=struct.pack("<2I", PRIME, 0))],
 }
@@ -634,6 +642,8 @@ REFINED: dict[str, list[pb.Request]] = {
     "no divisor of the fold": [cells(3, fold=7)],
     "all instead of the children": [cells(9, fold=20)],
     "no stuck cell's children": [cells(0, fold=20)],
+    "a cut through a cell": [cells(3, fold=30, cut=1, finer=15)],
+    "cut, as many as if it were not": [cells(9, fold=60, cut=1, finer=15)],
 }
 
 

@@ -23,7 +23,8 @@ from warehouse_agent.candidates import Known, expected_slots
 from warehouse_agent.configure import select
 from warehouse_agent.expect import Expected
 from warehouse_agent.forecast import Forecast, forecast, know, predict
-from warehouse_agent.plan import CHANGE_SHARE, Line, Method, Objective, partition_for
+from warehouse_agent.line import Line, Objective
+from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.remember import Run
 from warehouse_agent.store import Store
 

@@ -192,14 +192,14 @@ def test_cells_of_sketches() -> None:
         cells = sketches.Cells(vector["third"])
         cells.add(u64(ks), u64(m0), salt_of(vector))
         assert cells.check == vector["check"]
-        for fold, data in vector["folded"]:
-            assert cells.folded(fold).to_bytes().hex() == data
+        for grid, data in vector["folded"]:
+            assert cells.folded(sketches.Grid(cells.third, *grid)).to_bytes().hex() == data
             assert sketches.Cells.from_bytes(bytes.fromhex(data)).to_bytes().hex() == data
         for refined in vector["children"]:
-            parent_fold = refined["parent_fold"]
-            stuck = np.zeros(len(cells) // (parent_fold or 1), np.bool_)
+            parent, grid = (sketches.Grid(cells.third, *refined[x]) for x in ("parent", "grid"))
+            stuck = np.zeros(len(parent), np.bool_)
             stuck[refined["stuck"]] = True
-            sent = cells.children(parent_fold, refined["fold"], stuck)
+            sent = cells.children(parent, grid, stuck)
             assert sent.to_bytes().hex() == refined["cells"]
 
 

@@ -38,7 +38,7 @@ def pair(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> Iterator[Pair]:
 @pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["refined", "whole"])
 def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
     from warehouse_agent import remember
-    from warehouse_agent.plan import Line
+    from warehouse_agent.line import Line
 
     monkeypatch.setattr(remember, "line", lambda *_: Line(rtt_s=round_trip_s))
     pair.fragment_lines = dict.fromkeys(("orders", "items"), 'method = "group"')

@@ -8,28 +8,16 @@ from typing import Any
 import pytest
 from driftline.digests import Digest
 from driftline.limits import RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
-from driftline.sketches import Embedding
+from driftline.sketches import Embedding, Grid
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expectations import alike, nothing
-from warehouse_agent import plan
+from warehouse_agent import plan, sizing
 from warehouse_agent.expect import Expected
-from warehouse_agent.plan import (
-    Line,
-    Method,
-    Objective,
-    Sketch,
-    Stall,
-    cells_for,
-    choose,
-    embedding_for,
-    floor_bytes,
-    open_sketch,
-    partition_for,
-    rows_changed,
-    shrank,
-)
+from warehouse_agent.line import Line, Objective
+from warehouse_agent.plan import Method, choose, floor_bytes, partition_for, rows_changed, shrank
+from warehouse_agent.sizing import Sketch, Stall, cells_for, embedding_for, open_sketch
 
 LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
 
@@ -138,7 +126,7 @@ def test_keys_embed_as_they_are_where_they_fit() -> None:
     assert embedding_for(N, (-7, 2**31 - 8)) == Embedding(2**31, -7)
     wide = embedding_for(N, (-7, 2**31 - 7))
     assert wide.base is None
-    assert N / wide.span <= plan.ROWS_PER_BUCKET
+    assert N / wide.span <= sizing.ROWS_PER_BUCKET
     assert embedding_for(1, None) == Embedding(256)
     assert embedding_for(10**12, None) == Embedding(2**31)
 
@@ -174,7 +162,7 @@ def test_a_first_flight_never_costs_more_than_its_worth() -> None:
         for rows in (100, 10_000, N):
             for row_bytes in (2.0, 24.0, 500.0):
                 sent = opened(alike(changed), rows=rows, row_bytes=row_bytes).bytes_sent
-                assert sent <= plan.WORTH * rows * row_bytes + plan.WORTH_BYTES + 24
+                assert sent <= sizing.WORTH * rows * row_bytes + sizing.WORTH_BYTES + 24
 
 
 @given(
@@ -221,7 +209,8 @@ def test_a_first_verdict_is_answered_with_enough_cells(changed: int) -> None:
     stall = Stall(opened(None))
     choice = decided(touched(stall.sketch, changed), stall=stall)
     assert choice.method is Method.SKETCH
-    cells = stall.sketch.cells // choice.fold
+    assert choice.grid is not None
+    cells = len(choice.grid)
     assert cells_for(changed) < cells < 2 * cells_for(1.3 * changed) + 60
     assert choice.bytes_expected < 24 * N / 4 + 8 * cells
 
@@ -234,18 +223,34 @@ def test_most_rows_changed_is_everything(changed: int) -> None:
 
 def test_a_nearly_read_sketch_gets_the_next_finer_cells() -> None:
     sketch = Sketch(embedding_for(N, BOUNDS), 12 * 4000, 12)
-    choice = decided(touched(sketch, 9_000), stall=Stall(sketch, 12, 300))
-    assert (choice.method, choice.fold) == (Method.SKETCH, 6)
+    sent = sketch.sent
+    choice = decided(touched(sketch, 9_000), stall=Stall(sketch, sent, 300))
+    assert (choice.method, choice.grid) == (Method.SKETCH, Grid(48_000, 6))
     assert choice.bytes_expected == pytest.approx(8 * 300 + 9_000 * 24, rel=0.05)
-    far = decided(touched(sketch, 30_000), stall=Stall(sketch, 12, 12_000))
-    assert far.method is Method.SKETCH
-    assert sketch.cells // far.fold >= cells_for(30_000)
+
+
+@pytest.mark.parametrize("changed", [10_000, 12_000, 17_000, 20_000, 30_000, 60_000])
+def test_a_sketch_that_is_too_small_gets_what_is_missing(changed: int) -> None:
+    """However much that is: not twice as many because a fold has divisors."""
+    sketch = Sketch(embedding_for(N, BOUNDS), 12 * 4000, 12)
+    choice = decided(touched(sketch, changed), stall=Stall(sketch, sketch.sent, 12_000))
+    assert choice.method is Method.SKETCH
+    assert choice.grid is not None
+    need = cells_for(changed)
+    error = sizing.ESTIMATE_ERROR if changed > 20_000 else 1.06
+    assert max(need, 13_200) <= len(choice.grid) <= max(error * 1.06 * need, 13_201)
+    # Refined in part and stuck again: all of the finer fold.
+    again = decided(touched(sketch, changed), stall=Stall(sketch, choice.grid, len(choice.grid)))
+    assert again.grid is not None
+    assert not (choice.grid.cut and again.grid.cut)
+    assert len(again.grid) > len(choice.grid)
+    choice.grid.zones(again.grid)
 
 
 def test_a_sketch_that_cannot_be_refined_gives_way() -> None:
     sketch = Sketch(embedding_for(N, BOUNDS), 100, 1)
-    assert decided(200, stall=Stall(sketch, 1, 50)).method is not Method.SKETCH
-    forced = decided(200, stall=Stall(sketch, 1, 50), forced=Method.SKETCH)
+    assert decided(200, stall=Stall(sketch, Grid(100, 1), 50)).method is not Method.SKETCH
+    forced = decided(200, stall=Stall(sketch, Grid(100, 1), 50), forced=Method.SKETCH)
     assert forced.method is not Method.SKETCH
 
 
@@ -261,3 +266,23 @@ def test_the_floor() -> None:
     assert floor_bytes(4, 2, 0.0) == round(math.log2(6) / 8)
     assert floor_bytes(N, 7_500, 24.0) == pytest.approx(7_500 * 25, rel=0.01)
     assert floor_bytes(3, 9, 1.0) >= 9
+
+
+@given(
+    st.sampled_from([1, 2, 4, 12, 60, 360, 2520]),
+    st.integers(1, 40),
+    st.integers(0, 400_000),
+    st.booleans(),
+    st.integers(0, 400_000),
+)
+def test_what_follows_refines_what_was_sent(
+    fold: int, third: int, need: int, is_stuck: bool, need_again: int
+) -> None:
+    grid, steps = Grid(fold * third, fold), 0
+    while len(grid) < 3 * fold * third:
+        finer = sizing.refined(grid, need, is_stuck=is_stuck)
+        assert grid.zones(finer)
+        if not grid.cut and is_stuck:
+            assert len(finer) >= min(need, 3 * fold * third)
+        grid, need, steps = finer, need_again, steps + 1
+    assert steps <= 25

@@ -49,8 +49,9 @@ from tests.test_exchange import (
     patched,
     table_of,
 )
-from warehouse_agent.plan import Method, embedding_for
+from warehouse_agent.plan import Method
 from warehouse_agent.regroup import PartOf
+from warehouse_agent.sizing import embedding_for
 
 SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, UNIT_KEYS_MAX]), min_size=1, max_size=5)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from warehouse_agent.configure import Source
+from warehouse_agent.line import Line, Objective
 from warehouse_agent.link import Link, Stream
-from warehouse_agent.plan import Line, Objective
 from warehouse_agent.remember import changes_expected, line, note_line, parse, row_bytes
 from warehouse_agent.report import Report
 from warehouse_agent.store import Store

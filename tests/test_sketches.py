@@ -13,7 +13,7 @@ from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
-from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, pack, unpack
+from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, Grid, pack, unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +27,10 @@ from tests.sketch_samples import (
     array,
     embeddings,
     foldings,
+    griddings,
     pairs,
     positions_array,
+    spans,
 )
 
 ELEMENTS = st.integers(0, PRIME - 1)
@@ -38,9 +40,9 @@ EXTREMES = U64 | st.sampled_from([PRIME - 2, PRIME - 1, PRIME, 2 * PRIME - 3, 2*
 
 
 @st.composite
-def folded_pairs(draw: st.DrawFn) -> tuple[Pair, int, list[int]]:
-    third, folds = draw(foldings(third_max=6))
-    return draw(pairs(third, hashes=EXTREMES)), third, folds
+def folded_pairs(draw: st.DrawFn) -> tuple[Pair, int, list[Grid]]:
+    third, grids = draw(griddings(third_max=6))
+    return draw(pairs(third, hashes=EXTREMES)), third, grids
 
 
 # Embeddings
@@ -90,26 +92,73 @@ def test_what_is_no_embedding(span: int, base: int | None) -> None:
 
 
 @given(folded_pairs())
-def test_tables_are_those_of_the_reference(case: tuple[Pair, int, list[int]]) -> None:
-    pair, third, folds = case
+def test_tables_are_those_of_the_reference(case: tuple[Pair, int, list[Grid]]) -> None:
+    pair, third, grids = case
     entries, s1 = pair.entries(pair.ours), pair.salt.s1
     cells = pair.cells(pair.ours, third)
     expected = reference.table(entries, third, s1)
     assert len(cells) == HASHES * third == len(expected)
     assert cells.to_bytes() == reference.wire(expected)
     assert cells.check == reference.check(entries, s1)
-    for parent_fold, fold in zip([0, *folds], folds, strict=False):
-        folded = reference.folded(expected, fold)
-        assert cells.folded(fold).to_bytes() == reference.wire(folded)
-        assert Cells.from_bytes(reference.wire(folded)).third == third // fold
-        # A table of that size, filled at once, is the same.
-        assert pair.cells(pair.ours, third // fold).to_bytes() == reference.wire(folded)
-        every = cells.children(0, fold, np.zeros(0, np.bool_))
-        assert every.to_bytes() == reference.wire(folded)
-        if parent_fold:
-            stuck = np.arange(len(cells) // parent_fold) % 3 != s1 % 3
-            sent = reference.children(expected, parent_fold, fold, np.flatnonzero(stuck).tolist())
-            assert cells.children(parent_fold, fold, stuck).to_bytes() == reference.wire(sent)
+    parent = None
+    for grid in grids:
+        folded = reference.folded(expected, spans(grid))
+        assert len(grid) == len(folded)
+        assert cells.folded(grid).to_bytes() == reference.wire(folded)
+        every = np.arange(HASHES * third)
+        assert [every[part.start] for part in spans(grid)] == [
+            int(np.flatnonzero(grid.cells(every) == at)[0]) for at in range(len(grid))
+        ]
+        if not grid.cut:
+            assert Cells.from_bytes(reference.wire(folded)).third == third // grid.fold
+            # A table of that size, filled at once, is the same.
+            alone = pair.cells(pair.ours, third // grid.fold)
+            assert alone.to_bytes() == reference.wire(folded)
+        whole = cells.children(None, grid, np.zeros(0, np.bool_))
+        assert whole.to_bytes() == reference.wire(folded)
+        if parent is not None:
+            stuck = np.arange(len(parent)) % 3 != s1 % 3
+            at = np.flatnonzero(stuck).tolist()
+            sent = reference.children(expected, spans(parent), spans(grid), at)
+            assert cells.children(parent, grid, stuck).to_bytes() == reference.wire(sent)
+            assert len(sent) == sum(
+                np.count_nonzero(stuck[zone.parents]) * (zone.group - 1)
+                for zone in parent.zones(grid)
+            )
+        parent = grid
+
+
+@given(st.integers(-1, 60), st.integers(-1, 12), st.integers(-1, 70), st.integers(-1, 12))
+def test_what_is_no_grid(third: int, fold: int, cut: int, finer: int) -> None:
+    third = max(third, 1)
+    is_alike = cut == finer == 0
+    is_cut = fold > 0 and 0 < finer < fold and fold % finer == 0 and 0 < cut < 3 * third // fold
+    if fold > 0 and third % fold == 0 and (is_alike or is_cut):
+        assert len(Grid(third, fold, cut, finer)) == len(reference.grid(third, fold, cut, finer))
+    else:
+        with pytest.raises(MalformedMessage):
+            Grid(third, fold, cut, finer)
+
+
+@given(griddings(third_max=4), griddings(third_max=4), st.randoms(use_true_random=False))
+def test_what_does_not_refine_a_grid(
+    one: tuple[int, list[Grid]], other: tuple[int, list[Grid]], source: random.Random
+) -> None:
+    third = one[0] * other[0]
+    grids = [
+        Grid(third, grid.fold, grid.cut, grid.finer)
+        for grid in one[1] + other[1]
+        if grid.cut < HASHES * third // grid.fold
+    ]
+    parent, grid = source.choice(grids), source.choice(grids)
+    ours, theirs = ({part.start for part in spans(one)} for one in (parent, grid))
+    if ours < theirs and grid.cut * grid.fold in ours:
+        assert sum(z.group * (z.parents.stop - z.parents.start) for z in parent.zones(grid)) == len(
+            grid
+        )
+    else:
+        with pytest.raises(MalformedMessage):
+            parent.zones(grid)
 
 
 @given(foldings())
@@ -119,17 +168,17 @@ def test_a_fold_of_a_fold_is_a_fold(folding: tuple[int, list[int]]) -> None:
     cells.r[:] = array(digests.xx(i, 1) for i in range(len(cells)))  # not reduced yet
     cells.kr[:] = ~cells.r
     sums = zip(cells.r.tolist(), cells.kr.tolist(), strict=True)
-    expected = reference.folded(list(sums), folds[0])
-    assert cells.folded(folds[0]).to_bytes() == reference.wire(expected)
+    expected = reference.folded(list(sums), reference.grid(third, folds[0]))
+    assert cells.folded(Grid(third, folds[0])).to_bytes() == reference.wire(expected)
     for fold, finer in zip(reversed(folds), [1, *reversed(folds)], strict=False):
-        cells = cells.folded(fold // finer)
+        cells = cells.folded(Grid(cells.third, fold // finer))
     assert cells.to_bytes() == reference.wire(expected)
     assert cells.third == third // folds[0]
 
 
 @given(folded_pairs(), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_neither_order_nor_partition_matters(
-    case: tuple[Pair, int, list[int]], parts: int, source: random.Random
+    case: tuple[Pair, int, list[Grid]], parts: int, source: random.Random
 ) -> None:
     pair, third, _ = case
     whole = pair.cells(pair.ours, third)
@@ -168,7 +217,7 @@ def test_the_largest_table_is_as_large_as_it_says() -> None:
     cells.add(ks, ks, Salt(3, 4))
     assert len(cells.to_bytes()) == HASHES * THIRD_CELLS_MAX * CELL_BYTES
     entries = [(k, reference.element(k)) for k in ks.tolist()]
-    folded = cells.folded(THIRD_CELLS_MAX // 7)
+    folded = cells.folded(Grid(THIRD_CELLS_MAX, THIRD_CELLS_MAX // 7))
     assert folded.to_bytes() == reference.wire(reference.table(entries, 7, 4))
 
 

@@ -25,7 +25,9 @@ from tests.exchange_pair import (
     open_session,
 )
 from warehouse_agent.expect import Past, expect
-from warehouse_agent.plan import Line, Objective, open_sketch, partition_for
+from warehouse_agent.line import Line, Objective
+from warehouse_agent.plan import partition_for
+from warehouse_agent.sizing import open_sketch
 
 ROWS = 20_000
 SLACK_BYTES, SLACK = 16_000, 1.05

@@ -16,10 +16,12 @@ from driftline.digests import Digest
 from driftline.ranges import Partition
 from driftline.sketches import CELL_BYTES, HASHES
 
-from warehouse_agent import group, plan
+from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
-from warehouse_agent.plan import Line, Method, Objective, Sketch, Stall
+from warehouse_agent.line import Line, Objective
+from warehouse_agent.plan import Method
 from warehouse_agent.remember import Run
+from warehouse_agent.sizing import Sketch, Stall
 from warehouse_agent.tiles import Tiled
 
 ROWS_PER_S = 500_000.0  # of a source that was never read
@@ -112,10 +114,10 @@ def refreshes(
     }
     size = opening + sent + plan.REPLY_BYTES
     found = [_candidate(known, None, size, 1, 1, theirs, 0)]
-    is_based = plan.embedding_for(max(ours, 1), known.bounds).base is not None
+    is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        cells = plan.cells_for(changed)
+        cells = sizing.cells_for(changed)
         is_enough = CELL_BYTES * cells <= sketch.bytes_sent
         size = sent + int(changed * known.row_bytes)
         if not is_enough:
@@ -159,7 +161,7 @@ def _in_tiles(
 
 def _by_groups(known: Known, rows: int, changed: int) -> int:
     """Bytes for so many rows in groups, all as likely to have changed as any other."""
-    span = plan.embedding_for(max(known.rows or 0, 1), known.bounds).span
+    span = sizing.embedding_for(max(known.rows or 0, 1), known.bounds).span
     share = np.full(1, min(changed / rows, 1.0))
     alike = group.Histogram.of(share, group.CLASS_EDGES)
     counted = group.Histogram(alike.edges, alike.counts * rows, alike.updates * rows)
@@ -203,7 +205,7 @@ def _rewritten(known: Known, changed: int) -> int:
 def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
     if not known.rows or known.forced in (Method.RANGE, Method.GROUP, Method.FULL):
         return None
-    return plan.open_sketch(
+    return sizing.open_sketch(
         rows=known.rows,
         bounds=known.bounds,
         expected=expected,

@@ -23,7 +23,8 @@ from driftline.limits import NAME_BYTES_MAX
 from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
 
 from warehouse_agent.carry import Carrier
-from warehouse_agent.plan import Method, Objective
+from warehouse_agent.line import Objective
+from warehouse_agent.plan import Method
 from warehouse_agent.tiles import Incremental
 
 E = TypeVar("E", bound=Enum)

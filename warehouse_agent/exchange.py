@@ -24,21 +24,15 @@ from driftline.fingerprints import position_seed
 from driftline.keys import positions
 from driftline.limits import CELLS_PER_MESSAGE, PROTOCOL_VERSION
 from driftline.ranges import Partition, strata
-from driftline.sketches import CELL_BYTES, PRIME, Embedding, unpack
+from driftline.sketches import CELL_BYTES, PRIME, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent import refine, regroup
+from warehouse_agent.line import LOAD_LEVEL, Line
 from warehouse_agent.link import refusal
-from warehouse_agent.plan import (
-    LOAD_LEVEL,
-    Choice,
-    Line,
-    Method,
-    Sketch,
-    Stall,
-    choose,
-)
+from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.reduce import Listing, Sums
+from warehouse_agent.sizing import Sketch, Stall
 
 
 class Wire(Protocol):
@@ -135,19 +129,20 @@ class Conversation:
         if self._opening.grouped is not None:
             self._finish(self._by_groups(self._opening.grouped))
             return self._out
-        if sketch is not None and sketch.fold:
-            self._send_cells(0, sketch.fold, None)
+        grid = sketch.sent if sketch else None
+        if grid is not None:
+            self._send_cells(None, grid, None)
         reply = self._receive()
-        fold = sketch.fold if sketch else 0
         while reply.WhichOneof("message") == "verdict":
-            stall = _stall(reply.verdict, sketch, fold) if sketch else None
+            stuck = None if grid is None else refine.bitmap(reply.verdict.stuck, len(grid))
+            stall = Stall(sketch, grid, _count(stuck)) if sketch else None
             choice = self._choose(reply.verdict, stall)
             self._out.method, self._out.bytes_expected = choice.method, choice.bytes_expected
             self._out.round_trips += 1
             if choice.method is Method.SKETCH:
-                assert stall is not None
-                self._send_cells(fold, choice.fold, _bits(reply.verdict.stuck, stall))
-                fold = choice.fold
+                assert choice.grid is not None
+                self._send_cells(grid, choice.grid, stuck)
+                grid = choice.grid
                 reply = self._receive()
                 continue
             self._came = None
@@ -223,14 +218,17 @@ class Conversation:
             stall=stall,
         )
 
-    def _send_cells(self, fold_before: int, fold: int, stuck: npt.NDArray[np.bool_] | None) -> None:
+    def _send_cells(
+        self, before: Grid | None, grid: Grid, stuck: npt.NDArray[np.bool_] | None
+    ) -> None:
         cells = self._opening.sums.cells
         assert cells is not None
         none = np.zeros(0, np.bool_)
-        data = cells.children(fold_before, fold, none if stuck is None else stuck).to_bytes()
+        data = cells.children(before, grid, none if stuck is None else stuck).to_bytes()
         step = CELLS_PER_MESSAGE * CELL_BYTES
         for at in range(0, max(len(data), 1), step):
-            piece = pb.Cells(fold=fold, cells=data[at : at + step], last=at + step >= len(data))
+            piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
+            piece.cells, piece.last = data[at : at + step], at + step >= len(data)
             self._wire.send(pb.Request(cells=piece))
         self._came = []
         self._out.method = Method.SKETCH
@@ -325,17 +323,8 @@ def _described(sketch: Sketch, check: int) -> pb.Sketch:
     )
 
 
-def _stall(verdict: pb.Verdict, sketch: Sketch, fold: int) -> Stall:
-    stall = Stall(sketch, fold)
-    stuck = _bits(verdict.stuck, stall)
-    return stall if stuck is None else Stall(sketch, fold, int(np.count_nonzero(stuck)))
-
-
-def _bits(stuck: bytes, stall: Stall) -> npt.NDArray[np.bool_] | None:
-    """Which cells did not come to zero, bool [cells at this fold]; None before any were sent."""
-    if not stall.fold:
-        return None
-    return refine.bitmap(stuck, stall.sketch.cells // stall.fold)
+def _count(stuck: npt.NDArray[np.bool_] | None) -> int:
+    return 0 if stuck is None else int(np.count_nonzero(stuck))
 
 
 def _wrap(step: int) -> int:

@@ -18,16 +18,28 @@ from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavail
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition, RangeSums
 
-from warehouse_agent import heat, plan, publish, reduce, remember, schema, stage, tally
+from warehouse_agent import (
+    heat,
+    plan,
+    publish,
+    reduce,
+    remember,
+    schema,
+    sizing,
+    stage,
+    tally,
+)
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.expect import Expected
 from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout, quoted
-from warehouse_agent.plan import Line, Method, Sketch
+from warehouse_agent.line import Line
+from warehouse_agent.plan import Method
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
 from warehouse_agent.remember import Run
+from warehouse_agent.sizing import Sketch
 from warehouse_agent.store import PRIVATE
 from warehouse_agent.tally import Stamp
 from warehouse_agent.units import Units, in_units
@@ -101,7 +113,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         )
         partition = plan.everything()
     elif files and job.fragment.method not in (Method.RANGE, Method.FULL):
-        sketch = plan.open_sketch(
+        sketch = sizing.open_sketch(
             rows=sum(f.rows for f in files),
             bounds=publish.bounds(files),
             expected=changes,

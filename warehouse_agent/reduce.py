@@ -26,7 +26,8 @@ from pyspark.sql import functions as F
 
 from warehouse_agent.executors import Batches, Task, driver_errors, task
 from warehouse_agent.layout import HI, LO, Layout
-from warehouse_agent.plan import Sketch, everything
+from warehouse_agent.plan import everything
+from warehouse_agent.sizing import Sketch
 
 TASKS_MAX = 64  # their partial sums meet on the driver
 PARTIALS_BYTES_MAX = 384 << 20  # of all of them

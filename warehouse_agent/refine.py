@@ -17,7 +17,7 @@ from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
 from driftline.ranges import RangeSums
 
-from warehouse_agent.plan import REFRESH_LEVEL
+from warehouse_agent.line import REFRESH_LEVEL
 from warehouse_agent.reduce import Listing
 
 Bools = npt.NDArray[np.bool_]

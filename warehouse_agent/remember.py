@@ -16,8 +16,8 @@ from typing import Any
 
 from warehouse_agent.configure import Source
 from warehouse_agent.expect import Expected, Past, expect
+from warehouse_agent.line import Line
 from warehouse_agent.link import Link, Stream
-from warehouse_agent.plan import Line
 from warehouse_agent.store import PRIVATE, Store
 
 RTT_DAYS = 7  # a measurement is a connection of its own

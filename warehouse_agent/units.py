@@ -16,12 +16,12 @@ from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import DataFrame
 
-from warehouse_agent import assign, group, plan, publish
+from warehouse_agent import assign, group, publish, sizing
 from warehouse_agent.assign import Part
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout
-from warehouse_agent.plan import Line
+from warehouse_agent.line import Line
 from warehouse_agent.publish import DataFile
 from warehouse_agent.regroup import Grouped, PartOf
 
@@ -65,7 +65,7 @@ def in_units(
     """
     count = sum(f.rows for f in files)
     bounds = publish.bounds(files)
-    embedding = plan.embedding_for(count, bounds)
+    embedding = sizing.embedding_for(count, bounds)
     wait = line.round_trip_bytes
     counted = assign.histogram(rows, probability_sql)
     key = group.key_bytes(count, embedding.span)

@@ -12,6 +12,7 @@ level, from the one table that the scan filled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,66 +20,78 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.digests import Salt
-from driftline.errors import MalformedMessage
-from driftline.sketches import HASHES, PRIME, Bools, Cells, Indices, checked, places
+from driftline.sketches import PRIME, Bools, Cells, Grid, Indices, Zone, checked, places
 
 U64 = npt.NDArray[np.uint64]
 
 _P = np.uint64(PRIME)
 _ROUNDS_MAX = 200  # of peeling; a table that decodes needs a few dozen
 _CHUNK = 1 << 16  # entries at once
+ERROR_MAX = 0.1  # a standard deviation of what cells tell of their number, relative to it
 
 
 class Decoder:
     """Reads the changed k out of the difference of their table and ours, level by level.
 
     `theirs` is the whole fine table of the side that decodes. `take` what the other side sends
-    until `solved`; `stuck`, bool [cells at this fold], are the cells that did not come to zero.
+    until `solved`; `stuck`, bool [cells of the grid], are the cells that did not come to zero.
     """
 
     def __init__(self, theirs: Cells, span: int, salt: Salt, *, check: int) -> None:
         self._theirs, self._span, self._salt = theirs, np.uint64(span), salt
         self._check = check  # ours
         self._ks, self._xs = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        self._left = Cells(0)  # what is not explained yet, at this fold
-        self.fold = 0  # none was taken yet
+        self._left = Cells(0)  # what is not explained yet, on this grid
+        self.grid: Grid | None = None  # none was taken yet
+        # Of the cells first taken: how many, and the share that did not differ.
+        self._first, self._same = 1, 0.0
         self.stuck = np.zeros(0, np.bool_)
 
     @property
     def solved(self) -> bool:
-        return bool(self.fold) and not self.stuck.any()
+        return self.grid is not None and not self.stuck.any()
 
     @property
     def ks(self) -> U64:
         """uint64 [n], ascending: every k below which something changed, so far."""
         return self._ks
 
-    def cells_expected(self, fold: int) -> int:
-        """How many cells follow when our side refines to this fold.
+    @property
+    def differing(self) -> int | None:
+        """How many cells of the finest table differ, by how many of those first taken do not; None
+        where nothing was taken, or these are too few to tell."""
+        if not self._same:
+            return None
+        load = -math.log(self._same)
+        if math.sqrt(math.expm1(load) / self._first) > ERROR_MAX * load:
+            return None
+        finest = len(self._theirs)
+        return max(round(finest * -math.expm1(-load * self._first / finest)), 1)
+
+    def cells_expected(self, grid: Grid) -> int:
+        """How many cells follow when our side refines to this grid.
 
         Raises:
-            MalformedMessage: a fold that refines nothing.
+            MalformedMessage: a grid that refines nothing.
         """
-        if fold < 1 or self._theirs.third % fold:
-            raise MalformedMessage(f"A table of {self._theirs.third} cannot be folded by {fold}.")
-        if not self.fold:
-            return HASHES * (self._theirs.third // fold)
-        if self.fold % fold or fold == self.fold:
-            raise MalformedMessage(f"A fold by {self.fold} cannot be refined to one by {fold}.")
-        return int(np.count_nonzero(self.stuck)) * (self.fold // fold - 1)
+        if self.grid is None:
+            return len(grid)
+        zones = self.grid.zones(grid)
+        return sum(int(np.count_nonzero(self.stuck[z.parents])) * (z.group - 1) for z in zones)
 
-    def take(self, fold: int, ours: Cells) -> None:
-        """Decode with our cells at this fold, as many as `cells_expected`, from `children`."""
-        table = self._theirs.folded(fold)
-        if not self.fold:
+    def take(self, grid: Grid, ours: Cells) -> None:
+        """Decode with our cells on this grid, as many as `cells_expected`, from `children`."""
+        table, parent = self._theirs.folded(grid), self.grid
+        self.grid = grid
+        if parent is None:
             table.r = (table.r + _P - ours.r) % _P
             table.kr = (table.kr + _P - ours.kr) % _P
+            self._count(table)
         else:
+            zones = parent.zones(grid)
             self._subtract(table, self._ks, self._xs)
-            group = self.fold // fold
-            table.r = self._refined(table.r, ours.r, self._left.r, group)
-            table.kr = self._refined(table.kr, ours.kr, self._left.kr, group)
-        self.fold = fold
+            table.r = self._refined(table.r, ours.r, self._left.r, zones)
+            table.kr = self._refined(table.kr, ours.kr, self._left.kr, zones)
         self._peel(table)
         self.stuck = _busy(table)
         if self.stuck.any():
@@ -89,16 +102,23 @@ class Decoder:
             self.stuck[:] = True
         self._left = table
 
-    def _refined(self, fine: U64, ours: U64, left: U64, group: int) -> U64:
+    def _count(self, table: Cells) -> None:
+        self._first = len(table)
+        self._same = 1 - int(np.count_nonzero(_busy(table))) / len(table)
+
+    def _refined(self, fine: U64, ours: U64, left: U64, zones: list[Zone]) -> U64:
         """The unexplained difference one level down: zero but below stuck cells."""
-        theirs = fine.reshape(-1, group)[self.stuck]
-        # Our parent is their parent less the difference; its last child is what the others lack.
-        parent = (theirs.sum(axis=1) % _P + _P - left[self.stuck]) % _P
-        known = ours.reshape(-1, group - 1)
-        last = (parent + _P - known.sum(axis=1) % _P) % _P
-        out = np.zeros((len(fine) // group, group), np.uint64)
-        out[self.stuck] = (theirs + _P - np.column_stack([known, last])) % _P
-        return out.ravel()
+        out, at = np.zeros(len(fine), np.uint64), 0
+        for zone in zones:
+            stuck, group = self.stuck[zone.parents], zone.group
+            theirs = fine[zone.children].reshape(-1, group)[stuck, :-1]
+            known = ours[at : at + theirs.size].reshape(theirs.shape)
+            at += theirs.size
+            differs = (theirs + _P - known) % _P
+            # The last child is what the others lack of what was not explained of their parent.
+            last = (left[zone.parents][stuck] + _P - differs.sum(axis=1) % _P) % _P
+            out[zone.children].reshape(-1, group)[stuck] = np.column_stack([differs, last])
+        return out
 
     def _peel(self, table: Cells) -> None:
         """Take entries out of the table while a cell holds a single one."""
@@ -126,7 +146,7 @@ class Decoder:
         busy = _busy(table)
         doubted = [np.zeros(0, np.bool_)]
         for (ks,) in _chunks(self._ks):
-            first, second, last = places(ks, table.third, self._salt)[0]
+            first, second, last = self._places(ks)
             doubted.append(busy[first] | busy[second] | busy[last])
         self._put_back(table, np.concatenate(doubted))
 
@@ -136,6 +156,12 @@ class Decoder:
         for ks, xs in _chunks(self._ks, self._xs):
             found += checked(places(ks, 1, self._salt)[1], xs)
         return (self._theirs.check - self._check - found) % PRIME == 0
+
+    def _places(self, ks: U64) -> tuple[Indices, Indices, Indices]:
+        """The three cells of every k on the grid, int64 [n] each."""
+        assert self.grid is not None
+        first, second, last = places(ks, self._theirs.third, self._salt)[0]
+        return self.grid.cells(first), self.grid.cells(second), self.grid.cells(last)
 
     def _put_back(self, table: Cells, which: Bools) -> None:
         self._subtract(table, self._ks[which], (_P - self._xs[which]) % _P)
@@ -149,7 +175,7 @@ class Decoder:
             ks = table.kr[cells] * _inverse(r) % _P
             small = ks < self._span
             at, r, ks = cells[small], r[small], ks[small]
-            first, second, last = places(ks, table.third, self._salt)[0]
+            first, second, last = self._places(ks)
             mine = (first == at) | (second == at) | (last == at)
             found_ks.append(ks[mine])
             found_rs.append(r[mine])
@@ -162,7 +188,7 @@ class Decoder:
         for some, values in _chunks(ks, xs):
             minus = (_P - values) % _P
             minus_k = some * minus % _P
-            for at in places(some, table.third, self._salt)[0]:
+            for at in self._places(some):
                 np.add.at(table.r, at, minus)
                 np.add.at(table.kr, at, minus_k)
                 touched[at] = True

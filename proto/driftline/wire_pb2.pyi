@@ -450,20 +450,27 @@ class Cells(_message.Message):
     FOLD_FIELD_NUMBER: _builtins.int
     CELLS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    FINER_FIELD_NUMBER: _builtins.int
     fold: _builtins.int
     cells: _builtins.bytes
     """pairs of little-endian uint32; pieces follow each other"""
     last: _builtins.bool
+    cut: _builtins.int
+    """cells at this fold that are folded by `finer` instead"""
+    finer: _builtins.int
     def __init__(
         self,
         *,
         fold: _builtins.int = ...,
         cells: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        cut: _builtins.int = ...,
+        finer: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "fold", b"fold", "last", b"last"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cut", b"cut", "finer", b"finer", "fold", b"fold", "last", b"last"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,7 +599,7 @@ class Verdict(_message.Message):
     differing: _builtins.int
     """estimated, of the ranges or cells that the strata are of"""
     stuck: _builtins.bytes
-    """zstd; bit i: cell i at the last fold did not come to zero"""
+    """zstd; bit i: cell i of the last grid did not come to zero"""
     def __init__(
         self,
         *,

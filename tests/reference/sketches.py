@@ -63,20 +63,32 @@ def summed(cells: Sequence[Cell]) -> Cell:
     return sum(r for r, _ in cells) % P, sum(kr for _, kr in cells) % P
 
 
-def folded(cells: Sequence[Cell], fold: int) -> list[Cell]:
-    assert len(cells) % (3 * fold) == 0
-    return [summed(cells[at : at + fold]) for at in range(0, len(cells), fold)]
+def grid(third: int, fold: int, cut: int = 0, finer: int = 0) -> list[range]:
+    """For each cell of a grid, the cells of the finest table that are added up in it."""
+    parts = [range(at, at + fold) for at in range(0, 3 * third, fold)]
+    return [
+        range(at, at + finer) for part in parts[:cut] for at in range(part.start, part.stop, finer)
+    ] + parts[cut:]
 
 
-def children(fine: Sequence[Cell], parent_fold: int, fold: int, stuck: Iterable[int]) -> list[Cell]:
-    """What follows about the stuck cells of the table folded by parent_fold; 0: every cell."""
-    cells = folded(fine, fold)
-    if parent_fold == 0:
+def folded(cells: Sequence[Cell], grid: Iterable[range]) -> list[Cell]:
+    return [summed([cells[at] for at in part]) for part in grid]
+
+
+def children(
+    fine: Sequence[Cell],
+    parent: Sequence[range] | None,
+    grid: Sequence[range],
+    stuck: Iterable[int],
+) -> list[Cell]:
+    """What follows about the stuck cells of a grid; without one, every cell."""
+    cells = folded(fine, grid)
+    if parent is None:
         return cells
-    group = parent_fold // fold
     sent: list[Cell] = []
-    for parent in sorted(stuck):
-        sent += cells[parent * group : (parent + 1) * group][:-1]
+    for at in sorted(stuck):
+        inside = [i for i, part in enumerate(grid) if part.start in parent[at]]
+        sent += [cells[i] for i in inside[:-1]]
     return sent
 
 
@@ -89,18 +101,20 @@ def difference(these: Sequence[Cell], those: Sequence[Cell]) -> list[Cell]:
     return [((a[0] - b[0]) % P, (a[1] - b[1]) % P) for a, b in pairs]
 
 
-def read(cells: Sequence[Cell], check: int, span: int, s1: int) -> tuple[dict[int, int], list[int]]:
+def read(
+    cells: Sequence[Cell], grid: Sequence[range], check: int, span: int, s1: int
+) -> tuple[dict[int, int], list[int]]:
     """The entries of a difference, k to the sum of its r, and the cells that stay stuck.
 
     One cell that holds a single entry after the other is emptied. What touches a cell that stays
     is not told, and nothing is where it does not explain the check: then every cell is stuck.
     """
-    third = len(cells) // 3
-    left, found = _peel(cells, span, s1)
+    where = _Where(grid, s1)
+    left, found = _peel(cells, where, span)
     stuck = {at for at, cell in enumerate(left) if cell != (0, 0)}
     for k, x in list(found.items()):
-        if stuck & set(places(k, third, s1)):
-            _add(left, places(k, third, s1), k, x)
+        if stuck & set(where(k)):
+            _add(left, where(k), k, x)
             del found[k]
     stuck = {at for at, cell in enumerate(left) if cell != (0, 0)}
     explained = sum((c(k, s1) % P) * x for k, x in found.items()) % P
@@ -109,31 +123,41 @@ def read(cells: Sequence[Cell], check: int, span: int, s1: int) -> tuple[dict[in
     return found, sorted(stuck)
 
 
-def _peel(cells: Sequence[Cell], span: int, s1: int) -> tuple[list[Cell], dict[int, int]]:
-    third = len(cells) // 3
+class _Where:
+    """The three cells of a k on a grid."""
+
+    def __init__(self, grid: Sequence[range], s1: int) -> None:
+        self._third, self._s1 = grid[-1].stop // 3, s1
+        self._cell = {place: at for at, part in enumerate(grid) for place in part}
+
+    def __call__(self, k: int) -> list[int]:
+        return [self._cell[place] for place in places(k, self._third, self._s1)]
+
+
+def _peel(cells: Sequence[Cell], where: _Where, span: int) -> tuple[list[Cell], dict[int, int]]:
     left, found = list(cells), dict[int, int]()
     at = idle = steps = 0
     # A cell that only seems to hold one entry may be emptied and filled again for ever.
     while idle < len(cells) and steps < 20 * len(cells):
-        k = _single(left, at, third, span, s1)
+        k = _single(left, at, where, span)
         if k is None:
             idle += 1
         else:
             x = left[at][0]
-            _add(left, places(k, third, s1), k, P - x)
+            _add(left, where(k), k, P - x)
             found[k] = (found.get(k, 0) + x) % P
             idle, steps = 0, steps + 1
         at = (at + 1) % len(cells)
     return left, {k: x for k, x in found.items() if x}
 
 
-def _single(cells: Sequence[Cell], at: int, third: int, span: int, s1: int) -> int | None:
+def _single(cells: Sequence[Cell], at: int, where: _Where, span: int) -> int | None:
     """k of the only entry of a cell, None if it has none or several."""
     r, kr = cells[at]
     if r == 0:
         return None
     k = kr * pow(r, -1, P) % P
-    return k if k < span and at in places(k, third, s1) else None
+    return k if k < span and at in where(k) else None
 
 
 def planes(ks: Sequence[int]) -> bytes:

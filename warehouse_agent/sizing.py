@@ -1,0 +1,171 @@
+"""How large sketches are, without I/O: what goes up with the opening, and what follows a stall.
+
+A changed row takes some 1.25 cells, 10 bytes. Before anything is known they are cells for a number
+of changes that earlier refreshes make likely (`open_sketch`); where they do not suffice, the cells
+themselves tell how many are missing, and only so many follow (`refined`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
+from driftline.sketches import CELL_BYTES, HASHES, Embedding, Grid
+
+from warehouse_agent.expect import Expected
+from warehouse_agent.line import Line
+
+ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
+FINER = 2  # times more cells than are likely: fuller ones do not tell how many changes there are
+FINEST = 131_072  # cells of any table of so many rows; 2 MB at the source, nothing on the wire
+POSSIBLE = tuple(percent / 100 for percent in range(5, 100, 10))  # quantiles of d, all as likely
+SENT = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # quantiles that are weighed
+PARTLY = 1.04  # as many cells as had sufficed at once, where a table is refined in part
+TOPPED_UP = 1.1  # as many cells in all as had sufficed, because how many are missing is estimated
+SOME_MORE = 1.1  # times the cells that did not suffice, whatever is estimated
+LOAD_MAX = 20.0  # changes a cell: then every cell differs
+UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
+FOLDS = (1, 2, 4, 12, 60, 360, 2520, 27_720)  # of many divisors: a stall gets what it needs
+ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
+WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
+WORTH_BYTES = 8192
+SPARSE = 0.3  # of the cells are stuck, or fewer: the next finer ones of these will do
+# Thirds whose tables fold to nearly any size, where nothing was predicted.
+THIRDS = (60, 360, 2520, 10080, 27720, 55440, 110880, 221760, 332640, 498960, THIRD_CELLS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A sketch of our side: how keys embed, cells in a third of its finest table, and the fold of
+    the cells that go up with the opening; 0 when none do."""
+
+    embedding: Embedding
+    third: int
+    fold: int = 0
+
+    @property
+    def cells(self) -> int:
+        """Of the finest table."""
+        return HASHES * self.third
+
+    @property
+    def sent(self) -> Grid | None:
+        """Of the cells that go up with the opening."""
+        return Grid(self.third, self.fold) if self.fold else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of the cells that go up with the opening."""
+        return CELL_BYTES * len(self.sent) if self.sent else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A sketch at the source: the grid of what it heard (None: nothing), and its stuck cells."""
+
+    sketch: Sketch
+    grid: Grid | None = None
+    stuck: int = 0
+
+
+def embedding_for(rows: int, bounds: tuple[int, int] | None) -> Embedding:
+    """How the keys of so many rows embed; `bounds`: the least and the greatest integer key."""
+    if bounds is not None and bounds[1] - bounds[0] < SKETCH_KEYS_MAX:
+        return Embedding(bounds[1] - bounds[0] + 1, bounds[0])
+    return Embedding(min(1 << math.ceil(math.log2(rows / ROWS_PER_BUCKET)), SKETCH_KEYS_MAX))
+
+
+def cells_for(changes: float) -> int:
+    """Cells from which so many changes are read nearly always (RECONCILIATION, section 11:
+    1.26 to 1.4 for each of 100,000 to 1,000; tiny sets need spare ones)."""
+    return math.ceil(1.24 * changes + 5 * math.sqrt(changes) + 40)
+
+
+def open_sketch(
+    *,
+    rows: int,
+    bounds: tuple[int, int] | None,
+    expected: Expected | None,
+    row_bytes: float,
+    line: Line,
+) -> Sketch:
+    """The sketch of a refresh, and what of it goes up before anything is known.
+
+    Nothing sent costs a round trip and then the cells that are needed, and some more, because how
+    many these are is estimated; cells for a quantile of d cost themselves whatever changed, and a
+    round trip and those that are missing where they do not suffice. The cheapest quantile wins, and
+    is capped by what a full copy would cost, lest a wrong prediction costs more.
+
+    Args:
+        rows: of our side, at least one.
+        bounds: the least and the greatest integer key.
+        expected: how many rows changed; None: nothing is known.
+        row_bytes: a compressed row on the wire.
+    """
+    embedding = embedding_for(rows, bounds)
+    if expected is None:
+        return Sketch(embedding, next((t for t in THIRDS if HASHES * t >= rows), THIRDS[-1]))
+    full = rows * row_bytes
+    needs = []
+    for d in map(expected.quantile, POSSIBLE):
+        cells = cells_for(d)
+        is_worth_it = d and CELL_BYTES * cells + d * row_bytes < full
+        needs.append(cells if is_worth_it else 0)
+    cap = min(int(WORTH * full + WORTH_BYTES) // CELL_BYTES, HASHES * THIRD_CELLS_MAX)
+    sizes = [min(cells_for(expected.quantile(q)), cap) for q in SENT]
+    chosen = min([0, *sizes], key=lambda sent: _cost(sent, needs, line))
+    # Bulk changes come unforeseen: what is not on the wire is cheap, and a second scan is not.
+    finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST), HASHES * rows)
+    target = min(max(UNFOLDS * chosen, finest), HASHES * THIRD_CELLS_MAX)
+    if not chosen:
+        return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))
+    third = -(-chosen // HASHES)
+    fits = [f for f in FOLDS if f * third <= THIRD_CELLS_MAX]
+    fold = next((f for f in fits if f * HASHES * third >= target), fits[-1])
+    return Sketch(embedding, fold * third, fold)
+
+
+def _cost(sent: int, needs: Sequence[int], line: Line) -> float:
+    """Bytes of sending so many cells at first, in the mean over what may be needed; 0 is needed
+    where nothing changed, or so much that no sketch is worth it."""
+    cost = float(CELL_BYTES * sent * len(needs))
+    for need in needs:
+        if need > sent:
+            missing = TOPPED_UP * need - sent if sent else ESTIMATE_ERROR * need
+            cost += line.round_trip_bytes + CELL_BYTES * missing + sent / 8  # a bit for each
+    return cost
+
+
+def underestimated(changes: float, grid: Grid | None) -> float:
+    """By how much an estimate of the changes may be too low, as a factor: that of the strata, or
+    two standard deviations of what is told by the cells of a grid that do not differ."""
+    if grid is None or not changes:
+        return ESTIMATE_ERROR
+    load = min(HASHES * changes / len(grid), LOAD_MAX)
+    return min(1 + 2 * math.sqrt(math.expm1(load) / len(grid)) / load, ESTIMATE_ERROR)
+
+
+def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
+    """The grid to refine one to that is not the finest.
+
+    `need`: cells from which all changes would be read, had they been sent at once. `is_stuck`: next
+    to nothing was read; else the next finer cells of what is stuck will do.
+    """
+    third = grid.third
+    folds = [f for f in range(grid.fold, 0, -1) if grid.fold % f == 0]
+    if grid.cut:
+        folds = [f for f in folds if grid.finer % f == 0]
+        enough = need if is_stuck else 0
+        return Grid(third, next((f for f in folds if HASHES * (third // f) >= enough), 1))
+    if not is_stuck:
+        return Grid(third, folds[1])
+    need = max(need, math.ceil(SOME_MORE * len(grid)))
+    found = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
+    for fold in folds:  # all the cells of a fold, and then some of half of it
+        whole = grid.fold // fold  # the cut is between cells of the grid before
+        cut = whole * math.ceil((PARTLY * need - HASHES * (third // fold)) / whole)
+        if fold % 2 == 0 and 0 < cut < HASHES * (third // fold):
+            found.append(Grid(third, fold, cut, fold // 2))
+    return min(found, key=len)
