@@ -7,6 +7,7 @@ level stalls, is asked of fixed seeds.
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from tests.reference import digests
 from tests.reference import sketches as reference
 from tests.sketch_samples import SPANS, Pair, Side, foldings, griddings, pairs, spans
+from warehouse_agent import sizing
 
 # Quotients of few small elements are keys more often than not.
 UNLUCKY = st.integers(0, 3) | st.sampled_from([PRIME - 3, PRIME - 2])
@@ -353,3 +355,29 @@ def test_cells_per_change(
         assert decoder.solved
         assert decoder.ks.tolist() == changed
     assert stalls <= stalls_max
+
+
+@pytest.mark.parametrize("share", [0.4, 0.55, 0.65, 0.75, 0.85, 0.92])
+def test_what_is_missing_is_enough(share: float) -> None:
+    """A table that was too small tells how many changes there are, and is then refined in part."""
+    changes, runs, unsolved = 10_000, 6, 0
+    need = sizing.cells_for(changes)
+    for seed in range(runs):
+        pair = scattered(seed, changes, 1 << 24)
+        third = 12 * round(share * need / HASHES)
+        first = Grid(third, 12)
+        ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
+        decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=ours.check)
+        decoder.take(first, ours.folded(first))
+        assert not decoder.solved
+        assert np.count_nonzero(decoder.stuck) > sizing.SPARSE * len(first)
+        assert decoder.differing is not None
+        told = -len(theirs) * math.log1p(-decoder.differing / len(theirs)) / HASHES
+        assert told == pytest.approx(changes, rel=0.1)
+        grid = sizing.refined(first, need, is_stuck=True)
+        assert len(grid) <= 1.06 * need
+        decoder.take(grid, ours.children(first, grid, decoder.stuck))
+        unsolved += not decoder.solved
+        if decoder.solved:
+            assert decoder.ks.tolist() == pair.changed()
+    assert unsolved <= 1

@@ -286,3 +286,11 @@ def test_what_follows_refines_what_was_sent(
             assert len(finer) >= min(need, 3 * fold * third)
         grid, need, steps = finer, need_again, steps + 1
     assert steps <= 25
+
+
+@given(st.sampled_from(sizing.THIRDS) | st.integers(1, 5000), st.integers(0, 2_000_000))
+def test_a_table_of_nearly_any_size(third: int, need: int) -> None:
+    grid = sizing.fitting(third, need)
+    assert len(grid) >= min(need, 3 * third)
+    if third in sizing.THIRDS and 3 <= need <= 3 * third:
+        assert len(grid) <= 1.04 * need + 3

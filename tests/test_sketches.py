@@ -8,7 +8,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import zstandard
-from driftline import sketches
 from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
@@ -228,12 +227,6 @@ def test_cells_travel(cells: list[tuple[int, int]], beyond: int) -> None:
     for bad in [(beyond, 0), (0, beyond)]:
         with pytest.raises(MalformedMessage):
             Cells.from_bytes(reference.wire([*cells, bad]))
-
-
-@given(st.integers(1, 400), st.integers(-1, 1500))
-def test_the_greatest_fold_that_leaves_enough_cells(third: int, cells: int) -> None:
-    enough = [f for f in range(1, third + 1) if third % f == 0 and HASHES * third // f >= cells]
-    assert sketches.fold_for(third, cells) == max(enough, default=1)
 
 
 # Lists of keys

@@ -24,7 +24,7 @@ from driftline.limits import (
     STRATUM_CELLS,
 )
 from driftline.ranges import POSITION_MIN, Partition, coarse_ranges, from_quantiles, uniform
-from driftline.sketches import CELL_BYTES, HASHES, Grid, fold_for
+from driftline.sketches import CELL_BYTES, HASHES, Grid
 from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.line import Line
@@ -34,6 +34,7 @@ from warehouse_agent.sizing import (
     Sketch,
     Stall,
     cells_for,
+    fitting,
     refined,
     underestimated,
 )
@@ -155,7 +156,7 @@ def _by_sketch(stall: Stall, changes: float, payload: float) -> Choice | None:
     if need > sketch.cells:
         return None
     if grid is None:
-        wanted = Grid(sketch.third, fold_for(sketch.third, need))
+        wanted = fitting(sketch.third, need)
         sent = float(len(wanted))
     elif len(grid) == sketch.cells:
         return None

@@ -8,7 +8,7 @@ themselves tell how many are missing, and only so many follow (`refined`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
@@ -147,11 +147,16 @@ def underestimated(changes: float, grid: Grid | None) -> float:
     return min(1 + 2 * math.sqrt(math.expm1(load) / len(grid)) / load, ESTIMATE_ERROR)
 
 
+def fitting(third: int, need: int) -> Grid:
+    """The smallest grid from which so much is read that takes so many cells of one fold."""
+    return _least(third, [f for f in range(third, 0, -1) if third % f == 0], need, lambda fold: 1)
+
+
 def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
     """The grid to refine one to that is not the finest.
 
-    `need`: cells from which all changes would be read, had they been sent at once. `is_stuck`: next
-    to nothing was read; else the next finer cells of what is stuck will do.
+    `need`: cells of one fold from which all changes would be read. `is_stuck`: next to nothing was
+    read; else the next finer cells of what is stuck will do.
     """
     third = grid.third
     folds = [f for f in range(grid.fold, 0, -1) if grid.fold % f == 0]
@@ -162,10 +167,18 @@ def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
     if not is_stuck:
         return Grid(third, folds[1])
     need = max(need, math.ceil(SOME_MORE * len(grid)))
+    return _least(third, folds, need, lambda fold: grid.fold // fold)
+
+
+def _least(third: int, folds: list[int], need: int, step: Callable[[int], int]) -> Grid:
+    """All cells of one of these folds, descending, or some of them and the others by half of it.
+
+    `step`: of how many cells of a fold a cut is a multiple.
+    """
     found = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
-    for fold in folds:  # all the cells of a fold, and then some of half of it
-        whole = grid.fold // fold  # the cut is between cells of the grid before
-        cut = whole * math.ceil((PARTLY * need - HASHES * (third // fold)) / whole)
-        if fold % 2 == 0 and 0 < cut < HASHES * (third // fold):
+    for fold in folds:
+        cells, whole = HASHES * (third // fold), step(fold)
+        cut = whole * math.ceil((PARTLY * need - cells) / whole)
+        if fold % 2 == 0 and 0 < cut < cells:
             found.append(Grid(third, fold, cut, fold // 2))
     return min(found, key=len)

@@ -313,9 +313,3 @@ def unpack(data: bytes, *, span: int, count_max: int) -> U64:
     if len(ks) and (not steps[1:].all() or int(ks[-1]) >= span):
         raise MalformedMessage("A list of keys does not ascend below its span.")
     return ks
-
-
-def fold_for(third: int, cells: int) -> int:
-    """The greatest fold that leaves a table of at least so many cells; 1 where none does."""
-    folds = (f for f in range(third, 0, -1) if third % f == 0)
-    return next((f for f in folds if HASHES * (third // f) >= cells), 1)
