@@ -20,7 +20,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.ranges import RangeSums, estimate_differing, strata
-from driftline.sketches import PRIME, Cells
+from driftline.sketches import HASHES, PRIME, Cells
 
 from source_agent import hear
 from source_agent.decode import Sketching
@@ -54,7 +54,8 @@ class Comparison:
         self._sketch = hear.sketch_of(opening, shape)
         self._crew = crew
         self._grouping = hear.grouping_of(opening, shape)
-        self._strata = None if self._grouping else hear.strata_of(opening)
+        slots = HASHES * self._sketch.third if self._sketch else self._partition.ranges
+        self._strata = None if self._grouping else hear.strata_in(opening, slots)
         self._reader = reader_of(session, shape, opening, salt=self._salt, tally=tally)
         level = min(max(opening.level, 1), 19)
         self._shipper = Shipper(shape.recipe, self._salt, level=level)

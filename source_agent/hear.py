@@ -30,12 +30,11 @@ from driftline.limits import (
     PART_RANGES_MAX,
     PROTOCOL_VERSION,
     SEGMENTS_MAX,
-    STRATA,
     STRATUM_CELLS,
     THIRD_CELLS_MAX,
     UNIT_KEYS_PER_MESSAGE,
 )
-from driftline.ranges import POSITION_MAX, Partition, coarse_ranges
+from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
 from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
 from driftline.units import Run, UnitSums
 
@@ -58,9 +57,8 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
             f"The warehouse speaks protocol {opening.protocol}, this source {PROTOCOL_VERSION}.",
             remedy="Install the same release on both sides.",
         )
-    sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum), len(opening.strata))
-    strata_bytes = 0 if opening.HasField("grouping") else STRATA * STRATUM_CELLS
-    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES, strata_bytes):
+    sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
+    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
         raise MalformedMessage("An opening has fields of a wrong size.")
     if opening.recipe != shape.recipe.id:
         raise RecipeChanged(
@@ -79,9 +77,16 @@ def salt_of(opening: pb.Open) -> Salt:
     return Salt.from_bytes(opening.salt)
 
 
-def strata_of(opening: pb.Open) -> npt.NDArray[np.uint8]:
-    """The warehouse's strata, uint8 [STRATA, STRATUM_CELLS]."""
-    return np.frombuffer(opening.strata, np.uint8).reshape(STRATA, STRATUM_CELLS)
+def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
+    """The warehouse's strata of so many slots, uint8 [strata, STRATUM_CELLS].
+
+    Raises:
+        MalformedMessage: another number of them.
+    """
+    count = strata_of(slots)
+    if len(opening.strata) != count * STRATUM_CELLS:
+        raise MalformedMessage("An opening has another number of strata than its slots.")
+    return np.frombuffer(opening.strata, np.uint8).reshape(count, STRATUM_CELLS)
 
 
 def partition_of(opening: pb.Open) -> Partition:
@@ -146,6 +151,8 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
     embedding = _embedding(said, shape)
     if opening.HasField("sketch") or opening.HasField("within") or not opening.count:
         raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
+    if opening.strata:
+        raise MalformedMessage("Groups have no strata.")
     if len(said.firsts) != len(said.lasts) or len(said.firsts) > PART_RANGES_MAX:
         raise MalformedMessage("The ranges of a part are no ranges, or too many.")
     first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)

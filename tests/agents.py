@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest, Salt
-from driftline.limits import PROTOCOL_VERSION, STRATA, STRATUM_CELLS
-from driftline.ranges import Partition, uniform
+from driftline.limits import PROTOCOL_VERSION, STRATUM_CELLS
+from driftline.ranges import Partition, strata_of, uniform
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.configure import SourceConfig, load
@@ -104,7 +104,7 @@ def opening(
     relation: str = "orders",
     ours: Digest | None = None,
     partition: Partition | None = None,
-    strata: bytes = bytes(STRATA * STRATUM_CELLS),
+    strata: bytes | None = None,
     protocol: int = PROTOCOL_VERSION,
 ) -> pb.Request:
     """An `Open`; by default of a warehouse that holds nothing."""
@@ -121,7 +121,7 @@ def opening(
             sum=ours.sum_bytes(),
             start_steps=steps,
             shifts=bytes(partition.shifts),
-            strata=strata,
+            strata=bytes(strata_of(partition.ranges) * STRATUM_CELLS) if strata is None else strata,
             level=3,
         )
     )

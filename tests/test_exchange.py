@@ -31,9 +31,9 @@ from driftline.errors import (
     SnapshotLost,
     VersionMismatch,
 )
-from driftline.limits import SEGMENTS_MAX, STRATA, STRATUM_CELLS, THIRD_CELLS_MAX
-from driftline.ranges import Partition, from_quantiles, uniform
-from driftline.sketches import PRIME, Embedding, pack
+from driftline.limits import SEGMENTS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
+from driftline.ranges import Partition, from_quantiles, strata_of, uniform
+from driftline.sketches import HASHES, PRIME, Embedding, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -525,6 +525,15 @@ def opening_with(opening: pb.Open, **fields: Any) -> pb.Open:
     return spoilt
 
 
+def sketched(opening: pb.Open, **said: Any) -> pb.Open:
+    """With a sketch of these parameters, and strata of as many slots."""
+    sketch = pb.Sketch(**(SPANS | said))
+    strata = bytes(strata_of(HASHES * sketch.third) * STRATUM_CELLS)
+    found = opening_with(opening, strata=strata)
+    found.sketch.CopyFrom(sketch)
+    return found
+
+
 MANY = SEGMENTS_MAX + 1
 OPENINGS: list[tuple[dict[str, Any], type[DriftlineError] | None]] = [
     ({"protocol": 0}, VersionMismatch),
@@ -534,7 +543,8 @@ OPENINGS: list[tuple[dict[str, Any], type[DriftlineError] | None]] = [
     ({"salt": bytes(15)}, MalformedMessage),
     ({"salt": bytes(17)}, MalformedMessage),
     ({"sum": b""}, MalformedMessage),
-    ({"strata": bytes(STRATA * STRATUM_CELLS - 1)}, MalformedMessage),
+    ({"strata": bytes(STRATUM_CELLS - 1)}, MalformedMessage),
+    ({"strata": bytes(14 * STRATUM_CELLS)}, MalformedMessage),
     ({"strata": bytes(1 << 20)}, MalformedMessage),
     ({"recipe": b""}, RecipeChanged),
     ({"recipe": bytes(16)}, RecipeChanged),
@@ -585,8 +595,7 @@ SKETCHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("number", range(len(SKETCHES)))
 def test_a_bad_sketch_is_refused_before_anything_is_read(bench: Bench, number: int) -> None:
-    spoilt = opening_with(bench.opening)
-    spoilt.sketch.CopyFrom(pb.Sketch(**(SPANS | SKETCHES[number])))
+    spoilt = sketched(bench.opening, **SKETCHES[number])
     with pytest.raises(MalformedMessage):
         bench.say(opening=spoilt)
     assert bench.tally.scans == 0
@@ -623,8 +632,7 @@ BAD_CELLS: dict[str, list[pb.Request]] = {
 
 @pytest.mark.parametrize("name", BAD_CELLS)
 def test_bad_cells_are_refused_before_anything_is_read(bench: Bench, name: str) -> None:
-    opening = opening_with(bench.opening)
-    opening.sketch.CopyFrom(pb.Sketch(**SPANS))
+    opening = sketched(bench.opening)
     tracemalloc.start()
     try:
         with pytest.raises(MalformedMessage):
@@ -649,8 +657,7 @@ REFINED: dict[str, list[pb.Request]] = {
 
 @pytest.mark.parametrize("name", REFINED)
 def test_bad_children_of_stuck_cells(bench: Bench, name: str) -> None:
-    opening = opening_with(bench.opening)
-    opening.sketch.CopyFrom(pb.Sketch(**(SPANS | {"fold": 60})))
+    opening = sketched(bench.opening, fold=60)
     with pytest.raises(MalformedMessage):
         bench.say(pb.Request(cells=NOISE[0]), *REFINED[name], opening=opening)
     assert bench.tally.scans == 1
@@ -659,8 +666,7 @@ def test_bad_children_of_stuck_cells(bench: Bench, name: str) -> None:
 def test_cells_of_noise_are_a_verdict_not_an_answer(bench: Bench) -> None:
     dice = random.Random(3)
     noise = b"".join(struct.pack("<2I", *dice.choices(range(PRIME), k=2)) for _ in range(45))
-    opening = opening_with(bench.opening)
-    opening.sketch.CopyFrom(pb.Sketch(**SPANS))
+    opening = sketched(bench.opening)
     said = [
         pb.Request(cells=pb.Cells(fold=4, cells=noise, last=True)),
         pb.Request(whole=pb.Whole()),

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from driftline import limits
 from driftline import wire_pb2 as pb
+from driftline.ranges import strata_of
 
 PROTOCOL = Path(__file__).resolve().parent.parent / "docs/protocol.md"
 LIMITS = {name: value for name, value in vars(limits).items() if name.isupper()}
 UNITS = re.compile(
-    r"VERSION$|BYTES|_S$|ROWS|COLUMNS|RANGES|SEGMENTS|STRATA|CELLS|HASHES|DIGESTS|KEYS|SAMPLES"
+    r"VERSION$|BYTES|_S$|ROWS|COLUMNS|RANGES|SEGMENTS|CELLS|HASHES|DIGESTS|KEYS|SAMPLES"
 )
 
 
@@ -46,7 +47,7 @@ def test_an_opening_of_the_largest_partition_fits_a_message() -> None:
         sum=bytes(16),
         start_steps=[-(2**63)] * segments,
         shifts=bytes(segments),
-        strata=bytes(limits.STRATA * limits.STRATUM_CELLS),
+        strata=bytes(strata_of(limits.THIRD_CELLS_MAX * 3) * limits.STRATUM_CELLS),
         level=19,
     )
     assert pb.Request(open=opening).ByteSize() < 6_000  # an unchanged table costs not much more

@@ -71,8 +71,16 @@ def test_any_edit_within_a_tile_is_found(data: st.DataObject) -> None:
         assert out.rows_read == len(expected)
 
 
-def open_within(first: int, last: int, recipe: bytes = b"", *, count: int = 0) -> pb.Open:
-    message = opening(recipe, ours=Digest(count, 1 if count else 0)).open
+def open_within(
+    first: int,
+    last: int,
+    recipe: bytes = b"",
+    *,
+    count: int = 0,
+    partition: Partition | None = None,
+) -> pb.Open:
+    ours = Digest(count, 1 if count else 0)
+    message = opening(recipe, ours=ours, partition=partition).open
     message.within.first, message.within.last = first, last
     return message
 
@@ -138,9 +146,8 @@ def answers(path: Path, bounds: tuple[int, int], *, count: int) -> Any:
     session = open_session(path)
     shape = session.describe(INTEGER.relation)
     tally = Tally()
-    message = open_within(*bounds, shape.recipe.id, count=count)
     whole = Partition((POSITION_MIN,), (56,))
-    message.start_steps[:], message.shifts = list(whole.starts), bytes(whole.shifts)
+    message = open_within(*bounds, shape.recipe.id, count=count, partition=whole)
     requests = iter([pb.Request(whole=pb.Whole())])
     return session, Comparison(session, shape, message, tally).answer(requests), tally
 

@@ -84,7 +84,8 @@ def load(known: Known) -> Candidate:
     """The first: Describe, then everything."""
     rows, size = known.rows_expected, None
     if rows is not None:
-        size = plan.opening_bytes(known.partition) + int(rows * known.row_bytes)
+        ranges = known.partition.ranges
+        size = plan.opening_bytes(known.partition, ranges) + int(rows * known.row_bytes)
     took = None if rows is None or size is None else _exchange_s(known, rows, size, 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
@@ -97,8 +98,14 @@ def refreshes(
         return _in_tiles(known, known.tiled, ours, changed)
     theirs = ours if known.rows_expected is None else known.rows_expected
     sketch = _sketch(known, expected)
-    opening = plan.opening_bytes(known.partition)
+    slots = sketch.cells if sketch else known.partition.ranges
+    opening = plan.opening_bytes(known.partition, slots)
     sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
+    need = CELL_BYTES * sizing.cells_for(changed)
+    is_enough = sketch is not None and need <= sketch.bytes_sent
+    stall = None if sketch is None else Stall(sketch)
+    if sketch is not None and sketch.sent is not None and not is_enough:
+        stall = Stall(sketch, sketch.sent, stuck=len(sketch.sent))
     options = {
         forced: plan.choose(
             ours=Digest(ours),
@@ -108,7 +115,7 @@ def refreshes(
             row_bytes=known.row_bytes,
             forced=forced,
             line=known.line,
-            stall=None if sketch is None else Stall(sketch),
+            stall=stall,
         )
         for forced in (*Method, known.forced)
     }
@@ -117,8 +124,6 @@ def refreshes(
     is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        cells = sizing.cells_for(changed)
-        is_enough = CELL_BYTES * cells <= sketch.bytes_sent
         size = sent + int(changed * known.row_bytes)
         if not is_enough:
             size = sent + options[Method.SKETCH].bytes_expected

@@ -20,10 +20,16 @@ from driftline.digests import Digest
 from driftline.limits import (
     RANGES_MAX,
     ROW_HASHES_MAX,
-    STRATA,
     STRATUM_CELLS,
 )
-from driftline.ranges import POSITION_MIN, Partition, coarse_ranges, from_quantiles, uniform
+from driftline.ranges import (
+    POSITION_MIN,
+    Partition,
+    coarse_ranges,
+    from_quantiles,
+    strata_of,
+    uniform,
+)
 from driftline.sketches import CELL_BYTES, HASHES, Grid
 from driftline.units import ROW_HASH_BYTES
 
@@ -122,13 +128,14 @@ def choose(
         return by_sketch
     if forced is Method.RANGE and by_range:
         return by_range
-    # Row by row the worst case counts: an estimate that is too low must not cost more than a copy.
-    waits = line.round_trip_bytes
+    # The worst case counts: an estimate that is too low must not cost more than a copy.
+    more = (ESTIMATE_ERROR - 1) * changed * row_bytes
     options = [(full.bytes_expected + 0.0, full)]
     if by_range:
-        options.append((by_range.bytes_expected + waits, by_range))
+        cost = by_range.bytes_expected + more + line.round_trip_bytes
+        options.append((cost, by_range))
     if by_sketch:
-        options.append((ESTIMATE_ERROR * by_sketch.bytes_expected, by_sketch))
+        options.append((by_sketch.bytes_expected + more, by_sketch))
     return min(options, key=lambda option: option[0])[1]
 
 
@@ -177,7 +184,7 @@ def rows_changed(differing: int, slots: int) -> float:
 
 def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, row_bytes: float) -> int:
     """What an exchange takes that finds so many changed rows, and guessed well."""
-    fixed = opening_bytes(partition) + SKETCH_BYTES + REPLY_BYTES
+    fixed = opening_bytes(partition, sketch.cells) + SKETCH_BYTES + REPLY_BYTES
     if not changed:
         return fixed + sketch.bytes_sent
     cells = max(CELL_BYTES * cells_for(changed), sketch.bytes_sent)
@@ -192,13 +199,13 @@ def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:
     return round(changed * row_bytes + bits / 8)
 
 
-def opening_bytes(partition: Partition) -> int:
-    """Of the first message: strata, and a start and a shift for every segment."""
+def opening_bytes(partition: Partition, slots: int) -> int:
+    """Of the first message: strata of so many slots, and a start and a shift for every segment."""
     starts = partition.starts
     # Steps are zigzag varints, modulo 2^64: seven bits a byte, one of them the sign.
     steps = [(b - a + (1 << 63)) % (1 << 64) - (1 << 63) for a, b in pairwise((0, *starts))]
     varints = sum((step.bit_length() + 7) // 7 for step in steps)
-    return OPEN_BYTES + STRATA * STRATUM_CELLS + varints + len(starts)
+    return OPEN_BYTES + strata_of(slots) * STRATUM_CELLS + varints + len(starts)
 
 
 def shrank(before: int, after: int) -> bool:

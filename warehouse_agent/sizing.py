@@ -18,7 +18,7 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line
 
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
-FINER = 2  # times more cells than are likely: fuller ones do not tell how many changes there are
+FINER = 6  # times more cells than are likely: fuller ones do not tell how many changes there are
 FINEST = 131_072  # cells of any table of so many rows; 2 MB at the source, nothing on the wire
 POSSIBLE = tuple(percent / 100 for percent in range(5, 100, 10))  # quantiles of d, all as likely
 SENT = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # quantiles that are weighed
@@ -27,7 +27,7 @@ TOPPED_UP = 1.1  # as many cells in all as had sufficed, because how many are mi
 SOME_MORE = 1.1  # times the cells that did not suffice, whatever is estimated
 LOAD_MAX = 20.0  # changes a cell: then every cell differs
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
-FOLDS = (1, 2, 4, 12, 60, 360, 2520, 27_720)  # of many divisors: a stall gets what it needs
+FOLDS = tuple(1 << bits for bits in range(16))  # a stall halves some of them, and again
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
@@ -106,7 +106,7 @@ def open_sketch(
     """
     embedding = embedding_for(rows, bounds)
     if expected is None:
-        return Sketch(embedding, next((t for t in THIRDS if HASHES * t >= rows), THIRDS[-1]))
+        return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
     full = rows * row_bytes
     needs = []
     for d in map(expected.quantile, POSSIBLE):
@@ -149,7 +149,7 @@ def underestimated(changes: float, grid: Grid | None) -> float:
 
 def fitting(third: int, need: int) -> Grid:
     """The smallest grid from which so much is read that takes so many cells of one fold."""
-    return _least(third, [f for f in range(third, 0, -1) if third % f == 0], need, lambda fold: 1)
+    return _least(third, _divisors(third), need, lambda fold: 1)
 
 
 def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
@@ -158,16 +158,11 @@ def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
     `need`: cells of one fold from which all changes would be read. `is_stuck`: next to nothing was
     read; else the next finer cells of what is stuck will do.
     """
-    third = grid.third
-    folds = [f for f in range(grid.fold, 0, -1) if grid.fold % f == 0]
-    if grid.cut:
-        folds = [f for f in folds if grid.finer % f == 0]
-        enough = need if is_stuck else 0
-        return Grid(third, next((f for f in folds if HASHES * (third // f) >= enough), 1))
+    folds = [grid.fold, *_divisors(grid.finer)] if grid.cut else _divisors(grid.fold)
     if not is_stuck:
-        return Grid(third, folds[1])
+        return Grid(grid.third, folds[1])
     need = max(need, math.ceil(SOME_MORE * len(grid)))
-    return _least(third, folds, need, lambda fold: grid.fold // fold)
+    return _least(grid.third, folds, need, lambda fold: grid.fold // fold)
 
 
 def _least(third: int, folds: list[int], need: int, step: Callable[[int], int]) -> Grid:
@@ -179,6 +174,11 @@ def _least(third: int, folds: list[int], need: int, step: Callable[[int], int]) 
     for fold in folds:
         cells, whole = HASHES * (third // fold), step(fold)
         cut = whole * math.ceil((PARTLY * need - cells) / whole)
-        if fold % 2 == 0 and 0 < cut < cells:
+        if 0 < cut < cells and 2 * (fold // 2) == fold and fold // 2 in folds:
             found.append(Grid(third, fold, cut, fold // 2))
     return min(found, key=len)
+
+
+def _divisors(fold: int) -> list[int]:
+    """Descending."""
+    return [f for f in range(fold, 0, -1) if fold % f == 0]

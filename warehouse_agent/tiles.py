@@ -22,8 +22,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 from driftline.digests import MASK128, Digest, Mixed
-from driftline.limits import RANGES_MAX, STRATA, STRATUM_CELLS
-from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, RangeSums
+from driftline.limits import RANGES_MAX, STRATUM_CELLS
+from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, RangeSums, strata_of
 from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent import plan
@@ -230,7 +230,8 @@ def pass_cost(rows: int, changed: int, row_bytes: float, wanted: Incremental) ->
     """
     tiles = count_for(rows, wanted)
     hit = tiles * -math.expm1(changed * math.log1p(-1 / tiles)) if tiles > 1 else min(changed, 1)
-    opening = plan.OPEN_BYTES + STRATA * STRATUM_CELLS + _TILE_BYTES
+    strata = strata_of(max(rows // tiles // plan.ROWS_PER_RANGE, 2))
+    opening = plan.OPEN_BYTES + strata * STRATUM_CELLS + _TILE_BYTES
     size = tiles * opening + changed * row_bytes
     if changed:
         size += hit * _refine_bytes(rows / tiles, changed / hit)

@@ -27,6 +27,7 @@ U64 = npt.NDArray[np.uint64]
 _P = np.uint64(PRIME)
 _ROUNDS_MAX = 200  # of peeling; a table that decodes needs a few dozen
 _CHUNK = 1 << 16  # entries at once
+_HALVINGS = 60  # of an interval of doubles
 ERROR_MAX = 0.1  # a standard deviation of what cells tell of their number, relative to it
 
 
@@ -43,8 +44,7 @@ class Decoder:
         self._ks, self._xs = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         self._left = Cells(0)  # what is not explained yet, on this grid
         self.grid: Grid | None = None  # none was taken yet
-        # Of the cells first taken: how many, and the share that did not differ.
-        self._first, self._same = 1, 0.0
+        self._told: int | None = None
         self.stuck = np.zeros(0, np.bool_)
 
     @property
@@ -60,13 +60,7 @@ class Decoder:
     def differing(self) -> int | None:
         """How many cells of the finest table differ, by how many of those first taken do not; None
         where nothing was taken, or these are too few to tell."""
-        if not self._same:
-            return None
-        load = -math.log(self._same)
-        if math.sqrt(math.expm1(load) / self._first) > ERROR_MAX * load:
-            return None
-        finest = len(self._theirs)
-        return max(round(finest * -math.expm1(-load * self._first / finest)), 1)
+        return self._told
 
     def cells_expected(self, grid: Grid) -> int:
         """How many cells follow when our side refines to this grid.
@@ -86,7 +80,7 @@ class Decoder:
         if parent is None:
             table.r = (table.r + _P - ours.r) % _P
             table.kr = (table.kr + _P - ours.kr) % _P
-            self._count(table)
+            self._told = self._tell(grid, table)
         else:
             zones = parent.zones(grid)
             self._subtract(table, self._ks, self._xs)
@@ -102,9 +96,19 @@ class Decoder:
             self.stuck[:] = True
         self._left = table
 
-    def _count(self, table: Cells) -> None:
-        self._first = len(table)
-        self._same = 1 - int(np.count_nonzero(_busy(table))) / len(table)
+    def _tell(self, grid: Grid, table: Cells) -> int | None:
+        """A cell of so many of the finest does not differ where none of these does."""
+        same = len(table) - int(np.count_nonzero(_busy(table)))
+        load = math.log(len(table) / same) if same else math.inf
+        if not same or math.sqrt(math.expm1(load) / len(table)) > ERROR_MAX * load:
+            return None
+        parts = [((end - first) // fold, fold) for first, end, fold in grid.spans()]
+        low, high = 0.0, 1.0  # the share of the finest cells that do not differ
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_more = sum(cells * middle**fold for cells, fold in parts) > same
+            low, high = (low, middle) if is_more else (middle, high)
+        return max(round(len(self._theirs) * (1 - high)), 1)
 
     def _refined(self, fine: U64, ours: U64, left: U64, zones: list[Zone]) -> U64:
         """The unexplained difference one level down: zero but below stuck cells."""

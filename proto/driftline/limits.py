@@ -27,7 +27,6 @@ NAME_BYTES_MAX = 1024  # of a relation; longer names are refused unread
 # Comparison. Ranges bound what both sides hold, whatever the table's size.
 RANGES_MAX = 1 << 18  # 4 MiB of sums at the source, one row each on the Spark driver
 SEGMENTS_MAX = 256  # of a partition: 3 kB in `Open`
-STRATA = 14  # the sparsest stratum holds 1 range in 2^13
 STRATUM_CELLS = 32  # of a byte: the estimate has a standard deviation of 12 %
 ROW_HASHES_MAX = 1 << 22  # 8 bytes each on the line, 16 in memory; beyond it, everything is sent
 DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from driftline.digests import MASK128, P3, Digest, Mixed, Salt, xx_array
 from driftline.errors import MalformedMessage
-from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATA, STRATUM_CELLS
+from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATUM_CELLS
 
 Indices = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -195,19 +195,25 @@ def coarse_ranges(ranges: int, by: int) -> int:
     return -(-ranges // (1 << by))
 
 
+def strata_of(slots: int) -> int:
+    """How many strata so many slots have: the sparsest holds one or two of them for each cell."""
+    return max((slots // STRATUM_CELLS).bit_length(), 1)
+
+
 def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint8]:
-    """uint8 [STRATA, STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
+    """uint8 [strata_of(slots), STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
 
     `digests`: uint64 [slots], the short digests of ranges or the Σ r of a sketch's cells.
     """
-    out = np.zeros((STRATA, STRATUM_CELLS), np.uint64)
+    count = strata_of(len(digests))
+    out = np.zeros((count, STRATUM_CELLS), np.uint64)
     for first in range(0, len(digests), _SLOTS_AT_ONCE):
         some = digests[first : first + _SLOTS_AT_ONCE]
         slots = np.arange(first, first + len(some), dtype=np.uint64)
         x = xx_array(slots, np.uint64(salt.s0))
         low = x & -x
-        zeros = np.where(x == 0, STRATA, np.log2(np.maximum(low, np.uint64(1)).astype(np.float64)))
-        stratum = np.minimum(zeros.astype(np.int64), STRATA - 1)
+        zeros = np.where(x == 0, count, np.log2(np.maximum(low, np.uint64(1)).astype(np.float64)))
+        stratum = np.minimum(zeros.astype(np.int64), count - 1)
         cell = ((x >> np.uint64(48)) % np.uint64(STRATUM_CELLS)).astype(np.int64)
         np.add.at(out, (stratum, cell), some)
     return (out & np.uint64(0xFF)).astype(np.uint8)
@@ -222,7 +228,7 @@ def estimate_differing(
     probability (1 − exp(−share_t·D/cells))·255/256, being a byte. At least 1.
     """
     differing = (ours != theirs).sum(axis=1)
-    shares = np.array([2.0 ** -(t + 1) for t in range(STRATA)])
+    shares = np.array([2.0 ** -(t + 1) for t in range(len(ours))])
     shares[-1] *= 2
     grid = np.unique(np.geomspace(1, max(ranges, 2), 256).astype(np.int64))
     load = np.outer(grid, shares) / STRATUM_CELLS

@@ -143,7 +143,7 @@ class Grid:
         """Sums modulo PRIME, uint64 [cells here], of those of the finest table."""
         parts = [
             (values[first:end] % _P).reshape(-1, fold).sum(axis=1) % _P
-            for first, end, fold in self._spans()
+            for first, end, fold in self.spans()
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -173,7 +173,7 @@ class Grid:
         """How many cells `finer` adds."""
         return self.cut * (self.fold // self.finer - 1) if self.cut else 0
 
-    def _spans(self) -> list[tuple[int, int, int]]:
+    def spans(self) -> list[tuple[int, int, int]]:
         """First cell, end and fold, in cells of the finest table."""
         behind = (self._border, HASHES * self.third, self.fold)
         return [(0, self._border, self.finer), behind] if self.cut else [behind]

@@ -221,7 +221,7 @@ class Open(_message.Message):
     shifts: _builtins.bytes
     """one byte each"""
     strata: _builtins.bytes
-    """STRATA x STRATUM_CELLS bytes"""
+    """strata x STRATUM_CELLS bytes"""
     level: _builtins.int
     """zstd"""
     @_builtins.property

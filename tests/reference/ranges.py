@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tests.reference.digests import xx
 
 FIRST, LAST = -(2**63), 2**63 - 1
-STRATA, CELLS = 14, 32
+CELLS = 32
 
 Segments = Sequence[tuple[int, int]]
 
@@ -64,18 +64,26 @@ def coarse_count(ranges: int, by: int) -> int:
     return len({coarse(i, by) for i in range(ranges)})
 
 
-def stratum_and_cell(index: int, s0: int) -> tuple[int, int]:
+def strata_of(slots: int) -> int:
+    count = 1
+    while 2**count <= slots // CELLS:
+        count += 1
+    return count
+
+
+def stratum_and_cell(index: int, s0: int, count: int) -> tuple[int, int]:
     x = xx(index, s0)
     zeros = 0
-    while zeros < STRATA - 1 and x % 2 ** (zeros + 1) == 0:
+    while zeros < count - 1 and x % 2 ** (zeros + 1) == 0:
         zeros += 1
     return zeros, (x // 2**48) % CELLS
 
 
 def strata(short_digests: Sequence[int], s0: int) -> list[list[int]]:
-    """The cells of every stratum, modulo 2^16."""
-    cells = [[0] * CELLS for _ in range(STRATA)]
+    """The cells of every stratum, modulo 2^8."""
+    count = strata_of(len(short_digests))
+    cells = [[0] * CELLS for _ in range(count)]
     for i, digest in enumerate(short_digests):
-        stratum, cell = stratum_and_cell(i, s0)
+        stratum, cell = stratum_and_cell(i, s0, count)
         cells[stratum][cell] = (cells[stratum][cell] + digest) % 2**8
     return cells
