@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.ranges import RangeSums, estimate_differing, strata
-from driftline.sketches import HASHES, PRIME, Cells
+from driftline.sketches import HASHES, Cells
 
 from source_agent import hear
 from source_agent.decode import Sketching
@@ -136,7 +135,9 @@ class Comparison:
     def _differing(self, sums: RangeSums, cells: Cells | None) -> int:
         """How many ranges, or cells where there are some, seem to differ."""
         assert self._strata is not None
-        slots = sums.short_digests() if cells is None else cells.r % np.uint64(PRIME)
+        if cells is not None:
+            cells.reduce()
+        slots = sums.short_digests() if cells is None else cells.r
         return estimate_differing(self._strata, strata(slots, self._salt), len(slots))
 
     def _ship_everything(self) -> Generator[pb.Reply, None, Digest]:

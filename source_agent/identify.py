@@ -67,7 +67,8 @@ def ship_wanted(
     where = np.unique(np.concatenate(found.positions)[wanted])
     for batch in reader.find(where, where, rows=len(where), total=total):
         at = np.minimum(np.searchsorted(hashes, batch.mixed.m0), len(hashes) - 1)
-        named = (hashes[at] == batch.mixed.m0) & np.isin(batch.positions, where)
+        place = np.minimum(np.searchsorted(where, batch.positions), len(where) - 1)
+        named = (hashes[at] == batch.mixed.m0) & (where[place] == batch.positions)
         yield from shipper.pick(batch, up_to(left, at, named))
     yield from shipper.flush()
     reader.same_snapshot(not left.any())

@@ -24,7 +24,7 @@ from driftline.fingerprints import position_seed
 from driftline.keys import positions
 from driftline.limits import CELLS_PER_MESSAGE, PROTOCOL_VERSION
 from driftline.ranges import Partition, strata
-from driftline.sketches import CELL_BYTES, PRIME, Embedding, Grid, unpack
+from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent import refine, regroup
@@ -186,7 +186,9 @@ class Conversation:
         starts = o.partition.starts
         steps = [_wrap(b - a) for a, b in zip((0, *starts), starts, strict=False)]
         cells = o.sums.cells
-        slots = o.sums.ranges.short_digests() if cells is None else cells.r % np.uint64(PRIME)
+        if cells is not None:
+            cells.reduce()
+        slots = o.sums.ranges.short_digests() if cells is None else cells.r
         sampled = b"" if o.grouped else strata(slots, o.salt).tobytes()
         return pb.Open(
             protocol=PROTOCOL_VERSION,

@@ -140,9 +140,9 @@ class Grid:
         return np.where(places < self._border, places // self.finer, behind)
 
     def folded(self, values: U64) -> U64:
-        """Sums modulo PRIME, uint64 [cells here], of those of the finest table."""
+        """Sums modulo PRIME, uint64 [cells here], of those of the finest table, below PRIME."""
         parts = [
-            (values[first:end] % _P).reshape(-1, fold).sum(axis=1) % _P
+            values[first:end].reshape(-1, fold).sum(axis=1) % _P
             for first, end, fold in self.spans()
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -214,13 +214,21 @@ class Cells:
             np.add.at(self.kr, at, kr)
         self.check = (self.check + checked(checks, r)) % PRIME
 
+    def reduce(self) -> None:
+        """Modulo PRIME, where they are: a table may be 35 MB."""
+        self.r %= _P
+        self.kr %= _P
+
     def merge(self, other: Cells) -> None:
-        self.r = (self.r + other.r) % _P
-        self.kr = (self.kr + other.kr) % _P
+        self.reduce()
+        self.r += other.r % _P
+        self.kr += other.kr % _P
+        self.reduce()
         self.check = (self.check + other.check) % PRIME
 
     def folded(self, grid: Grid) -> Cells:
         """The same cells folded, reduced; a table where the grid has no cut."""
+        self.reduce()
         out = Cells(0 if grid.cut else self.third // grid.fold)
         out.r, out.kr = grid.folded(self.r), grid.folded(self.kr)
         return out
@@ -240,7 +248,8 @@ class Cells:
 
     def to_bytes(self) -> bytes:
         """Reduced, as they travel: r and kr of each cell, little-endian uint32."""
-        pairs = np.stack([self.r % _P, self.kr % _P], axis=1)
+        self.reduce()
+        pairs = np.stack([self.r, self.kr], axis=1)
         return pairs.astype("<u4").tobytes()
 
     @classmethod
