@@ -100,14 +100,22 @@ class Warehouse:
             scans=out.scans,
             idle_bytes=wire.opening_bytes + wire.end_bytes(),
             bare_bytes=wire.sent[0] + wire.end_bytes(),
-            modelled_bytes=_modelled(opening, out, inserted + updated + deleted),
+            modelled_bytes=self._modelled(opening, out, inserted + updated + deleted),
             load_bytes=copy.load_bytes(opening.salt),
         )
+
+    def _modelled(self, opening: Opening, out: Outcome, changed: int) -> int | None:
+        """As `Prepared.bytes_for`, of which there is none without Spark."""
+        if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
+            return None
+        payload = plan.payload_bytes(changed, opening.row_bytes, self._few_row_bytes)
+        return plan.sketch_bytes(opening.partition, opening.sketch, changed, payload)
 
     def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
         """As `prepare` opens."""
         copy, partition = self.copy, self._partition()
         row_bytes = remember.row_bytes(self._notes, len(copy.recipe.columns))
+        self._few_row_bytes = remember.few_row_bytes(self._notes, row_bytes)
         sketch = None
         if len(copy.rows):
             sketch = sizing.open_sketch(
@@ -153,20 +161,14 @@ class Warehouse:
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
         shipped = sum(map(frames.rows_in, came))
-        if not out.equal and shipped > plan.QUANTILES:
-            self._notes["row_bytes"] = out.frame_bytes / max(changed, shipped)
+        if not out.equal:
+            most = max(changed, shipped)
+            self._notes |= remember.prices(self._notes, frame_bytes=out.frame_bytes, changed=most)
 
 
 def _salt(number: int) -> Salt:
     random = Random(number)
     return Salt(random.getrandbits(64), random.getrandbits(64))
-
-
-def _modelled(opening: Opening, out: Outcome, changed: int) -> int | None:
-    """As `Prepared.bytes_for`, of which there is none without Spark."""
-    if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
-        return None
-    return plan.sketch_bytes(opening.partition, opening.sketch, changed, opening.row_bytes)
 
 
 def replay(

@@ -36,6 +36,7 @@ KNOWN = Known(
     rows=ROWS,
     rows_expected=ROWS,
     row_bytes=40.0,
+    few_row_bytes=40.0,
     partition=partition_for([], ROWS, integer_key=False),
     integer_key=True,
     bounds=(1, 4 * ROWS),

@@ -145,7 +145,7 @@ def test_a_steady_table_sends_what_decodes() -> None:
     cells = sketch.cells // sketch.fold
     assert cells_for(7_500) <= cells <= 1.25 * cells_for(7_500)
     partition = partition_for([], N, integer_key=False)
-    empty, found = (plan.sketch_bytes(partition, sketch, d, 24.0) for d in (0, 7_500))
+    empty, found = (plan.sketch_bytes(partition, sketch, d, 24.0 * d) for d in (0, 7_500))
     assert found - empty == 7_500 * 24 + plan.FOUND_BYTES
     assert empty - 8 * cells < 1500
     # Twelve times as many changes are still read from the same scan.
@@ -293,3 +293,9 @@ def test_a_table_of_nearly_any_size(third: int, need: int) -> None:
     assert len(grid) >= min(need, 3 * third)
     if third in sizing.THIRDS and 3 <= need <= 3 * third:
         assert len(grid) <= 1.04 * need + 3
+
+
+def test_few_rows_cost_more_each() -> None:
+    assert plan.payload_bytes(0, 20.0, 45.0) == 0
+    assert plan.payload_bytes(10, 20.0, 45.0) == 450
+    assert plan.payload_bytes(1064, 20.0, 45.0) == 64 * 45 + 1000 * 20

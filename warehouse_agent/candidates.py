@@ -32,10 +32,11 @@ class Known:
     """What a prediction is made from.
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
-    estimate, None where it gave none; `row_bytes` is a compressed row on the line; `bounds` the
-    least and the greatest integer key; `now` when it is asked; `files` are rows and bytes of the
-    data files; `rows_per_s` is how fast rows were read in earlier exchanges; `limits` are the most
-    rows and bytes a second that the source's DBA allows, infinite where she sets none.
+    estimate, None where it gave none; `row_bytes` is a compressed row on the line, `few_row_bytes`
+    one of few; `bounds` the least and the greatest integer key; `now` when it is asked; `files` are
+    rows and bytes of the data files; `rows_per_s` is how fast rows were read in earlier exchanges;
+    `limits` are the most rows and bytes a second that the source's DBA allows, infinite where she
+    sets none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Known:
     rows: int | None
     rows_expected: int | None
     row_bytes: float
+    few_row_bytes: float
     partition: Partition
     integer_key: bool
     bounds: tuple[int, int] | None
@@ -124,7 +126,7 @@ def refreshes(
     is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        size = sent + int(changed * known.row_bytes)
+        size = sent + int(plan.payload_bytes(changed, known.row_bytes, known.few_row_bytes))
         if not is_enough:
             size = sent + options[Method.SKETCH].bytes_expected
         scans, rows = once if is_based else twice

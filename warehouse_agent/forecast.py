@@ -132,12 +132,14 @@ def know(
     knots = quantiles if isinstance(quantiles, list) and integer_key and rows else []
     partition = plan.partition_for(knots, rows or 0, integer_key=bool(knots))
     expected = description.rows_expected if description is not None else 0
+    row_bytes = remember.row_bytes(remembered, len(recipe.columns) if recipe else 1)
     return Known(
         name=fragment.name,
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        row_bytes=remember.row_bytes(remembered, len(recipe.columns) if recipe else 1),
+        row_bytes=row_bytes,
+        few_row_bytes=remember.few_row_bytes(remembered, row_bytes),
         partition=partition,
         integer_key=integer_key,
         bounds=publish.bounds(base.files) if base else None,

@@ -48,6 +48,7 @@ from warehouse_agent.sizing import (
 OPEN_BYTES = 96  # of `Open` without its variable parts; a reply to it that says "equal" is smaller
 SKETCH_BYTES = 24  # of a sketch's parameters
 REPLY_BYTES = 80  # of an end
+FEW = 64  # rows: each of them costs more, there being little to compress it against
 FOUND_BYTES = 160  # of a list of deleted keys, a frame's header and the messages around them
 DIGEST_BYTES = 8
 ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much as its row hashes
@@ -182,13 +183,19 @@ def rows_changed(differing: int, slots: int) -> float:
     return -slots * math.log1p(-min(differing / slots, SATURATED))
 
 
-def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, row_bytes: float) -> int:
+def payload_bytes(changed: int, row_bytes: float, few_row_bytes: float) -> float:
+    """Of so many changed rows; the first FEW cost `few_row_bytes` each."""
+    few = min(changed, FEW)
+    return few * few_row_bytes + (changed - few) * row_bytes
+
+
+def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, payload: float) -> int:
     """What an exchange takes that finds so many changed rows, and guessed well."""
     fixed = opening_bytes(partition, sketch.cells) + SKETCH_BYTES + REPLY_BYTES
     if not changed:
         return fixed + sketch.bytes_sent
     cells = max(CELL_BYTES * cells_for(changed), sketch.bytes_sent)
-    return fixed + FOUND_BYTES + int(cells + changed * row_bytes)
+    return fixed + FOUND_BYTES + int(cells + payload)
 
 
 def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:

@@ -59,6 +59,7 @@ class Prepared:
     sketch: Sketch | None
     sums: Sums
     row_bytes: float  # of a row on the wire, compressed
+    few_row_bytes: float  # of one of few
     line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
@@ -73,7 +74,8 @@ class Prepared:
     def bytes_for(self, changed: int) -> int:
         """What the exchange takes where so many rows changed and the sketch tells them."""
         assert self.sketch is not None
-        return plan.sketch_bytes(self.partition, self.sketch, changed, self.row_bytes)
+        payload = plan.payload_bytes(changed, self.row_bytes, self.few_row_bytes)
+        return plan.sketch_bytes(self.partition, self.sketch, changed, payload)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
@@ -135,6 +137,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         units=units,
         sums=sums,
         row_bytes=row_bytes,
+        few_row_bytes=remember.few_row_bytes(remembered, row_bytes),
         line=line,
         changes_expected=changes,
         rows_expected=expected,

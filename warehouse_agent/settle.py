@@ -19,7 +19,17 @@ from driftline.errors import (
 )
 from pyspark.sql import DataFrame
 
-from warehouse_agent import apply, heat, plan, prove, publish, schema, stage, tally
+from warehouse_agent import (
+    apply,
+    heat,
+    plan,
+    prove,
+    publish,
+    remember,
+    schema,
+    stage,
+    tally,
+)
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Outcome
 from warehouse_agent.job import Job
@@ -261,11 +271,9 @@ def _publish(
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)
-        if shipped > plan.QUANTILES:
-            # Of a changed row, also of one that is gone and takes nothing.
-            changed = max(report.rows_changed, shipped)
-            job.remember(row_bytes=out.frame_bytes / changed)
-        job.remember(**_notes(job, p, out, checked))
+        changed = max(report.rows_changed, shipped)
+        prices = remember.prices(job.remembered(), frame_bytes=out.frame_bytes, changed=changed)
+        job.remember(**prices, **_notes(job, p, out, checked))
 
 
 def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Changes:

@@ -295,6 +295,7 @@ class Sweep(Refresh):
         p, base, job = self._pass, self._base, self.job
         assert p is not None
         assert base is not None
+        row_bytes = remember.row_bytes(job.remembered(), len(base.layout.names))
         return Prepared(
             base=base,
             layout=base.layout,
@@ -303,7 +304,8 @@ class Sweep(Refresh):
             salt=p.salt,
             sketch=None,
             sums=Sums(p.sums.ranges),
-            row_bytes=remember.row_bytes(job.remembered(), len(base.layout.names)),
+            row_bytes=row_bytes,
+            few_row_bytes=row_bytes,
             line=remember.line(job.store, job.fragment.source),
             changes_expected=None,
             rows_expected=base.rows,
