@@ -179,9 +179,9 @@ def main(
             folder = Path(stack.enter_context(TemporaryDirectory()))
             folder.chmod(0o755)  # the servers' users look here
             sites = Sites(stack, stack.enter_context(wan.Link()), folder)
-            choices = peers([word for word in words if word not in ours], sites, timeout_s)
-            if ours:
-                choices += driftline(ours, cells, stack, sites, timeout_s)
+            # Driftline first: it expects the more changes the longer others kept it waiting.
+            choices = driftline(ours, cells, stack, sites, timeout_s) if ours else []
+            choices += peers([word for word in words if word not in ours], sites, timeout_s)
             matrix = Matrix(sites, choices, here(scale, results), seed)
             for cell in cells:
                 matrix.run(cell, shapes(rtt_ms, rate_mbit), warm)
