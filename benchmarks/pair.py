@@ -108,8 +108,12 @@ class Bench:
     def source_rss(self) -> int:
         """Peak resident bytes of the source agent."""
         assert self._source is not None
-        status = Path(f"/proc/{self._source.pid}/status").read_text()
-        return int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1]) * 1024
+        return _peak_bytes(self._source.pid)
+
+    def driver_rss(self) -> int:
+        """Peak resident bytes of the warehouse agent's Python, which drives Spark."""
+        assert self._warehouse is not None
+        return _peak_bytes(self._warehouse.pid)
 
     def _enroll(self) -> None:
         command = [
@@ -121,6 +125,11 @@ class Bench:
             SOURCE_ADDRESS,
         ]
         subprocess.run(command, check=True, capture_output=True)
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1]) * 1024
 
 
 def program(name: str) -> str:
@@ -180,6 +189,7 @@ def main(
         line = json.loads(Path(folder, "warehouse/_driftline/sources/erp.json").read_text())
         print(f"the line as the agent measured it: {line}")
         print(f"source agent, peak resident: {bench.source_rss():,} bytes")
+        print(f"driver (Python), peak resident: {bench.driver_rss():,} bytes")
 
 
 if __name__ == "__main__":
