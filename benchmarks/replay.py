@@ -162,8 +162,10 @@ class Warehouse:
         self.runs.append(run)
         shipped = sum(map(frames.rows_in, came))
         if not out.equal:
-            most = max(changed, shipped)
-            self._notes |= remember.prices(self._notes, frame_bytes=out.frame_bytes, changed=most)
+            size = out.frame_bytes
+            self._notes |= remember.prices(
+                self._notes, frame_bytes=size, shipped=shipped, changed=changed
+            )
 
 
 def _salt(number: int) -> Salt:

@@ -19,7 +19,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.ranges import RangeSums, estimate_differing, strata
-from driftline.sketches import HASHES, Cells
+from driftline.sketches import HASHES
 
 from source_agent import hear
 from source_agent.decode import Sketching
@@ -102,18 +102,15 @@ class Comparison:
         self, sums: RangeSums, sketching: Sketching | None, requests: Iterator[pb.Request]
     ) -> Iterator[pb.Reply]:
         """From the end of a scan that found a difference to the end."""
-        differing = self._differing(sums, sketching.cells if sketching else None)
         while True:
             if sketching is not None and sketching.solved():
                 yield from sketching.answer(sums.total.count)
                 break
-            if sketching is not None:
-                differing = sketching.differing or differing
             yield pb.Reply(
                 verdict=pb.Verdict(
                     count=sums.total.count,
                     sum=sums.total.sum_bytes(),
-                    differing=differing,
+                    differing=self._differing(sums, sketching),
                     stuck=sketching.stuck() if sketching else b"",
                 )
             )
@@ -132,12 +129,16 @@ class Comparison:
             break
         yield self._finished(sums.total)
 
-    def _differing(self, sums: RangeSums, cells: Cells | None) -> int:
+    def _differing(self, sums: RangeSums, sketching: Sketching | None) -> int:
         """How many ranges, or cells where there are some, seem to differ."""
         assert self._strata is not None
-        if cells is not None:
-            cells.reduce()
-        slots = sums.short_digests() if cells is None else cells.r
+        if sketching is None:
+            slots = sums.short_digests()
+        elif sketching.differing is not None:
+            return sketching.differing
+        else:
+            sketching.cells.reduce()
+            slots = sketching.cells.r
         return estimate_differing(self._strata, strata(slots, self._salt), len(slots))
 
     def _ship_everything(self) -> Generator[pb.Reply, None, Digest]:

@@ -55,9 +55,7 @@ def refined(pair: Pair, third: int, grids: list[Grid]) -> Iterator[Decoder]:
     for grid in grids:
         sent = ours.children(decoder.grid, grid, decoder.stuck)
         assert len(sent) == decoder.cells_expected(grid)
-        # A list of cells, whatever their number.
-        travelled = Cells.from_bytes(sent.to_bytes())
-        decoder.take(grid, travelled)
+        decoder.take(grid, Cells.from_bytes(sent.to_bytes()))
         assert decoder.grid == grid
         assert len(decoder.stuck) == len(grid)
         yield decoder

@@ -120,14 +120,22 @@ def test_the_price_of_a_row() -> None:
     """Of one of many as the last time, of one of few in the mean of earlier ones."""
     notes: dict[str, object] = {}
     assert few_row_bytes(notes, 21.0) == 21.0
-    notes |= prices(notes, frame_bytes=20_000, changed=1000)
+    notes |= prices(notes, frame_bytes=20_000, shipped=900, changed=1000)
     assert row_bytes(notes, 9) == 20.0
-    assert prices(notes, frame_bytes=0, changed=0) == {}
+    assert prices(notes, frame_bytes=0, shipped=0, changed=0) == {}
     for _ in range(60):
-        notes |= prices(notes, frame_bytes=120 + 40 * 10, changed=10)
-        notes |= prices(notes, frame_bytes=120 + 40, changed=1)
+        notes |= prices(notes, frame_bytes=120 + 40 * 10, shipped=10, changed=10)
+        notes |= prices(notes, frame_bytes=120 + 40, shipped=1, changed=1)
     assert few_row_bytes(notes, 20.0) == pytest.approx(40.0)
     assert row_bytes(notes, 9) == 20.0
     for _ in range(60):
-        notes |= prices(notes, frame_bytes=60, changed=1)  # nothing but a deletion
+        notes |= prices(notes, frame_bytes=60, shipped=0, changed=1)  # nothing but a deletion
     assert few_row_bytes(notes, 20.0) < 1
+
+
+@pytest.mark.parametrize("shipped", [0, 1, 64, 65, 4999])
+def test_rows_that_are_gone_are_no_price(shipped: int) -> None:
+    """Else a full copy would seem to cost next to nothing after a purge."""
+    notes: dict[str, object] = {"row_bytes": 20.0}
+    notes |= prices(notes, frame_bytes=150, shipped=shipped, changed=10_000)
+    assert notes == {"row_bytes": 20.0}

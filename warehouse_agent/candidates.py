@@ -107,7 +107,7 @@ def refreshes(
     is_enough = sketch is not None and need <= sketch.bytes_sent
     stall = None if sketch is None else Stall(sketch)
     if sketch is not None and sketch.sent is not None and not is_enough:
-        stall = Stall(sketch, sketch.sent, stuck=len(sketch.sent))
+        stall = Stall(sketch, sketch.sent, len(sketch.sent))  # all of what was sent
     options = {
         forced: plan.choose(
             ours=Digest(ours),

@@ -188,7 +188,7 @@ class Conversation:
         cells = o.sums.cells
         if cells is not None:
             cells.reduce()
-        slots = o.sums.ranges.short_digests() if cells is None else cells.r
+        slots = cells.r if cells is not None else o.sums.ranges.short_digests()
         sampled = b"" if o.grouped else strata(slots, o.salt).tobytes()
         return pb.Open(
             protocol=PROTOCOL_VERSION,

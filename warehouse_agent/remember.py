@@ -102,11 +102,15 @@ def few_row_bytes(notes: dict[str, object], row_bytes: float) -> float:
     return _number(notes, "few_bytes") / rows if rows > 0 else row_bytes
 
 
-def prices(notes: dict[str, object], *, frame_bytes: int, changed: int) -> dict[str, float]:
+def prices(
+    notes: dict[str, object], *, frame_bytes: int, shipped: int, changed: int
+) -> dict[str, float]:
     """What a refresh tells of the price of a changed row, also of one that is gone and takes
-    nothing: the last of many rows, the mean of few, earlier ones forgotten."""
+    nothing: the last of many rows, the mean of few, earlier ones forgotten. Many of which most are
+    gone tell nothing: a full copy of rows that are there would seem to cost as little."""
+    changed = max(changed, shipped)
     if changed > FEW:
-        return {"row_bytes": frame_bytes / changed}
+        return {"row_bytes": frame_bytes / changed} if 2 * shipped >= changed else {}
     if not changed:
         return {}
     return {

@@ -271,8 +271,12 @@ def _publish(
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)
-        changed = max(report.rows_changed, shipped)
-        prices = remember.prices(job.remembered(), frame_bytes=out.frame_bytes, changed=changed)
+        prices = remember.prices(
+            job.remembered(),
+            frame_bytes=out.frame_bytes,
+            shipped=shipped,
+            changed=report.rows_changed,
+        )
         job.remember(**prices, **_notes(job, p, out, checked))
 
 

@@ -8,7 +8,7 @@ themselves tell how many are missing, and only so many follow (`refined`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
@@ -149,7 +149,7 @@ def underestimated(changes: float, grid: Grid | None) -> float:
 
 def fitting(third: int, need: int) -> Grid:
     """The smallest grid from which so much is read that takes so many cells of one fold."""
-    return _least(third, _divisors(third), need, lambda fold: 1)
+    return _least(third, _divisors(third), need)
 
 
 def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
@@ -162,19 +162,17 @@ def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
     if not is_stuck:
         return Grid(grid.third, folds[1])
     need = max(need, math.ceil(SOME_MORE * len(grid)))
-    return _least(grid.third, folds, need, lambda fold: grid.fold // fold)
+    return _least(grid.third, folds, need, before=grid.fold)
 
 
-def _least(third: int, folds: list[int], need: int, step: Callable[[int], int]) -> Grid:
-    """All cells of one of these folds, descending, or some of them and the others by half of it.
-
-    `step`: of how many cells of a fold a cut is a multiple.
-    """
+def _least(third: int, folds: list[int], need: int, before: int = 1) -> Grid:
+    """The smallest of the grids of one of these folds, descending, or of one up to a cut by half of
+    it; a cut is between two cells of the fold `before`."""
     found = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
     for fold in folds:
-        cells, whole = HASHES * (third // fold), step(fold)
+        cells, whole = HASHES * (third // fold), max(before // fold, 1)
         cut = whole * math.ceil((PARTLY * need - cells) / whole)
-        if 0 < cut < cells and 2 * (fold // 2) == fold and fold // 2 in folds:
+        if 0 < cut < cells and fold % 2 == 0 and fold // 2 in folds:
             found.append(Grid(third, fold, cut, fold // 2))
     return min(found, key=len)
 

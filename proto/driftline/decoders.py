@@ -36,6 +36,8 @@ class Decoder:
 
     `theirs` is the whole fine table of the side that decodes. `take` what the other side sends
     until `solved`; `stuck`, bool [cells of the grid], are the cells that did not come to zero.
+    `differing`: how many cells of the finest table differ, by how many of those first taken do not;
+    None where nothing was taken, or these are too few to tell.
     """
 
     def __init__(self, theirs: Cells, span: int, salt: Salt, *, check: int) -> None:
@@ -44,7 +46,7 @@ class Decoder:
         self._ks, self._xs = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         self._left = Cells(0)  # what is not explained yet, on this grid
         self.grid: Grid | None = None  # none was taken yet
-        self._told: int | None = None
+        self.differing: int | None = None
         self.stuck = np.zeros(0, np.bool_)
 
     @property
@@ -55,12 +57,6 @@ class Decoder:
     def ks(self) -> U64:
         """uint64 [n], ascending: every k below which something changed, so far."""
         return self._ks
-
-    @property
-    def differing(self) -> int | None:
-        """How many cells of the finest table differ, by how many of those first taken do not; None
-        where nothing was taken, or these are too few to tell."""
-        return self._told
 
     def cells_expected(self, grid: Grid) -> int:
         """How many cells follow when our side refines to this grid.
@@ -80,7 +76,7 @@ class Decoder:
         if parent is None:
             table.r = (table.r + _P - ours.r) % _P
             table.kr = (table.kr + _P - ours.kr) % _P
-            self._told = self._tell(grid, table)
+            self.differing = self._tell(grid, table)
         else:
             zones = parent.zones(grid)
             self._subtract(table, self._ks, self._xs)
@@ -97,7 +93,7 @@ class Decoder:
         self._left = table
 
     def _tell(self, grid: Grid, table: Cells) -> int | None:
-        """A cell of so many of the finest does not differ where none of these does."""
+        """`differing`: a cell does not differ where none of the finest in it does."""
         same = len(table) - int(np.count_nonzero(_busy(table)))
         load = math.log(len(table) / same) if same else math.inf
         if not same or math.sqrt(math.expm1(load) / len(table)) > ERROR_MAX * load:

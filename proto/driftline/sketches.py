@@ -220,9 +220,8 @@ class Cells:
         self.kr %= _P
 
     def merge(self, other: Cells) -> None:
-        self.reduce()
-        self.r += other.r % _P
-        self.kr += other.kr % _P
+        self.r += other.r
+        self.kr += other.kr
         self.reduce()
         self.check = (self.check + other.check) % PRIME
 
