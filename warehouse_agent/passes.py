@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame
 from warehouse_agent import reduce
 from warehouse_agent.configure import Fragment
 from warehouse_agent.exchange import Outcome
-from warehouse_agent.executors import Batches, Task, driver_errors, task
+from warehouse_agent.executors import Batches, Task
 from warehouse_agent.layout import Layout
 from warehouse_agent.plan import Method
 from warehouse_agent.publish import Snapshot
@@ -226,12 +226,10 @@ def _unpacked(data: bytes) -> Outcome | None:
 
 def _reduced(rows: DataFrame, layout: Layout, tiling: Tiling, salt: Salt) -> PassSums:
     found = PassSums(tiling)
-    partial_bytes = 16 * (tiling.cuts.ranges + len(tiling))
-    at_once = max(min(reduce.TASKS_MAX, reduce.PARTIALS_BYTES_MAX // partial_bytes), 1)
-    partial = reduce.lanes(rows, layout).coalesce(at_once)
-    with driver_errors():
-        for row in partial.mapInArrow(task(_sums(tiling, salt)), "sums binary").collect():
-            found.merge(PassSums.from_bytes(bytes(row.sums), tiling))
+    size = 16 * (tiling.cuts.ranges + len(tiling))
+    function = _sums(tiling, salt)
+    for row in reduce.partials(reduce.lanes(rows, layout), function, "sums binary", size=size):
+        found.merge(PassSums.from_bytes(row["sums"], tiling))
     return found
 
 

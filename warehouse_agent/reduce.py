@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from warehouse_agent.plan import everything
 from warehouse_agent.sizing import Sketch
 
 TASKS_MAX = 64  # their partial sums meet on the driver
-PARTIALS_BYTES_MAX = 384 << 20  # of all of them
+PARTIALS_BYTES_MAX = 128 << 20  # of all of them; 6 of the largest: a scan takes longer all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +65,30 @@ def reduced(
     rows: DataFrame, layout: Layout, partition: Partition, salt: Salt, sketch: Sketch | None = None
 ) -> Sums:
     """The sums over these rows; one Spark job."""
-    partial_bytes = 16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0)
-    partial = (
-        lanes(rows, layout)
-        .coalesce(max(min(TASKS_MAX, PARTIALS_BYTES_MAX // partial_bytes), 1))
-        .mapInArrow(task(_sums(partition, salt, sketch)), "sums binary, cells binary, check bigint")
-    )
     found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
-    with driver_errors():
-        for row in partial.collect():
-            found.ranges.merge(RangeSums.from_bytes(bytes(row.sums)))
-            if found.cells is not None:
-                part = Cells.from_bytes(bytes(row.cells))
-                part.check = row.check
-                found.cells.merge(part)
+    for row in partials(
+        lanes(rows, layout),
+        _sums(partition, salt, sketch),
+        "sums binary, cells binary, check bigint",
+        size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
+    ):
+        found.ranges.merge(RangeSums.from_bytes(row["sums"]))
+        if found.cells is not None:
+            part = Cells.from_bytes(row["cells"])
+            part.check = row["check"]
+            found.cells.merge(part)
     return found
+
+
+def partials(
+    rows: DataFrame, function: Task, schema: str, *, size: int
+) -> Iterator[dict[str, Any]]:
+    """What the tasks of one Spark job found, `size` bytes each; none is held once it was seen."""
+    at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
+    with driver_errors():
+        found = rows.coalesce(at_once).mapInArrow(task(function), schema).toArrow().to_batches()
+    while found:
+        yield from found.pop().to_pylist()
 
 
 def total(rows: DataFrame, layout: Layout, salt: Salt) -> Digest:

@@ -256,11 +256,11 @@ class Cells:
         """A list of cells, or a table when there are 3·third of them. Raises MalformedMessage."""
         if len(data) % CELL_BYTES:
             raise MalformedMessage("A cell is cut off.")
-        pairs = np.frombuffer(data, "<u4").astype(np.uint64).reshape(-1, 2)
+        pairs = np.frombuffer(data, "<u4").reshape(-1, 2)
         if len(pairs) and int(pairs.max()) >= PRIME:
             raise MalformedMessage("A cell is no element of the field.")
         out = cls(len(pairs) // HASHES)
-        out.r, out.kr = pairs[:, 0].copy(), pairs[:, 1].copy()
+        out.r, out.kr = (pairs[:, column].astype(np.uint64) for column in range(2))
         return out
 
 
