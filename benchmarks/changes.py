@@ -7,7 +7,7 @@ it, and what a tool finds is held against it. So no tool's table was changed by 
 The mix is `benchmarks.tpch`'s: 80 % updates, 15 % inserts, 5 % deletes; a rate is the share of the
 rows before. An update raises the price and gives the row the comment of another.
 
-Where changes fall (RECONCILIATION's model of both):
+Where changes fall:
     scattered  every row is as likely as any other; new keys are taken from the gaps.
     clustered  nine in ten by age, about half of the newest rows, e-fold fewer per `AGE_PER_CHANGE`
                changed rows of age; one in ten anywhere. New keys come after the largest.

@@ -1,7 +1,7 @@
 """The peers, each with its best settings.
 
 A family's name alone stands for its line in `SETTINGS`: the best known for few bytes and those for
-few seconds, swept on orders from where the peers' own documentation and PEERS, section C, begin.
+few seconds, swept on orders from where the peers' own documentation begins.
 
 None of the peers applies the change here. None of them encrypts unless it is behind ssh: that
 favours them, by a handshake and some 30 bytes per record, against Driftline's mutual TLS, which is

@@ -144,6 +144,16 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in ended.err
 
 
+def test_debug_shows_the_traceback_of_what_failed_for_one_fragment(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path)
+    assert run("verify", "orders", config=file).code == 1
+    assert "Traceback" not in caplog.text
+    assert run("--debug", "verify", "orders", config=file).code == 1
+    assert "orders failed\nTraceback" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

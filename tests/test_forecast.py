@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from driftline.errors import NotFound
+from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import uniform
 from hypothesis import given
 from hypothesis import strategies as st
@@ -304,6 +305,13 @@ def test_groups_are_a_candidate_and_can_be_forced() -> None:
     assert by_groups.bytes is not None
     assert found.floor_bytes < by_groups.bytes < 40 * ROWS / 2
     assert (by_groups.round_trips, by_groups.source_scans) == (1, 1)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_groups_are_a_candidate_of_as_many_rows_as_they_may_name(more: int) -> None:
+    rows = GROUP_KEYS_MAX + more
+    found = predict(known(rows=rows, rows_expected=rows))
+    assert ("by groups" in by_name(found)) == (not more)
 
 
 def test_a_part_is_what_is_done() -> None:

@@ -13,6 +13,7 @@ from datetime import datetime
 
 import numpy as np
 from driftline.digests import Digest
+from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
 from driftline.sketches import CELL_BYTES, HASHES
 
@@ -136,7 +137,7 @@ def refreshes(
         size = opening + options[Method.RANGE].bytes_expected
         scans, rows = once if known.integer_key else twice
         found.append(_candidate(known, Method.RANGE, size, 3, scans, rows, changed))
-    if ours and not known.read_at_most:
+    if 0 < ours <= GROUP_KEYS_MAX and not known.read_at_most:
         size = _by_groups(known, ours, changed)
         scans, rows = once if is_based else twice
         found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))

@@ -1,16 +1,16 @@
 """The command line of the warehouse agent.
 
 stdout carries the answer (with `--json` one object per line), stderr everything else. What a user
-did wrong never shows a traceback; `--debug` shows it for what went wrong inside. Exit codes:
+did wrong never shows a traceback; with `--debug` the log has one for every error. Exit codes:
 `docs/errors.md`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +26,8 @@ from warehouse_agent.report import say_error
 USAGE = 2
 PARTIAL = 3  # some fragments failed, some did not
 INTERRUPTED = 130
+
+_log = logging.getLogger("driftline")
 
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -58,6 +60,8 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.pass_context
 def cli(context: click.Context, config: Path, debug: bool) -> None:
     """Keep warehouse tables equal to tables in remote databases that grant only SELECT."""
+    logging.basicConfig(format="%(message)s")
+    _log.setLevel(logging.DEBUG if debug else logging.WARNING)
     context.obj = config
 
 
@@ -199,7 +203,6 @@ def _end(codes: list[int]) -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script `driftline`."""
-    debug = "--debug" in sys.argv[1:]
     try:
         cli.main(prog_name="driftline", standalone_mode=False)
     except click.ClickException as error:
@@ -212,8 +215,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INTERRUPTED)
     except Exception as problem:
-        if debug:
-            traceback.print_exc()
+        _log.debug("the command failed", exc_info=problem)
         error_of_ours = _known(problem)
         say_error(error_of_ours)
         sys.exit(error_of_ours.exit_code)

@@ -7,6 +7,7 @@ those that went well, so that `cli` can tell all from some from none.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from warehouse_agent.run import Runner
 from warehouse_agent.store import Store
 from warehouse_agent.verify import SPARK_FAILURES, check_files
 from warehouse_agent.verify import verify as read_all
+
+_log = logging.getLogger("driftline")
 
 TEMPLATE = """\
 # The data engineer's file. Relative paths resolve against it; an unknown key is an error.
@@ -187,6 +190,8 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
     codes = []
     for check in examine(path):
         codes.append(0 if check.error is None else check.error.exit_code)
+        if check.error is not None:
+            _log.debug("%s failed", check.what, exc_info=check.error)
         if as_json:
             error = None if check.error is None else str(check.error)
             body = {

@@ -93,8 +93,10 @@ def check(what: str, look: Callable[[], str]) -> Check:
         return Check(what, look())
     except DriftlineError as error:
         return Check(what, "", error)
-    except Exception as error:
-        return Check(what, "", InternalError(f"{type(error).__name__}: {error}", where=what))
+    except Exception as problem:
+        internal = InternalError(f"{type(problem).__name__}: {problem}", where=what)
+        internal.__cause__ = problem
+        return Check(what, "", internal)
 
 
 def _as_check(found: Found) -> Check:

@@ -7,6 +7,7 @@ is kept in `runs/<name>.jsonl` and, for a published version, in its commit.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from driftline.types import Recipe
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
+
+_log = logging.getLogger("driftline")
 
 
 @dataclass
@@ -72,7 +75,8 @@ class Report:
         return json.dumps(asdict(self))
 
     def fail(self, error: DriftlineError) -> None:
-        """Note why this relation was not refreshed."""
+        """Note why this relation was not refreshed; the log has the traceback where it is asked."""
+        _log.debug("%s failed", self.name, exc_info=error)
         self.error = {
             "code": error.code,
             "message": error.message,
