@@ -35,6 +35,7 @@ from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
 from warehouse_agent.expect import Past, expect
 from warehouse_agent.line import Line
+from warehouse_agent.prices import flat
 from warehouse_agent.sizing import Sketch, open_sketch
 
 Taken = tuple[float, float, float]
@@ -116,7 +117,7 @@ def measure(server: PostgreSQL, database: str, table: str, rows: int, repeat: in
             rows=rows,
             bounds=bounds,
             expected=expect([day] * 10, rows=rows, elapsed_s=86_400),
-            row_bytes=24.0,
+            prices=flat(24.0),
             line=Line(),
         )
         pids = (connection.info.backend_pid, session.ask("SELECT pg_backend_pid()")[0][0])  # type: ignore[attr-defined]

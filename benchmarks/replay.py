@@ -43,7 +43,7 @@ from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, w
 from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engine import Session, Shape
 from tests.histories import DATA, History, available
-from warehouse_agent import plan, remember, sizing
+from warehouse_agent import plan, prices, remember, sizing
 from warehouse_agent.exchange import Conversation, Opening, Outcome
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
@@ -63,7 +63,7 @@ class Warehouse:
         self.copy, self.line = Copy(recipe), line
         self.runs: list[Run] = []
         self._notes: dict[str, object] = {}
-        self._quantiles: tuple[int, list[int]] | None = None  # of so many rows
+        self._quantiles: tuple[int, list[int]] = 0, []  # of so many rows
 
     def refresh(self, session: Session, shape: Shape, at: datetime, number: int) -> Record:
         """One refresh; `number` seeds its salt. The record lacks floor and CSV."""
@@ -108,21 +108,20 @@ class Warehouse:
         """As `Prepared.bytes_for`, of which there is none without Spark."""
         if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
             return None
-        payload = plan.payload_bytes(changed, opening.row_bytes, self._few_row_bytes)
+        payload = opening.prices.changes(changed)
         return plan.sketch_bytes(opening.partition, opening.sketch, changed, payload)
 
     def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
         """As `prepare` opens."""
         copy, partition = self.copy, self._partition()
-        row_bytes = remember.row_bytes(self._notes, len(copy.recipe.columns))
-        self._few_row_bytes = remember.few_row_bytes(self._notes, row_bytes)
+        costs = prices.known(self._notes, len(copy.recipe.columns))
         sketch = None
         if len(copy.rows):
             sketch = sizing.open_sketch(
                 rows=len(copy.rows),
                 bounds=copy.bounds(),
                 expected=expected,
-                row_bytes=row_bytes,
+                prices=costs,
                 line=self.line,
             )
         return Opening(
@@ -132,19 +131,20 @@ class Warehouse:
             salt=salt,
             partition=partition,
             sums=copy.reduced(partition, salt, sketch),
-            row_bytes=row_bytes,
+            prices=costs,
             sketch=sketch,
             line=self.line,
         )
 
     def _partition(self) -> Partition:
-        """Its knots are found again when a fifth of the rows came or went."""
+        """Its knots are found again when the table has outgrown them."""
         rows, is_integer = len(self.copy.rows), self.copy.recipe.integer_key
         if not is_integer or not rows:
             return plan.partition_for([], rows, integer_key=is_integer)
-        if self._quantiles is None or abs(self._quantiles[0] - rows) > rows // 5:
-            self._quantiles = rows, self.copy.quantiles()
-        return plan.partition_for(self._quantiles[1], rows, integer_key=True)
+        counted, knots = self._quantiles
+        if plan.outgrown(knots, counted, rows, self.copy.bounds()):
+            counted, knots = self._quantiles = rows, self.copy.quantiles()
+        return plan.partition_for(knots, rows, integer_key=True)
 
     def _learn(
         self,
@@ -162,9 +162,12 @@ class Warehouse:
         self.runs.append(run)
         shipped = sum(map(frames.rows_in, came))
         if not out.equal:
-            size = out.frame_bytes
-            self._notes |= remember.prices(
-                self._notes, frame_bytes=size, shipped=shipped, changed=changed
+            self._notes |= prices.learnt(
+                self._notes,
+                frame_bytes=out.frame_bytes,
+                shipped=shipped,
+                changed=changed,
+                is_copy=out.replace_all,
             )
 
 

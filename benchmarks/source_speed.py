@@ -36,6 +36,7 @@ from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
 from warehouse_agent.expect import Past, expect
 from warehouse_agent.line import Line
+from warehouse_agent.prices import flat
 from warehouse_agent.sizing import Sketch, open_sketch
 
 DATA = Path(".cache/tpch")
@@ -148,7 +149,7 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
             rows=rows,
             bounds=bounds,
             expected=expect([day] * 10, rows=rows, elapsed_s=86_400),
-            row_bytes=24.0,
+            prices=flat(24.0),
             line=Line(),
         )
         works: dict[str, Callable[[], object]] = {

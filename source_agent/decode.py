@@ -15,6 +15,8 @@ import numpy as np
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.decoders import Decoder
+from driftline.errors import MalformedMessage
+from driftline.limits import CELLS_TAKEN_MAX
 from driftline.sketches import Cells, Grid, pack
 
 from source_agent import hear
@@ -37,9 +39,17 @@ class Sketching:
         self.cells = filling.cells
         self._decoder = Decoder(self.cells, sketch.embedding.span, salt, check=sketch.check)
         self._heard: tuple[Grid, Cells] | None = None
+        self._times = 0
 
     def hear(self, first: pb.Request, more: hear.Hear) -> None:
-        """Take in cells, which are decoded when they are asked about. Raises MalformedMessage."""
+        """Take in cells, which are decoded when they are asked about.
+
+        Raises:
+            MalformedMessage: these are none, or more often than CELLS_TAKEN_MAX.
+        """
+        self._times += 1
+        if self._times > CELLS_TAKEN_MAX:
+            raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         third, expected = self.cells.third, self._decoder.cells_expected
         self._heard = hear.cells(first, more, third, expected)
 

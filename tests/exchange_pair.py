@@ -35,6 +35,7 @@ from tests.reference.rows import row_bytes
 from warehouse_agent.exchange import Conversation, Opening, Outcome, Replaced
 from warehouse_agent.line import Line
 from warehouse_agent.plan import Method
+from warehouse_agent.prices import flat
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.regroup import Grouped, PartOf, Piece
 from warehouse_agent.sizing import Sketch
@@ -130,7 +131,7 @@ class Ours:
         return mix(SALT, *self.fingerprints(rows)).digest()
 
     def opening(
-        self, forced: Method | None = None, line: Line | None = None, row_bytes: float = 20.0
+        self, forced: Method | None = None, line: Line | None = None, price: float = 20.0
     ) -> Opening:
         return Opening(
             relation="orders",
@@ -139,7 +140,7 @@ class Ours:
             salt=SALT,
             partition=self.partition,
             sums=self.sums,
-            row_bytes=row_bytes,
+            prices=flat(price),
             sketch=self.sketch,
             grouped=self.grouped,
             forced=forced,
@@ -290,7 +291,7 @@ def exchange(
     sketch: Sketch | None = None,
     units: Units | None = None,
     line: Line | None = None,
-    row_bytes: float = 20.0,
+    price: float = 20.0,
     within: tuple[int, int] | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
@@ -300,7 +301,7 @@ def exchange(
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
-        replace(mine.opening(forced, line, row_bytes), within=within),
+        replace(mine.opening(forced, line, price), within=within),
         keep=result.frames.append,
         list_rows=mine.list_rows,
         list_keys=mine.list_keys,

@@ -31,7 +31,7 @@ from driftline.errors import (
     SnapshotLost,
     VersionMismatch,
 )
-from driftline.limits import SEGMENTS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
+from driftline.limits import CELLS_TAKEN_MAX, SEGMENTS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
 from driftline.ranges import Partition, from_quantiles, strata_of, uniform
 from driftline.sketches import HASHES, PRIME, Embedding, pack
 from hypothesis import given, settings
@@ -677,6 +677,17 @@ def test_cells_of_noise_are_a_verdict_not_an_answer(bench: Bench) -> None:
     assert replies[-1].finished.count == len(SMALL)
 
 
+def test_cells_without_end(bench: Bench) -> None:
+    """Each refinement costs the source a decoding, and the next may always be one cell finer."""
+    dice = random.Random(3)
+    noise = [struct.pack("<2I", *dice.choices(range(PRIME), k=2)) for _ in range(90)]
+    first = pb.Request(cells=pb.Cells(fold=4, cells=b"".join(noise[:45]), last=True))
+    more = [cells(1, cell=noise[45 + cut], cut=cut, finer=2) for cut in range(1, 45)]
+    with pytest.raises(MalformedMessage, match=f"more than {CELLS_TAKEN_MAX} times"):
+        bench.say(first, *more, opening=sketched(bench.opening))
+    assert bench.tally.scans == 1
+
+
 def test_a_hashed_key_is_not_embedded_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "erp.db"
     fill(path, TEXT, [("a", 1, None)])
@@ -821,6 +832,8 @@ REPLIES: dict[str, list[pb.Reply]] = {
     "a count too few": [verdict(), mismatch(FIRST, counts(1))],
     "a count too many": [verdict(), mismatch(FIRST, counts(1, 1, 1))],
     "half a count": [verdict(), mismatch(FIRST, PACKED(bytes(7)))],
+    "pieces of nothing": [verdict(), mismatch(b"", b"", last=False)],
+    "no hashes in a piece": [verdict(), mismatch(FIRST, counts(1, 1)), hashes(0)],
     "pieces without an end": [verdict()]
     + [mismatch(bytes(1 << 20), bytes(1 << 20), last=False)] * 4,
     "billions of rows": [verdict(), mismatch(FIRST, counts(2**32 - 1, 2**32 - 1)), END],

@@ -26,6 +26,7 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.forecast import Forecast, forecast, know, predict
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
+from warehouse_agent.prices import flat
 from warehouse_agent.remember import Run
 from warehouse_agent.store import Store
 
@@ -36,8 +37,7 @@ KNOWN = Known(
     version=3,
     rows=ROWS,
     rows_expected=ROWS,
-    row_bytes=40.0,
-    few_row_bytes=40.0,
+    prices=flat(40.0),
     partition=partition_for([], ROWS, integer_key=False),
     integer_key=True,
     bounds=(1, 4 * ROWS),
@@ -321,6 +321,12 @@ def test_a_part_is_what_is_done() -> None:
     assert part.bytes is not None
     assert part.bytes < 5000 * 40 / 2
     assert part.source_scans == 0
+
+
+@pytest.mark.parametrize("read_at_most", [None, 5000])
+def test_an_empty_table_has_a_plan(read_at_most: int | None) -> None:
+    found = predict(known(rows=0, rows_expected=0, read_at_most=read_at_most))
+    assert found.chosen in by_name(found)
 
 
 def test_what_the_line_and_the_dba_allow() -> None:

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 from driftline import keys
-from driftline.columns import gather
-from driftline.errors import LimitExceeded
+from driftline.columns import gather, split
+from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.fingerprints import position_seed
 from driftline.limits import KEY_BYTES_MAX
 from driftline.types import Recipe
@@ -52,6 +52,28 @@ def test_the_position_of_an_integer_is_the_integer(kind: str) -> None:
     numbers = [-(2 ** (bits - 1)), -256, -1, 0, 1, 255, 2 ** (bits - 1) - 1]
     data = block([[struct.pack(form, n), b"x"] for n in numbers])
     assert keys.positions(data, recipe([kind, "text"]), 9).tolist() == numbers
+
+
+FORGED: dict[str, tuple[list[str], int, list[bytes | None]]] = {
+    "NULL as an integer": (["int8", "text"], 1, [None, b"x"]),
+    "an integer of no bytes": (["int8", "text"], 1, [b"", b"x"]),
+    "an integer too narrow": (["int4", "text"], 1, [b"\0\0", b"x"]),
+    "an integer too wide": (["int2", "text"], 1, [b"\0\0\0", b"x"]),
+    "NULL as a second key": (["int4", "text"], 2, [b"\0\0\0\0", None]),
+    "a column less": (["int4", "text", "text"], 1, [b"\0\0\0\0", b"x"]),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_keys_that_came_are_looked_at(name: str) -> None:
+    """Whoever digested them: else they are found by positions that are none."""
+    types, key_columns, forged = FORGED[name]
+    right = [b"x" if kind == "text" else struct.pack(INTEGERS[kind], 7) for kind in types]
+    made = recipe(types, key_columns)
+    assert keys.received(split(block([right]), len(types)), made)
+    rows = block([right[: len(forged)], forged])
+    with pytest.raises(FrameDamaged):
+        keys.received(split(rows, len(forged)), made)
 
 
 @given(recipes(["int2", "int4", "int8"]), KEYS, st.data())

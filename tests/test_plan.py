@@ -17,6 +17,7 @@ from warehouse_agent import plan, sizing
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import Method, choose, floor_bytes, partition_for, rows_changed, shrank
+from warehouse_agent.prices import flat
 from warehouse_agent.sizing import Sketch, Stall, cells_for, embedding_for, open_sketch
 
 LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
@@ -37,7 +38,7 @@ def test_range_coarsens_to_the_cheapest(n: int, ranges: int, share: float) -> No
         theirs=Digest(n, 2),
         ranges=ranges,
         differing=differing,
-        row_bytes=1e9,
+        prices=flat(1e9),
         forced=Method.RANGE,
         line=LINE,
     )
@@ -53,7 +54,7 @@ def test_everything_when_everything_changed() -> None:
         theirs=Digest(n, 2),
         ranges=250_000,
         differing=250_000,
-        row_bytes=24,
+        prices=flat(24.0),
         forced=None,
         line=LINE,
     )
@@ -68,7 +69,7 @@ def test_too_many_row_hashes_is_everything() -> None:
         theirs=Digest(n, 2),
         ranges=RANGES_MAX,
         differing=RANGES_MAX // 2,
-        row_bytes=1000,
+        prices=flat(1000.0),
         forced=Method.RANGE,
         line=LINE,
     )
@@ -81,7 +82,7 @@ def test_forced_full() -> None:
         theirs=Digest(10, 2),
         ranges=2,
         differing=1,
-        row_bytes=1,
+        prices=flat(1.0),
         forced=Method.FULL,
         line=LINE,
     )
@@ -93,6 +94,26 @@ def test_partitions_are_bounded(quantiles: list[int], rows: int) -> None:
     for integer_key in (True, False):
         partition = partition_for(sorted(quantiles), rows, integer_key=integer_key)
         assert 1 <= partition.ranges <= RANGES_MAX
+
+
+@pytest.mark.parametrize(
+    ("rows", "bounds", "is_outgrown"),
+    [
+        (1000, (0, 100), False),
+        (1200, (0, 100), False),
+        (1300, (0, 100), True),
+        (700, (0, 100), True),
+        (1000, (20, 120), False),
+        (1000, (21, 121), True),  # a table of a year's rows slides along
+        (1000, (-30, 90), True),
+        (1000, None, False),
+    ],
+)
+def test_quantiles_are_outgrown(
+    rows: int, bounds: tuple[int, int] | None, is_outgrown: bool
+) -> None:
+    assert plan.outgrown([0, 50, 100], 1000, rows, bounds) is is_outgrown
+    assert plan.outgrown([], 1000, rows, bounds)
 
 
 def test_rows_changed_inverts_the_share_of_ranges() -> None:
@@ -116,7 +137,7 @@ BOUNDS = (1, 3_000_000)
 
 
 def opened(expected: Expected | None, **facts: Any) -> Sketch:
-    said: dict[str, Any] = {"rows": N, "bounds": BOUNDS, "row_bytes": 24.0, "line": LINE}
+    said: dict[str, Any] = {"rows": N, "bounds": BOUNDS, "prices": flat(24.0), "line": LINE}
     said |= facts
     return open_sketch(expected=expected, **said)
 
@@ -161,7 +182,7 @@ def test_a_first_flight_never_costs_more_than_its_worth() -> None:
     for changed in (10, 1_000, 100_000, 700_000):
         for rows in (100, 10_000, N):
             for row_bytes in (2.0, 24.0, 500.0):
-                sent = opened(alike(changed), rows=rows, row_bytes=row_bytes).bytes_sent
+                sent = opened(alike(changed), rows=rows, prices=flat(row_bytes)).bytes_sent
                 assert sent <= sizing.WORTH * rows * row_bytes + sizing.WORTH_BYTES + 24
 
 
@@ -182,7 +203,7 @@ def test_any_sketch_is_one_that_a_source_accepts(
     ends = None if bounds is None else (bounds[0], min(bounds[0] + bounds[1], 2**63 - 1))
     expected = alike(*found) if found else None
     line = Line(objective=objective)
-    sketch = opened(expected, rows=rows, row_bytes=row_bytes, bounds=ends, line=line)
+    sketch = opened(expected, rows=rows, prices=flat(row_bytes), bounds=ends, line=line)
     assert 1 <= sketch.third <= THIRD_CELLS_MAX
     assert not sketch.fold or sketch.third % sketch.fold == 0
 
@@ -192,7 +213,7 @@ def decided(differing: int, **facts: Any) -> plan.Choice:
         "ours": Digest(N, 1),
         "theirs": Digest(N, 2),
         "ranges": N // 4,
-        "row_bytes": 24.0,
+        "prices": flat(24.0),
         "forced": None,
         "line": LINE,
     }
@@ -219,6 +240,66 @@ def test_a_first_verdict_is_answered_with_enough_cells(changed: int) -> None:
 def test_most_rows_changed_is_everything(changed: int) -> None:
     stall = Stall(opened(None))
     assert decided(touched(stall.sketch, changed), stall=stall).method is Method.FULL
+
+
+@pytest.mark.parametrize("noise", [0.88, 1.0, 1.12])
+@pytest.mark.parametrize("usual", [0, 100, 3_000, 30_000])
+@pytest.mark.parametrize("price", [10.0, 24.0, 200.0])
+@pytest.mark.parametrize("rows", [20_000, 300_000, 1_000_000, 4_000_000])
+def test_an_unforeseen_bulk_change_costs_no_more_than_a_copy(
+    rows: int, price: float, usual: int, noise: float
+) -> None:
+    """Whatever the strata tell, off by a standard deviation, of changes that nobody expected."""
+    sketch = opened(alike(usual), rows=rows, prices=flat(price))
+    ranges = min(rows // 4, RANGES_MAX)
+    most = 1.05 * rows * price + 16_384
+    for percent in (1, 3, 7, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100):
+        d = rows * percent // 100
+        if cells_for(d) <= len(sketch.sent or ()):
+            continue  # what was sent tells it all
+        share = math.exp(-3 * d / sketch.cells)
+        choice = decided(
+            min(round(noise * sketch.cells * (1 - share)), sketch.cells),
+            ours=Digest(rows, 1),
+            theirs=Digest(rows, 2),
+            ranges=ranges,
+            prices=flat(price),
+            stall=Stall(sketch, sketch.sent, len(sketch.sent or ())),
+        )
+        if choice.method is Method.FULL:
+            found = rows * price
+        elif choice.method is Method.RANGE:
+            found = cost(rows, ranges, round(ranges * -math.expm1(-d / ranges)), choice.coarsen)
+            found += d * price
+        else:
+            assert choice.grid is not None
+            found = 8 * max(len(choice.grid), 1.04 * cells_for(d)) + d * price
+            assert cells_for(d) <= sketch.cells
+        assert sketch.bytes_sent + found <= most, (percent, choice, sketch)
+        if percent <= (20 if rows <= 1_000_000 else 7):
+            assert choice.method is not Method.FULL, (percent, sketch)
+
+
+@pytest.mark.parametrize("is_hashed", [False, True])
+def test_what_is_gone_and_what_is_new_count_once(is_hashed: bool) -> None:
+    """A third more rows, or a third of the rows gone: no copy takes as little as a sketch."""
+    bounds = None if is_hashed else BOUNDS
+    stall = Stall(opened(None, bounds=bounds))
+    many = Digest(N + N // 3, 2)
+    if is_hashed:  # else they may lie outside, where nothing tells of them
+        found = decided(touched(stall.sketch, N // 3), theirs=many, stall=stall)
+        assert found.method is Method.SKETCH
+    few = Digest(N - N // 3, 2)
+    found = decided(touched(stall.sketch, N // 3), theirs=few, stall=stall)
+    assert found.method is not Method.FULL
+    assert found.bytes_expected < few.count * 24 / 2
+
+
+def test_a_table_that_nearly_vanished_is_not_listed_by_the_driver() -> None:
+    """By ranges all of ours would be, however few the source has."""
+    n = 25 * ROW_HASHES_MAX
+    facts: dict[str, Any] = {"ours": Digest(n, 1), "theirs": Digest(n // 100, 2)}
+    assert decided(RANGES_MAX, ranges=RANGES_MAX, **facts).method is Method.FULL
 
 
 def test_a_nearly_read_sketch_gets_the_next_finer_cells() -> None:
@@ -293,12 +374,6 @@ def test_a_table_of_nearly_any_size(third: int, need: int) -> None:
     assert len(grid) >= min(need, 3 * third)
     if third in sizing.THIRDS and 3 <= need <= 3 * third:
         assert len(grid) <= 1.04 * need + 3
-
-
-def test_few_rows_cost_more_each() -> None:
-    assert plan.payload_bytes(0, 20.0, 45.0) == 0
-    assert plan.payload_bytes(10, 20.0, 45.0) == 450
-    assert plan.payload_bytes(1064, 20.0, 45.0) == 64 * 45 + 1000 * 20
 
 
 def decodes(load: float, refined: float) -> bool:

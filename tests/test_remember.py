@@ -7,19 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
-import pytest
-
 from warehouse_agent.configure import Source
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.remember import (
     changes_expected,
-    few_row_bytes,
     line,
     note_line,
     parse,
-    prices,
-    row_bytes,
 )
 from warehouse_agent.report import Report
 from warehouse_agent.store import Store
@@ -109,33 +104,3 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     assert note(0.9, 1000.0).bytes_per_s == 1000
     assert note(0.9, 2000.0).bytes_per_s == 1500
     assert line(store, Source("other", "other:1")) == Line()
-
-
-def test_a_row_costs_what_it_did() -> None:
-    assert row_bytes({"row_bytes": 21}, 9) == 21
-    assert row_bytes({"row_bytes": "?"}, 9) == row_bytes({}, 9) == 72
-
-
-def test_the_price_of_a_row() -> None:
-    """Of one of many as the last time, of one of few in the mean of earlier ones."""
-    notes: dict[str, object] = {}
-    assert few_row_bytes(notes, 21.0) == 21.0
-    notes |= prices(notes, frame_bytes=20_000, shipped=900, changed=1000)
-    assert row_bytes(notes, 9) == 20.0
-    assert prices(notes, frame_bytes=0, shipped=0, changed=0) == {}
-    for _ in range(60):
-        notes |= prices(notes, frame_bytes=120 + 40 * 10, shipped=10, changed=10)
-        notes |= prices(notes, frame_bytes=120 + 40, shipped=1, changed=1)
-    assert few_row_bytes(notes, 20.0) == pytest.approx(40.0)
-    assert row_bytes(notes, 9) == 20.0
-    for _ in range(60):
-        notes |= prices(notes, frame_bytes=60, shipped=0, changed=1)  # nothing but a deletion
-    assert few_row_bytes(notes, 20.0) < 1
-
-
-@pytest.mark.parametrize("shipped", [0, 1, 64, 65, 4999])
-def test_rows_that_are_gone_are_no_price(shipped: int) -> None:
-    """Else a full copy would seem to cost next to nothing after a purge."""
-    notes: dict[str, object] = {"row_bytes": 20.0}
-    notes |= prices(notes, frame_bytes=150, shipped=shipped, changed=10_000)
-    assert notes == {"row_bytes": 20.0}

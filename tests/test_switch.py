@@ -27,6 +27,7 @@ from tests.exchange_pair import (
 from warehouse_agent.expect import Past, expect
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import partition_for
+from warehouse_agent.prices import flat
 from warehouse_agent.sizing import open_sketch
 
 ROWS = 20_000
@@ -77,7 +78,7 @@ def test_never_much_more_than_a_full_copy(schema: Schema, where: str, objective:
                         rows=ROWS,
                         bounds=(0, 3 * ROWS) if schema is INTEGER else None,
                         expected=expect(past, rows=ROWS, elapsed_s=86_400.0),
-                        row_bytes=full.pair.bytes / ROWS,
+                        prices=flat(full.pair.bytes / ROWS),
                         line=line,
                     )
                     knots = [3 * ROWS * i // 64 for i in range(65)]
@@ -89,7 +90,7 @@ def test_never_much_more_than_a_full_copy(schema: Schema, where: str, objective:
                         partition=partition,
                         sketch=sketch,
                         line=line,
-                        row_bytes=full.pair.bytes / ROWS,
+                        price=full.pair.bytes / ROWS,
                     )
                     most = SLACK * full.pair.bytes + SLACK_BYTES
                     said = (count, predicted, result.outcome.method, result.pair.bytes, most)

@@ -21,6 +21,7 @@ from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import Method
+from warehouse_agent.prices import Prices
 from warehouse_agent.remember import Run
 from warehouse_agent.sizing import Sketch, Stall
 from warehouse_agent.tiles import Tiled
@@ -33,19 +34,17 @@ class Known:
     """What a prediction is made from.
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
-    estimate, None where it gave none; `row_bytes` is a compressed row on the line, `few_row_bytes`
-    one of few; `bounds` the least and the greatest integer key; `now` when it is asked; `files` are
-    rows and bytes of the data files; `rows_per_s` is how fast rows were read in earlier exchanges;
-    `limits` are the most rows and bytes a second that the source's DBA allows, infinite where she
-    sets none.
+    estimate, None where it gave none; `bounds` the least and the greatest integer key; `now` when
+    it is asked; `files` are rows and bytes of the data files; `rows_per_s` is how fast rows were
+    read in earlier exchanges; `limits` are the most rows and bytes a second that the source's DBA
+    allows, infinite where she sets none.
     """
 
     name: str
     version: int | None
     rows: int | None
     rows_expected: int | None
-    row_bytes: float
-    few_row_bytes: float
+    prices: Prices
     partition: Partition
     integer_key: bool
     bounds: tuple[int, int] | None
@@ -88,7 +87,7 @@ def load(known: Known) -> Candidate:
     rows, size = known.rows_expected, None
     if rows is not None:
         ranges = known.partition.ranges
-        size = plan.opening_bytes(known.partition, ranges) + int(rows * known.row_bytes)
+        size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
     took = None if rows is None or size is None else _exchange_s(known, rows, size, 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
@@ -115,7 +114,7 @@ def refreshes(
             theirs=Digest(theirs),
             ranges=known.partition.ranges,
             differing=_differing(known, sketch, changed),
-            row_bytes=known.row_bytes,
+            prices=known.prices,
             forced=forced,
             line=known.line,
             stall=stall,
@@ -127,7 +126,7 @@ def refreshes(
     is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        size = sent + int(plan.payload_bytes(changed, known.row_bytes, known.few_row_bytes))
+        size = sent + int(known.prices.changes(changed))
         if not is_enough:
             size = sent + options[Method.SKETCH].bytes_expected
         scans, rows = once if is_based else twice
@@ -159,7 +158,7 @@ def _in_tiles(
 ) -> tuple[tuple[Candidate, ...], str]:
     chosen, found = f"in {plural(tiled.count, 'tile')}", []
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
-        size, trips = tiled.cost(ours, d, known.row_bytes)
+        size, trips = tiled.cost(ours, d, known.prices.row)
         one = _candidate(known, method, size, trips, 0, ours, d)
         pauses = (tiled.count - 1) * tiled.wanted.pause_s
         took = round((one.exchange_seconds or 0.0) + pauses, 2)
@@ -170,12 +169,12 @@ def _in_tiles(
 def _by_groups(known: Known, rows: int, changed: int) -> int:
     """Bytes for so many rows in groups, all as likely to have changed as any other."""
     span = sizing.embedding_for(max(known.rows or 0, 1), known.bounds).span
-    share = np.full(1, min(changed / rows, 1.0))
+    share = np.full(1, min(changed / max(rows, 1), 1.0))
     alike = group.Histogram.of(share, group.CLASS_EDGES)
     counted = group.Histogram(alike.edges, alike.counts * rows, alike.updates * rows)
     sizes = group.grouping(
         counted,
-        row_bytes=known.row_bytes,
+        row_bytes=known.prices.row,
         key_bytes=group.key_bytes(rows, span),
         wait_bytes=known.line.round_trip_bytes,
     )
@@ -217,7 +216,7 @@ def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
         rows=known.rows,
         bounds=known.bounds,
         expected=expected,
-        row_bytes=known.row_bytes,
+        prices=known.prices,
         line=known.line,
     )
 

@@ -19,9 +19,9 @@ from driftline import frames
 from driftline import wire_pb2 as pb
 from driftline.columns import join
 from driftline.digests import Digest, Salt
-from driftline.errors import FrameDamaged, MalformedMessage
+from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
-from driftline.keys import positions
+from driftline.keys import positions, received
 from driftline.limits import CELLS_PER_MESSAGE, PROTOCOL_VERSION
 from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
@@ -31,6 +31,7 @@ from warehouse_agent import refine, regroup
 from warehouse_agent.line import LOAD_LEVEL, Line
 from warehouse_agent.link import refusal
 from warehouse_agent.plan import Choice, Method, choose
+from warehouse_agent.prices import Prices
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.sizing import Sketch, Stall
 
@@ -53,7 +54,7 @@ class Opening:
     salt: Salt
     partition: Partition
     sums: Sums
-    row_bytes: float
+    prices: Prices
     sketch: Sketch | None = None
     grouped: regroup.Grouped | None = None
     forced: Method | None = None
@@ -112,8 +113,8 @@ class Conversation:
         method = Method.SKETCH if opening.sketch else Method.RANGE
         self._out = Outcome(method=Method.GROUP if opening.grouped else method)
         self._shipping = pb.Progress(phase="ship", rows_expected=opening.rows_expected)
-        # What came while cells of ours may have been decoded: where its rows stand.
-        self._came: list[npt.NDArray[np.int64]] | None = None
+        # What came while cells or units of ours may have been read: the k of its rows inside.
+        self._came: list[npt.NDArray[np.uint64]] | None = None
         # Whether the source has ended this relation, so that the next may follow in the stream.
         self.ended = False
 
@@ -147,11 +148,12 @@ class Conversation:
                 continue
             self._came = None
             reply = self._everything() if choice.method is Method.FULL else self._refine(choice)
+            break
         if reply.WhichOneof("message") == "deleted" and self._came is not None:
             assert sketch is not None
-            embedding = sketch.embedding
-            gone = unpack(reply.deleted.ks, span=embedding.span, count_max=sketch.cells)
-            self._replace(embedding, gone)
+            span = sketch.embedding.span
+            gone = unpack(reply.deleted.ks, span=span, count_max=sketch.cells)
+            self._replace(sketch.embedding, gone)
             reply = self._receive()
         self._finish(reply)
         return self._out
@@ -214,7 +216,7 @@ class Conversation:
             theirs=Digest(verdict.count, int.from_bytes(verdict.sum, "little")),
             ranges=o.partition.ranges,
             differing=verdict.differing,
-            row_bytes=o.row_bytes,
+            prices=o.prices,
             forced=o.forced,
             line=o.line,
             stall=stall,
@@ -238,9 +240,7 @@ class Conversation:
     def _replace(self, embedding: Embedding, gone: npt.NDArray[np.uint64]) -> None:
         """Our rows below the k of all that came give way, and those below these k."""
         assert self._came is not None
-        where = np.concatenate([*self._came, np.zeros(0, np.int64)])
-        ks, inside = embedding.embed(where, self._opening.salt)
-        self._out.replaced = Replaced(np.unique(np.concatenate([ks[inside], gone])), embedding)
+        self._out.replaced = Replaced(np.unique(np.concatenate([*self._came, gone])), embedding)
 
     def _everything(self) -> pb.Reply:
         self._wire.send(pb.Request(whole=pb.Whole()))
@@ -297,20 +297,21 @@ class Conversation:
 
     def _take(self, frame: bytes) -> None:
         self._out.frame_bytes += len(frame)
-        self._keep(frame)
         if self._came is not None:
-            self._came.append(self._positions(frame))
+            self._came.append(self._named(frame))
+        self._keep(frame)
         self._shipping.rows += frames.rows_in(frame)
         self._progress(self._shipping)
 
-    def _positions(self, frame: bytes) -> npt.NDArray[np.int64]:
-        """Where the rows of a frame stand, int64 [rows]. Raises FrameDamaged."""
-        recipe = self._opening.recipe
-        columns = frames.decode(frame).columns
-        if len(columns) != len(recipe.columns):
-            raise FrameDamaged("A frame has another number of columns.")
-        keys = join(columns[: recipe.key_columns])
-        return positions(keys, recipe, position_seed(self._opening.fragment_key))
+    def _named(self, frame: bytes) -> npt.NDArray[np.uint64]:
+        """The k of the rows of a frame that are inside, uint64 [n]. Raises FrameDamaged."""
+        o = self._opening
+        within = o.sketch or o.grouped
+        assert within is not None
+        keys = join(received(frames.decode(frame).columns, o.recipe))
+        where = positions(keys, o.recipe, position_seed(o.fragment_key))
+        ks, inside = within.embedding.embed(where, o.salt)
+        return ks[inside]
 
 
 def _described(sketch: Sketch, check: int) -> pb.Sketch:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
 
-from warehouse_agent import passes, plan, publish, remember, schema
+from warehouse_agent import passes, plan, prices, publish, remember, schema
 from warehouse_agent.candidates import (
     ROWS_PER_S,
     Candidate,
@@ -132,14 +132,12 @@ def know(
     knots = quantiles if isinstance(quantiles, list) and integer_key and rows else []
     partition = plan.partition_for(knots, rows or 0, integer_key=bool(knots))
     expected = description.rows_expected if description is not None else 0
-    row_bytes = remember.row_bytes(remembered, len(recipe.columns) if recipe else 1)
     return Known(
         name=fragment.name,
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        row_bytes=row_bytes,
-        few_row_bytes=remember.few_row_bytes(remembered, row_bytes),
+        prices=prices.known(remembered, len(recipe.columns) if recipe else 1),
         partition=partition,
         integer_key=integer_key,
         bounds=publish.bounds(base.files) if base else None,
@@ -168,7 +166,7 @@ def predict(known: Known) -> Forecast:
         chosen = candidates[0].what
     else:
         candidates, chosen = refreshes(known, expected, max(changed, 1))
-        floor = plan.floor_bytes(known.rows, changed, known.row_bytes)
+        floor = plan.floor_bytes(known.rows, changed, known.prices.row)
     return Forecast(
         name=known.name,
         command="plan",

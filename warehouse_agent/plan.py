@@ -12,6 +12,7 @@ c balances the two. A full copy sends every row.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -34,6 +35,7 @@ from driftline.sketches import CELL_BYTES, HASHES, Grid
 from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.line import Line
+from warehouse_agent.prices import Prices
 from warehouse_agent.sizing import (
     ESTIMATE_ERROR,
     SPARSE,
@@ -48,13 +50,13 @@ from warehouse_agent.sizing import (
 OPEN_BYTES = 96  # of `Open` without its variable parts; a reply to it that says "equal" is smaller
 SKETCH_BYTES = 24  # of a sketch's parameters
 REPLY_BYTES = 80  # of an end
-FEW = 64  # rows: each of them costs more, there being little to compress it against
 FOUND_BYTES = 160  # of a list of deleted keys, a frame's header and the messages around them
 DIGEST_BYTES = 8
 ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much as its row hashes
-SATURATED = 0.95  # of the ranges: 3 changes a range
+SATURATED = 0.95  # of the slots, 3 changes each: beyond that, any number
 QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every opening
 
+OVER, OVER_BYTES = 1.05, 16_384  # as much of a copy, and more, may be moved at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed where there is no earlier refresh
 
 
@@ -86,6 +88,19 @@ def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Part
     return from_quantiles(quantiles, ranges)
 
 
+def outgrown(
+    quantiles: Sequence[int], counted: int, rows: int, bounds: tuple[int, int] | None
+) -> bool:
+    """Whether a fifth of the rows, or of the span of the keys, came or went since the quantiles
+    were found, of so many rows; `bounds` of the keys now, where they are known."""
+    if not quantiles or abs(counted - rows) > rows // 5:
+        return True
+    if bounds is None:
+        return False
+    first, last = quantiles[0], quantiles[-1]
+    return max(abs(bounds[0] - first), abs(bounds[1] - last)) > (last - first) // 5
+
+
 def everything() -> Partition:
     """One range of all positions, where nothing is compared by ranges."""
     return Partition((POSITION_MIN,), (63,))
@@ -97,71 +112,109 @@ def choose(
     theirs: Digest,
     ranges: int,
     differing: int,
-    row_bytes: float,
+    prices: Prices,
     forced: Method | None,
     line: Line,
     stall: Stall | None = None,
 ) -> Choice:
     """What follows a verdict: more cells, range digests at the cheapest coarsening, or everything.
 
+    The cheapest of those that cost not much more than a copy even at worst, when the estimate was
+    too low.
+
     Args:
         ours, theirs: the two totals.
         ranges: of the finest partition.
         differing: ranges that seem to differ, or cells of the finest table where there is a sketch.
-        row_bytes: a compressed row on the wire.
         forced: the method that the configuration asks for.
         stall: the sketch that the source holds.
     """
-    full = Choice(Method.FULL, int(theirs.count * row_bytes))
+    full = Choice(Method.FULL, int(prices.copy(theirs.count)))
     if forced is Method.FULL:
         return full
-    found = (
-        rows_changed(differing, ranges)
-        if stall is None
-        else rows_changed(differing, stall.sketch.cells) / HASHES
-    )
-    changed = min(found + max(theirs.count - ours.count, 0), theirs.count)
-    if stall is not None:
-        differing = round(ranges * -math.expm1(-found / ranges))
-    by_range = _by_range(ours, theirs, ranges, differing, changed * row_bytes)
-    by_sketch = None if stall is None else _by_sketch(stall, found, changed * row_bytes)
+    told = _told(ours.count, theirs.count, ranges, differing, stall)
+    by_range = _by_range(told, ranges, prices)
+    by_sketch = None if stall is None else _by_sketch(told, stall, prices)
     if forced is Method.SKETCH and by_sketch:
-        return by_sketch
+        return by_sketch[0]
     if forced is Method.RANGE and by_range:
-        return by_range
-    # The worst case counts: an estimate that is too low must not cost more than a copy.
-    more = (ESTIMATE_ERROR - 1) * changed * row_bytes
-    options = [(full.bytes_expected + 0.0, full)]
-    if by_range:
-        cost = by_range.bytes_expected + more + line.round_trip_bytes
-        options.append((cost, by_range))
-    if by_sketch:
-        options.append((by_sketch.bytes_expected + more, by_sketch))
-    return min(options, key=lambda option: option[0])[1]
+        return by_range[0]
+    spent = CELL_BYTES * len(stall.grid) if stall and stall.grid else 0
+    most = OVER * full.bytes_expected + OVER_BYTES - spent
+    found = [(full.bytes_expected + 0.0, full)]
+    if by_range and by_range[1] <= most:
+        found.append((by_range[0].bytes_expected + line.round_trip_bytes, by_range[0]))
+    if by_sketch and by_sketch[1] <= most:
+        found.append((by_sketch[0].bytes_expected + 0.0, by_sketch[0]))
+    return min(found, key=lambda option: option[0])[1]
 
 
-def _by_range(
-    ours: Digest, theirs: Digest, ranges: int, differing: int, payload: float
-) -> Choice | None:
-    """Range digests at the cheapest coarsening; None: too many rows would have to be hashed."""
-    best: Choice | None = None
-    for by in range(ranges.bit_length()):
-        hit = 1 - (1 - min(differing / ranges, 1.0)) ** (1 << by)
-        hashed = hit * min(ours.count, theirs.count)
-        if hashed > ROW_HASHES_MAX:
-            continue
-        identify = DIGEST_BYTES * coarse_ranges(ranges, by) + ROW_HASH_BYTES * hashed
-        cost = int(identify + payload)
-        if best is None or cost < best.bytes_expected:
-            best = Choice(Method.RANGE, cost, coarsen=by)
-    return best
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a verdict tells: rows of both sides, and changes that were found, likely and at worst.
+
+    `outside`: whether new rows may lie where nothing was compared.
+    """
+
+    ours: int
+    theirs: int
+    likely: float
+    worst: float
+    outside: bool
+
+    def shipped(self, changes: float) -> float:
+        """How many rows come where so many changes were found: those that are gone do not."""
+        inside = max(changes - max(self.ours - self.theirs, 0), 0)
+        new = max(self.theirs - self.ours, 0)
+        return min(inside + new if self.outside else max(inside, new), self.theirs)
 
 
-def _by_sketch(stall: Stall, changes: float, payload: float) -> Choice | None:
-    """The cells that are missing; None: the finest table would not decode, or did not."""
+def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | None) -> _Told:
+    """Of a share of differing slots near 1 nothing is known but that all rows may have changed.
+
+    The error of the strata is one of the slots, and grows with their load where these tell changes.
+    """
+    slots, each = (ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
+    outside = stall is not None and stall.sketch.embedding.base is not None
+    likely = rows_changed(differing, slots) / each
+    error = underestimated(likely, stall.grid if stall else None)
+    worst = error * likely
+    if error >= ESTIMATE_ERROR:
+        most = ESTIMATE_ERROR * differing
+        is_known = most < SATURATED * slots
+        worst = rows_changed(most, slots) / each if is_known else float(max(ours, theirs))
+    return _Told(ours, theirs, likely, max(likely, worst), outside)
+
+
+def _by_range(told: _Told, ranges: int, prices: Prices) -> tuple[Choice, float] | None:
+    """Range digests at the cheapest coarsening, and their bytes at worst; None: too many rows would
+    have to be hashed or listed."""
+
+    def hashed(by: int, changes: float) -> float:
+        """The share of the rows that are."""
+        return -math.expm1(-changes / ranges * (1 << by))
+
+    def cost(by: int, changes: float) -> float:
+        rows = hashed(by, changes) * min(told.ours, told.theirs)
+        identify = DIGEST_BYTES * coarse_ranges(ranges, by) + ROW_HASH_BYTES * rows
+        return identify + prices.changes(told.shipped(changes))
+
+    most = max(told.ours, told.theirs)
+    usable = [
+        by for by in range(ranges.bit_length()) if hashed(by, told.likely) * most <= ROW_HASHES_MAX
+    ]
+    if not usable:
+        return None
+    best = min(usable, key=lambda by: cost(by, told.likely))
+    return Choice(Method.RANGE, int(cost(best, told.likely)), coarsen=best), cost(best, told.worst)
+
+
+def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float] | None:
+    """The cells that are missing, and the bytes at worst; None: the finest table might not decode,
+    or did not."""
     sketch, grid = stall.sketch, stall.grid
-    need = cells_for(underestimated(changes, grid) * changes)
-    if need > sketch.cells:
+    need = cells_for(underestimated(told.likely, grid) * told.likely)
+    if cells_for(told.worst) > sketch.cells:
         return None
     if grid is None:
         wanted = fitting(sketch.third, need)
@@ -171,22 +224,16 @@ def _by_sketch(stall: Stall, changes: float, payload: float) -> Choice | None:
     else:
         wanted = refined(grid, need, is_stuck=stall.stuck > SPARSE * len(grid))
         sent = stall.stuck * (len(wanted) / len(grid) - 1)
-    return Choice(Method.SKETCH, int(CELL_BYTES * sent + payload), grid=wanted)
+    likely = CELL_BYTES * sent + prices.changes(told.shipped(told.likely))
+    more = max(cells_for(told.worst) - len(wanted), 0)
+    worst = CELL_BYTES * (sent + more) + prices.changes(told.shipped(told.worst))
+    return Choice(Method.SKETCH, int(likely), grid=wanted), worst
 
 
-def rows_changed(differing: int, slots: int) -> float:
-    """How many scattered changes make so many of the slots (ranges, or cells) differ.
-
-    The estimate of those that differ is good to a quarter, so a share near 1 tells little more than
-    that: it counts as SATURATED, or the method would follow the noise.
-    """
+def rows_changed(differing: float, slots: int) -> float:
+    """How many scattered changes make so many of the slots (ranges, or cells) differ; as many as
+    SATURATED tell where nearly all do."""
     return -slots * math.log1p(-min(differing / slots, SATURATED))
-
-
-def payload_bytes(changed: int, row_bytes: float, few_row_bytes: float) -> float:
-    """Of so many changed rows; the first FEW cost `few_row_bytes` each."""
-    few = min(changed, FEW)
-    return few * few_row_bytes + (changed - few) * row_bytes
 
 
 def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, payload: float) -> int:

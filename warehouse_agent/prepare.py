@@ -21,6 +21,7 @@ from driftline.ranges import Partition, RangeSums
 from warehouse_agent import (
     heat,
     plan,
+    prices,
     publish,
     reduce,
     remember,
@@ -35,6 +36,7 @@ from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout, quoted
 from warehouse_agent.line import Line
 from warehouse_agent.plan import Method
+from warehouse_agent.prices import Prices
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
@@ -58,8 +60,7 @@ class Prepared:
     salt: Salt
     sketch: Sketch | None
     sums: Sums
-    row_bytes: float  # of a row on the wire, compressed
-    few_row_bytes: float  # of one of few
+    prices: Prices
     line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
@@ -74,7 +75,7 @@ class Prepared:
     def bytes_for(self, changed: int) -> int:
         """What the exchange takes where so many rows changed and the sketch tells them."""
         assert self.sketch is not None
-        payload = plan.payload_bytes(changed, self.row_bytes, self.few_row_bytes)
+        payload = self.prices.changes(changed)
         return plan.sketch_bytes(self.partition, self.sketch, changed, payload)
 
 
@@ -96,7 +97,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     rows = rows_of(job.spark, layout, [f.uri for f in files])
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
-    row_bytes = remember.row_bytes(remembered, len(layout.names))
+    costs = prices.known(remembered, len(layout.names))
     line = remember.line(job.store, job.fragment.source)
     changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
     sketch = units = None
@@ -109,7 +110,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             rows,
             salt,
             probability_sql=_probability(base, changes, stamp),
-            row_bytes=row_bytes,
+            row_bytes=costs.row,
             line=line,
             budget=budget,
         )
@@ -119,7 +120,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             rows=sum(f.rows for f in files),
             bounds=publish.bounds(files),
             expected=changes,
-            row_bytes=row_bytes,
+            prices=costs,
             line=line,
         )
     sums = Sums(RangeSums(partition.ranges))
@@ -136,8 +137,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         sketch=sketch,
         units=units,
         sums=sums,
-        row_bytes=row_bytes,
-        few_row_bytes=remember.few_row_bytes(remembered, row_bytes),
+        prices=costs,
         line=line,
         changes_expected=changes,
         rows_expected=expected,
@@ -260,11 +260,12 @@ def _partition(
     if not layout.recipe.integer_key or not rows:
         return plan.partition_for([], rows, integer_key=layout.recipe.integer_key)
     known, counted = remembered.get("quantiles"), remembered.get("quantiles_rows")
-    fresh = isinstance(counted, int) and abs(counted - rows) <= rows // 5
-    if not fresh or not isinstance(known, list) or remembered.get("key") != layout.names[0]:
-        known = _quantiles(job, layout, files)
-        job.remember(quantiles=known, quantiles_rows=rows, key=layout.names[0])
-    return plan.partition_for(known, rows, integer_key=True)
+    knots = known if isinstance(known, list) and remembered.get("key") == layout.names[0] else []
+    before = counted if isinstance(counted, int) else 0
+    if plan.outgrown(knots, before, rows, publish.bounds(files)):
+        knots = _quantiles(job, layout, files)
+        job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])
+    return plan.partition_for(knots, rows, integer_key=True)
 
 
 def _quantiles(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> list[int]:

@@ -79,6 +79,8 @@ def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64
         bits += reply.mismatch.bitmap
         numbers += reply.mismatch.counts
         is_last = reply.mismatch.last
+        if not (is_last or reply.mismatch.bitmap or reply.mismatch.counts):
+            raise MalformedMessage("A piece of the differing ranges holds nothing.")
         if len(bits) + len(numbers) > 2 * COUNT_BYTES * RANGES_MAX:
             raise MalformedMessage("The differing ranges came with too many bytes.")
     differs = bitmap(bytes(bits), ranges)
@@ -99,7 +101,7 @@ def row_hashes(receive: Receive) -> Hashes | None:
             if reply.hashes_end.too_many:
                 return None
             return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
-        if kind != "row_hashes" or len(reply.row_hashes.hashes) % 8:
+        if kind != "row_hashes" or len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:
             raise MalformedMessage("Row hashes were expected.")
         pieces.append(np.frombuffer(reply.row_hashes.hashes, "<u8").astype(np.uint64))
         held += len(pieces[-1])

@@ -58,7 +58,7 @@ class Refresh:
             salt=p.salt,
             partition=p.partition,
             sums=p.sums,
-            row_bytes=p.row_bytes,
+            prices=p.prices,
             sketch=p.sketch,
             grouped=p.units.grouped if p.units else None,
             forced=self.job.fragment.method,
@@ -111,7 +111,7 @@ class Refresh:
 
     def _bytes_expected(self, p: Prepared) -> int:
         if p.base is None:
-            return int(p.rows_expected * p.row_bytes)
+            return int(p.prices.copy(p.rows_expected))
         if p.units is not None:
             return p.units.bytes_expected
         if p.sketch is None or p.changes_expected is None:

@@ -1,8 +1,9 @@
 """What earlier refreshes of a fragment left behind that the next one decides from.
 
 The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
-also for those that found nothing. Notes beside it say what a row costs on the line and what the
-line is like. All of it may be lost at any time; then the next refresh costs more and is as right.
+also for those that found nothing. Notes beside it say what a row costs on the line (`prices`) and
+what the line is like. All of it may be lost at any time; then the next refresh costs more and is as
+right.
 """
 
 from __future__ import annotations
@@ -18,13 +19,9 @@ from warehouse_agent.configure import Source
 from warehouse_agent.expect import Expected, Past, expect
 from warehouse_agent.line import Line
 from warehouse_agent.link import Link, Stream
-from warehouse_agent.plan import FEW
 from warehouse_agent.store import PRIVATE, Store
 
 RTT_DAYS = 7  # a measurement is a connection of its own
-COLUMN_BYTES_UNKNOWN = 8.0  # of a column on the wire, before anything was shipped
-FEW_KEPT = 0.9  # of what is known of few rows, at each further refresh
-FRAME_BYTES = 120  # of a frame of few rows, beside the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,44 +88,10 @@ def pasts(runs: list[Run]) -> list[Past]:
     ]
 
 
-def row_bytes(notes: dict[str, object], columns: int) -> float:
-    """Of a row on the wire, compressed: as the last time, or a guess."""
-    return _number(notes, "row_bytes") or COLUMN_BYTES_UNKNOWN * columns
-
-
-def few_row_bytes(notes: dict[str, object], row_bytes: float) -> float:
-    """Of one of few rows: as in refreshes that shipped few, or as of one of many."""
-    rows = _number(notes, "few_rows")
-    return _number(notes, "few_bytes") / rows if rows > 0 else row_bytes
-
-
-def prices(
-    notes: dict[str, object], *, frame_bytes: int, shipped: int, changed: int
-) -> dict[str, float]:
-    """What a refresh tells of the price of a changed row, also of one that is gone and takes
-    nothing: the last of many rows, the mean of few, earlier ones forgotten. Many of which most are
-    gone tell nothing: a full copy of rows that are there would seem to cost as little."""
-    changed = max(changed, shipped)
-    if changed > FEW:
-        return {"row_bytes": frame_bytes / changed} if 2 * shipped >= changed else {}
-    if not changed:
-        return {}
-    return {
-        "few_bytes": FEW_KEPT * _number(notes, "few_bytes") + max(frame_bytes - FRAME_BYTES, 0),
-        "few_rows": FEW_KEPT * _number(notes, "few_rows") + changed,
-    }
-
-
-def _number(notes: dict[str, object], name: str) -> float:
-    """A note, 0 where there is none."""
-    known = notes.get(name)
-    return float(known) if isinstance(known, int | float) else 0.0
-
-
 def rows_per_s(notes: dict[str, object], usual: float) -> float:
     """Of the source, read in an exchange, as the last time."""
-    known = _number(notes, "rows_per_s")
-    return known if known > 0 else usual
+    known = notes.get("rows_per_s")
+    return float(known) if isinstance(known, int | float) and known > 0 else usual
 
 
 def line(store: Store, source: Source) -> Line:

@@ -23,9 +23,9 @@ from warehouse_agent import (
     apply,
     heat,
     plan,
+    prices,
     prove,
     publish,
-    remember,
     schema,
     stage,
     tally,
@@ -173,8 +173,11 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
         return None if is_asked else sum(f.rows for f in p.files)
     if out.removed is not None:
         return len(out.removed.positions)
-    named = len(out.replaced.ks) if out.replaced is not None else 0
-    return named - max(out.theirs.count - sum(f.rows for f in p.files), 0)
+    if out.replaced is None:
+        return 0
+    new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
+    is_whole = out.replaced.embedding.base is None  # else new rows may lie outside
+    return len(out.replaced.ks) - (new if is_whole else 0)
 
 
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None, set[str]]:
@@ -271,13 +274,14 @@ def _publish(
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)
-        prices = remember.prices(
+        learnt = prices.learnt(
             job.remembered(),
             frame_bytes=out.frame_bytes,
             shipped=shipped,
             changed=report.rows_changed,
+            is_copy=out.replace_all,
         )
-        job.remember(**prices, **_notes(job, p, out, checked))
+        job.remember(**learnt, **_notes(job, p, out, checked))
 
 
 def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Changes:

@@ -16,10 +16,11 @@ from driftline.sketches import CELL_BYTES, HASHES, Embedding, Grid
 
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line
+from warehouse_agent.prices import Prices
 
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
 FINER = 6  # times more cells than are likely: fuller ones do not tell how many changes there are
-FINEST = 131_072  # cells of any table of so many rows; 2 MB at the source, nothing on the wire
+FINEST = 131_072  # cells of small tables: as many as rows tell a change of all of them
 POSSIBLE = tuple(percent / 100 for percent in range(5, 100, 10))  # quantiles of d, all as likely
 SENT = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # quantiles that are weighed
 PARTLY = 1.04  # as many cells as had sufficed at once, where a table is refined in part
@@ -27,7 +28,8 @@ TOPPED_UP = 1.1  # as many cells in all as had sufficed, because how many are mi
 SOME_MORE = 1.1  # times the cells that did not suffice, whatever is estimated
 LOAD_MAX = 20.0  # changes a cell: then every cell differs
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
-FOLDS = tuple(1 << bits for bits in range(16))  # a stall halves some of them, and again
+# A stall halves some of them, and again.
+FOLDS = tuple(sorted([*(1 << b for b in range(16)), *(3 << b for b in range(3, 15))]))
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
@@ -88,36 +90,35 @@ def open_sketch(
     rows: int,
     bounds: tuple[int, int] | None,
     expected: Expected | None,
-    row_bytes: float,
+    prices: Prices,
     line: Line,
 ) -> Sketch:
     """The sketch of a refresh, and what of it goes up before anything is known.
 
     Nothing sent costs a round trip and then the cells that are needed, and some more, because how
     many these are is estimated; cells for a quantile of d cost themselves whatever changed, and a
-    round trip and those that are missing where they do not suffice. The cheapest quantile wins, and
-    is capped by what a full copy would cost, lest a wrong prediction costs more.
+    round trip and those that are missing where they do not suffice. The cheapest quantile wins, up
+    to WORTH of a full copy and WORTH_BYTES, lest a wrong prediction costs much more than one.
 
     Args:
         rows: of our side, at least one.
         bounds: the least and the greatest integer key.
         expected: how many rows changed; None: nothing is known.
-        row_bytes: a compressed row on the wire.
     """
     embedding = embedding_for(rows, bounds)
     if expected is None:
         return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
-    full = rows * row_bytes
+    full = prices.copy(rows)
     needs = []
     for d in map(expected.quantile, POSSIBLE):
         cells = cells_for(d)
-        is_worth_it = d and CELL_BYTES * cells + d * row_bytes < full
+        is_worth_it = d and CELL_BYTES * cells + prices.changes(d) < full
         needs.append(cells if is_worth_it else 0)
     cap = min(int(WORTH * full + WORTH_BYTES) // CELL_BYTES, HASHES * THIRD_CELLS_MAX)
     sizes = [min(cells_for(expected.quantile(q)), cap) for q in SENT]
     chosen = min([0, *sizes], key=lambda sent: _cost(sent, needs, line))
     # Bulk changes come unforeseen: what is not on the wire is cheap, and a second scan is not.
-    finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST), HASHES * rows)
+    finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST, rows), HASHES * rows)
     target = min(max(UNFOLDS * chosen, finest), HASHES * THIRD_CELLS_MAX)
     if not chosen:
         return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))

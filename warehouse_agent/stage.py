@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from driftline import frames
+from driftline import frames, keys
 from driftline.errors import FrameDamaged
 from pyspark.sql import DataFrame, SparkSession
 
@@ -123,8 +123,7 @@ def _decode(layout: Layout, key: KeyFile) -> Task:
             for content in batch.column(0):
                 for data in _frames(content.as_buffer().to_pybytes()):
                     frame = frames.decode(data)
-                    if len(frame.columns) != len(layout.recipe.columns):
-                        raise FrameDamaged("A frame has another number of columns.")
+                    keys.received(frame.columns, layout.recipe)
                     block, hi, lo = frames.verify(frame, fingerprints, join)
                     yield layout.batch(frame.columns, block, hi, lo, seed=seed)
 

@@ -35,7 +35,17 @@ from driftline.errors import (
 )
 from pyspark.sql import functions as F
 
-from warehouse_agent import passes, prepare, publish, reduce, remember, schema, settle, tiles
+from warehouse_agent import (
+    passes,
+    prepare,
+    prices,
+    publish,
+    reduce,
+    remember,
+    schema,
+    settle,
+    tiles,
+)
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Conversation, Opening, Outcome
 from warehouse_agent.executors import driver_errors
@@ -156,8 +166,8 @@ class Sweep(Refresh):
         expected = remember.changes_expected(earlier, base.rows, datetime.now(UTC))
         if expected is None:
             return
-        row_bytes = remember.row_bytes(job.remembered(), len(base.layout.names))
-        size, _ = tiles.pass_cost(base.rows, expected.median, row_bytes, self._wanted)
+        row = prices.known(job.remembered(), len(base.layout.names)).row
+        size, _ = tiles.pass_cost(base.rows, expected.median, row, self._wanted)
         job.report.changes_expected = (expected.low, expected.median, expected.high)
         job.report.bytes_expected = size
 
@@ -206,7 +216,7 @@ class Sweep(Refresh):
             salt=p.salt,
             partition=p.tiling.partition(tile),
             sums=Sums(ours),
-            row_bytes=remember.row_bytes(remembered, len(base.layout.names)),
+            prices=prices.known(remembered, len(base.layout.names)),
             forced=job.fragment.method,
             line=remember.line(job.store, job.fragment.source),
             rows_expected=ours.total.count,
@@ -295,7 +305,6 @@ class Sweep(Refresh):
         p, base, job = self._pass, self._base, self.job
         assert p is not None
         assert base is not None
-        row_bytes = remember.row_bytes(job.remembered(), len(base.layout.names))
         return Prepared(
             base=base,
             layout=base.layout,
@@ -304,8 +313,7 @@ class Sweep(Refresh):
             salt=p.salt,
             sketch=None,
             sums=Sums(p.sums.ranges),
-            row_bytes=row_bytes,
-            few_row_bytes=row_bytes,
+            prices=prices.known(job.remembered(), len(base.layout.names)),
             line=remember.line(job.store, job.fragment.source),
             changes_expected=None,
             rows_expected=base.rows,

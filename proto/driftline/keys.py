@@ -8,12 +8,14 @@ the keys look like. Positions may collide; whoever uses them compares rows below
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from driftline.columns import NULL, Block, value_spans
+from driftline.columns import NULL, Block, Ragged, value_spans
 from driftline.digests import xx, xx_array
-from driftline.errors import LimitExceeded
+from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.limits import KEY_BYTES_MAX
 from driftline.types import INTEGER_WIDTHS, Recipe
 
@@ -26,6 +28,24 @@ def null_keys(block: Block, recipe: Recipe) -> npt.NDArray[np.bool_]:
     for _, lengths in value_spans(block, recipe.key_columns):
         found |= lengths == NULL
     return found
+
+
+def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
+    """The key columns of rows that came in a frame. Whatever its digest, they may be no keys.
+
+    Raises:
+        FrameDamaged: another number of columns, a key that is NULL, or an integer of another width.
+    """
+    if len(columns) != len(recipe.columns):
+        raise FrameDamaged("A frame has another number of columns.")
+    keys = columns[: recipe.key_columns]
+    if any((column.lengths < 0).any() for column in keys):
+        raise FrameDamaged("A frame has a row whose key is NULL.")
+    if recipe.integer_key:
+        width = INTEGER_WIDTHS[recipe.columns[0].type.kind]
+        if (keys[0].lengths != width).any():
+            raise FrameDamaged(f"A frame has a key that is no integer of {width} bytes.")
+    return keys
 
 
 def positions(block: Block, recipe: Recipe, seed: int) -> Positions:

@@ -25,7 +25,7 @@ KEY_BYTES_MAX = 8192  # a key is held, compared and printed
 NAME_BYTES_MAX = 1024  # of a relation; longer names are refused unread
 
 # Comparison. Ranges bound what both sides hold, whatever the table's size.
-RANGES_MAX = 1 << 18  # 4 MiB of sums at the source, one row each on the Spark driver
+RANGES_MAX = 1 << 18  # 4 MiB of sums at either side, and in each of the tasks that add them up
 SEGMENTS_MAX = 256  # of a partition: 3 kB in `Open`
 STRATUM_CELLS = 32  # of a byte: the estimate has a standard deviation of 12 %
 ROW_HASHES_MAX = 1 << 22  # 8 bytes each on the line, 16 in memory; beyond it, everything is sent
@@ -34,6 +34,7 @@ DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
 THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
 SKETCH_KEYS_MAX = 1 << 31  # half the field: a quotient of noise is a key every second time
 CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
+CELLS_TAKEN_MAX = 32  # times that one sketch is refined; each costs the source a decoding
 GROUP_KEYS_MAX = 1 << 20  # named in units: 20 to 35 MB at the source
 GROUP_HASHES_MAX = 1 << 19  # rows of units hashed one by one, and a quarter of all units: 100 MB
 UNIT_KEYS_MAX = 1 << 12  # of one unit: more are worth one hash no longer than these
