@@ -1,4 +1,4 @@
-"""What the harness writes and reads again: a JSON line per run; of them, a CSV and a table.
+"""What the harness writes and reads again: a JSON line per run; of them, a table.
 
 The lines are the record; tables and plots are drawn from them and can be drawn anew without running
 anything. Lines are only ever added; of several of the same run the last counts. The tables show,
@@ -8,11 +8,10 @@ Where a peer is better than every Driftline tool is computed and said, in whatev
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.meter import Measured
@@ -89,19 +88,6 @@ def read(file: Path) -> list[Result]:
 def _place(result: Result) -> tuple[object, ...]:
     link = result.rtt_ms, result.rate_mbit or math.inf
     return result.scale, result.table, result.pattern, *link, result.rate
-
-
-def write_csv(file: Path, results: Iterable[Result]) -> None:
-    """A row per run, warming included."""
-    names = [field.name for field in fields(Result) if field.name not in ("seconds", "cost")]
-    costs = [field.name for field in fields(Measured)]
-    with file.open("w", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*names, *costs, "known_s"])
-        for result in results:
-            values = [getattr(result, name) for name in names]
-            values += [getattr(result.cost, name) for name in costs]
-            writer.writerow([*values, round(result.known_s, 3)])
 
 
 def best(results: Iterable[Result]) -> list[Result]:

@@ -120,9 +120,8 @@ def shout(what: str) -> None:
 
 
 def publish(results: Path, pictures: Path) -> None:
-    """The table, the CSV and the pictures of all recorded lines."""
+    """The table and the pictures of all recorded lines."""
     found = peer_results.read(results)
-    peer_results.write_csv(results.with_suffix(".csv"), found)
     results.with_suffix(".md").write_text(peer_results.markdown(found))
     try:
         from benchmarks import plots

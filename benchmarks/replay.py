@@ -167,7 +167,7 @@ class Warehouse:
                 frame_bytes=out.frame_bytes,
                 shipped=shipped,
                 changed=changed,
-                is_copy=out.replace_all,
+                is_copy=out.is_copy,
             )
 
 

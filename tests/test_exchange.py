@@ -680,11 +680,11 @@ def test_cells_of_noise_are_a_verdict_not_an_answer(bench: Bench) -> None:
 def test_cells_without_end(bench: Bench) -> None:
     """Each refinement costs the source a decoding, and the next may always be one cell finer."""
     dice = random.Random(3)
-    noise = [struct.pack("<2I", *dice.choices(range(PRIME), k=2)) for _ in range(90)]
-    first = pb.Request(cells=pb.Cells(fold=4, cells=b"".join(noise[:45]), last=True))
-    more = [cells(1, cell=noise[45 + cut], cut=cut, finer=2) for cut in range(1, 45)]
+    noise = [struct.pack("<2I", *dice.choices(range(PRIME), k=2)) for _ in range(300)]
+    first = pb.Request(cells=pb.Cells(fold=2, cells=b"".join(noise[:180]), last=True))
+    more = [cells(1, cell=noise[180 + cut], fold=2, cut=cut, finer=1) for cut in range(1, 120)]
     with pytest.raises(MalformedMessage, match=f"more than {CELLS_TAKEN_MAX} times"):
-        bench.say(first, *more, opening=sketched(bench.opening))
+        bench.say(first, *more, opening=sketched(bench.opening, third=120, fold=2))
     assert bench.tally.scans == 1
 
 

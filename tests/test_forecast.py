@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driftline.errors import NotFound
+from driftline.errors import ConfigurationError, NotFound
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import uniform
 from hypothesis import given
@@ -323,10 +323,17 @@ def test_a_part_is_what_is_done() -> None:
     assert part.source_scans == 0
 
 
+def test_more_rows_than_groups_can_name_are_refused_as_a_refresh_would() -> None:
+    with pytest.raises(ConfigurationError, match="1,048,576 rows"):
+        predict(known(rows=GROUP_KEYS_MAX + 1, forced=Method.GROUP))
+
+
 @pytest.mark.parametrize("read_at_most", [None, 5000])
-def test_an_empty_table_has_a_plan(read_at_most: int | None) -> None:
-    found = predict(known(rows=0, rows_expected=0, read_at_most=read_at_most))
-    assert found.chosen in by_name(found)
+@pytest.mark.parametrize("forced", [None, *Method])
+def test_an_empty_table_has_a_plan(forced: Method | None, read_at_most: int | None) -> None:
+    if read_at_most is None or forced is None:
+        found = predict(known(rows=0, rows_expected=0, forced=forced, read_at_most=read_at_most))
+        assert found.chosen in by_name(found)
 
 
 def test_what_the_line_and_the_dba_allow() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from benchmarks.peer_results import (
     markdown,
     read,
     wins,
-    write_csv,
 )
 
 
@@ -94,12 +92,3 @@ def test_the_table_shows_the_floor_the_ratio_and_what_was_wrong():
     assert "WRONG: 9 rows found" in table
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
-
-
-def test_the_csv_has_a_row_per_run(tmp_path):
-    file = tmp_path / "results.csv"
-    write_csv(file, [OURS, FEW])
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert [row["tool"] for row in rows] == ["driftline:range", "reladiff:4:50:4"]
-    assert [row["to_warehouse_bytes"] for row in rows] == ["500", "900"]

@@ -72,6 +72,7 @@ def test_never_much_more_than_a_full_copy(schema: Schema, where: str, objective:
             fill(path, schema, theirs)
             with closing(open_session(path)) as session:
                 full = exchange(session, schema.relation, [], line=line)
+                assert full.outcome.is_copy, "a load is the price of a copy"
                 for predicted in PREDICTED:
                     past = [Past(86_400.0, ROWS, 0, predicted, 0)] * 8
                     sketch = open_sketch(

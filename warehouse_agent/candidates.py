@@ -95,9 +95,16 @@ def load(known: Known) -> Candidate:
 def refreshes(
     known: Known, expected: Expected | None, changed: int
 ) -> tuple[tuple[Candidate, ...], str]:
+    """Each way, and the name of the one that a refresh would go.
+
+    Raises:
+        ConfigurationError: groups are asked for, and cannot name so many rows.
+    """
     ours = known.rows or 0
     if known.tiled is not None:
         return _in_tiles(known, known.tiled, ours, changed)
+    if known.forced is Method.GROUP:
+        group.refuse_too_many(known.name, ours, "method")
     theirs = ours if known.rows_expected is None else known.rows_expected
     sketch = _sketch(known, expected)
     slots = sketch.cells if sketch else known.partition.ranges
@@ -142,7 +149,8 @@ def refreshes(
         found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))
     size = opening + sent + options[Method.FULL].bytes_expected
     found.append(_candidate(known, Method.FULL, size, 2, 2, 2 * theirs, ours))
-    chosen = _NAMES[Method.GROUP if known.forced is Method.GROUP else options[known.forced].method]
+    is_grouped = known.forced is Method.GROUP and ours
+    chosen = _NAMES[Method.GROUP if is_grouped else options[known.forced].method]
     if known.read_at_most:
         compared = min(known.read_at_most, ours)
         chosen = f"{compared:,} rows of it, by groups"
@@ -266,19 +274,22 @@ def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if known.forced is not None:
         return f'method = "{known.forced.value}"'
     sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    others = [c for what, c in sized.items() if what != chosen]
+    unforced = {_NAMES[Method.GROUP], chosen}  # groups are taken only where they are asked for
+    others = [c for what, c in sized.items() if what not in unforced]
     line = known.line
     if chosen not in sized or not others:
         return ""
     if line.objective is Objective.BYTES:
         best = min(others, key=lambda c: c.bytes or 0)
         less = (best.bytes or 0) - (sized[chosen].bytes or 0)
+        if less < 0:
+            return f"{best.what} may take much more than a copy, should more have changed"
         return f'{less:,} bytes fewer than {best.what} (objective = "bytes")'
     best = min(others, key=lambda c: c.exchange_seconds or 0.0)
     less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
     speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
     if less_s < 0:
-        return f"the cheapest by worst case over {speed}, where an estimate may be too low"
+        return f"{best.what} may take much more than a copy, should more have changed"
     return f"{less_s:,.1f} s less than {best.what} over {speed}"
 
 

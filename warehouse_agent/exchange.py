@@ -93,6 +93,11 @@ class Outcome:
     rows_read: int = 0
     frame_bytes: int = 0
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether all rows came: a load, or a table that was not worth comparing."""
+        return self.method is Method.FULL or self.replace_all
+
 
 class Conversation:
     """One relation of one exchange; `run` is all of it."""

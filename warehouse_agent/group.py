@@ -35,7 +35,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from driftline.limits import UNIT_KEYS_MAX
+from driftline.errors import ConfigurationError
+from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX
 from driftline.units import ROW_HASH_BYTES
 
 Floats = npt.NDArray[np.float64]
@@ -303,3 +304,13 @@ def most_likely(histogram: Histogram, rows: int) -> Selection:
             return Selection(at + 1, left / count)
         left -= count
     return Selection(0, 0.0)
+
+
+def refuse_too_many(name: str, keys: int, setting: str) -> None:
+    """Raise ConfigurationError where a fragment has more rows than groups can name."""
+    if keys > GROUP_KEYS_MAX:
+        raise ConfigurationError(
+            f"Groups name at most {GROUP_KEYS_MAX:,} rows by their keys, and these are {keys:,}.",
+            where=name,
+            remedy=f"Change `{setting}` of the fragment: a sketch has no such limit.",
+        )

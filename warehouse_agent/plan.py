@@ -56,7 +56,7 @@ ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much a
 SATURATED = 0.95  # of the slots, 3 changes each: beyond that, any number
 QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every opening
 
-OVER, OVER_BYTES = 1.05, 16_384  # as much of a copy, and more, may be moved at worst
+OVER, OVER_BYTES = 1.05, 16_384  # times a copy, and bytes beside, that may be moved at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed where there is no earlier refresh
 
 
@@ -172,7 +172,8 @@ class _Told:
 def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | None) -> _Told:
     """Of a share of differing slots near 1 nothing is known but that all rows may have changed.
 
-    The error of the strata is one of the slots, and grows with their load where these tell changes.
+    What strata are wrong by is a share of the slots that differ; that of the changes is the larger
+    the fuller the slots are.
     """
     slots, each = (ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None

@@ -279,7 +279,7 @@ def _publish(
             frame_bytes=out.frame_bytes,
             shipped=shipped,
             changed=report.rows_changed,
-            is_copy=out.replace_all,
+            is_copy=out.is_copy,
         )
         job.remember(**learnt, **_notes(job, p, out, checked))
 

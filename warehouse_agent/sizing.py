@@ -20,15 +20,17 @@ from warehouse_agent.prices import Prices
 
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
 FINER = 6  # times more cells than are likely: fuller ones do not tell how many changes there are
-FINEST = 131_072  # cells of small tables: as many as rows tell a change of all of them
+FINEST = 131_072  # cells at least; of more rows a cell each, which tell a change of half of them
 POSSIBLE = tuple(percent / 100 for percent in range(5, 100, 10))  # quantiles of d, all as likely
 SENT = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # quantiles that are weighed
-PARTLY = 1.04  # as many cells as had sufficed at once, where a table is refined in part
+# As many cells as had sufficed at once, where a table is refined in part, by how many a cell is cut
+# into (density evolution).
+PARTLY = {2: 1.04, 3: 1.12, 5: 1.28, 7: 1.46}
 TOPPED_UP = 1.1  # as many cells in all as had sufficed, because how many are missing is estimated
 SOME_MORE = 1.1  # times the cells that did not suffice, whatever is estimated
 LOAD_MAX = 20.0  # changes a cell: then every cell differs
 UNFOLDS = 12  # times finer than what is sent at once, and as much more as is not unlikely
-# A stall halves some of them, and again.
+# A stall cuts some cells of these, and again.
 FOLDS = tuple(sorted([*(1 << b for b in range(16)), *(3 << b for b in range(3, 15))]))
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
@@ -167,14 +169,17 @@ def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
 
 
 def _least(third: int, folds: list[int], need: int, before: int = 1) -> Grid:
-    """The smallest of the grids of one of these folds, descending, or of one up to a cut by half of
-    it; a cut is between two cells of the fold `before`."""
+    """The smallest of the grids of one of these folds, descending, or of one up to a cut by a half
+    of it, a third where it is odd, and so on; a cut is between two cells of the fold `before`."""
     found = [Grid(third, next((f for f in folds if HASHES * (third // f) >= need), 1))]
     for fold in folds:
+        parts = next((p for p in PARTLY if fold % p == 0 and fold // p in folds), None)
+        if parts is None:
+            continue
         cells, whole = HASHES * (third // fold), max(before // fold, 1)
-        cut = whole * math.ceil((PARTLY * need - cells) / whole)
-        if 0 < cut < cells and fold % 2 == 0 and fold // 2 in folds:
-            found.append(Grid(third, fold, cut, fold // 2))
+        cut = whole * math.ceil((PARTLY[parts] * need - cells) / ((parts - 1) * whole))
+        if 0 < cut < cells:
+            found.append(Grid(third, fold, cut, fold // parts))
     return min(found, key=len)
 
 

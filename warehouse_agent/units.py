@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from driftline.digests import Digest, Salt
 from driftline.errors import ConfigurationError
-from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import DataFrame
 
@@ -71,7 +70,7 @@ def in_units(
     key = group.key_bytes(count, embedding.span)
     grouping = group.grouping(counted, row_bytes=row_bytes, key_bytes=key, wait_bytes=wait)
     if budget is None:
-        _refuse(job, count, "method")
+        group.refuse_too_many(job.name, count, "method")
         found = assign.named(rows, layout, probability_sql, grouping, embedding, salt, count=count)
         sent = Grouped(embedding, found.pieces, found.hot, round(row_bytes), round(wait))
         return Units(sent, found.compared, int(grouping.bytes_expected))
@@ -82,7 +81,7 @@ def in_units(
             where=job.name,
             remedy="Remove `read_at_most` from the fragment.",
         )
-    _refuse(job, budget, "read_at_most")
+    group.refuse_too_many(job.name, budget, "read_at_most")
     window, next_turn = _window(job, layout, rows, bounds, int(IN_TURN * budget))
     likeliest = group.most_likely(counted, int(LIKELIEST * budget))
     # A row that is not read by its key is not compared, so all have one.
@@ -105,15 +104,6 @@ def in_units(
     )
     size = sum(len(p.ks) + len(p.digests) for p in found.pieces)
     return Units(sent, found.compared, size, next_turn)
-
-
-def _refuse(job: Job, keys: int, setting: str) -> None:
-    if keys > GROUP_KEYS_MAX:
-        raise ConfigurationError(
-            f"Groups name at most {GROUP_KEYS_MAX} rows by their keys, and these are {keys}.",
-            where=job.name,
-            remedy=f"Change `{setting}` of the fragment: a sketch has no such limit.",
-        )
 
 
 def _window(
