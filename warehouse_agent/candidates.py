@@ -274,8 +274,8 @@ def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if known.forced is not None:
         return f'method = "{known.forced.value}"'
     sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    unforced = {_NAMES[Method.GROUP], chosen}  # groups are taken only where they are asked for
-    others = [c for what, c in sized.items() if what not in unforced]
+    no_rivals = {chosen, _NAMES[Method.GROUP]}  # groups are taken only where they are asked for
+    others = [c for what, c in sized.items() if what not in no_rivals]
     line = known.line
     if chosen not in sized or not others:
         return ""

@@ -164,7 +164,8 @@ def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
     folds = [grid.fold, *_divisors(grid.finer)] if grid.cut else _divisors(grid.fold)
     if not is_stuck:
         return Grid(grid.third, folds[1])
-    need = max(need, math.ceil(SOME_MORE * len(grid)))
+    parts = grid.fold // grid.finer if grid.cut else 2  # cut in more, it needs more spare cells
+    need = max(need, math.ceil(SOME_MORE * parts / 2 * len(grid)))
     return _least(grid.third, folds, need, before=grid.fold)
 
 
