@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest
+from driftline.digests import Digest, Salt
 from driftline.errors import (
     DriftlineError,
+    FrameDamaged,
     MalformedMessage,
     NullKey,
     RecipeChanged,
@@ -56,7 +58,7 @@ from tests.exchange_pair import (
     fill,
     open_session,
 )
-from tests.row_samples import recipe
+from tests.row_samples import block, recipe
 from warehouse_agent import exchange, refine
 from warehouse_agent.exchange import Conversation
 from warehouse_agent.plan import Choice, Method
@@ -893,6 +895,27 @@ def test_a_hostile_source_of_a_sketch(bench: Bench, name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0" * 9], ids=["NULL", "short", "long"])
+def test_a_frame_whose_key_is_none_is_not_kept(bench: Bench, key: bytes | None) -> None:
+    made = bench.shape.recipe
+    row = [key, *[b"x"] * (len(made.columns) - 1)]
+    frame = frames.encode(block([row]), made, Salt(1, 2), Digest(1, 1), level=1)
+    sketch = Sketch(Embedding(1 << 30), 60, 4)
+    ours = Ours(bench.ours.rows, made, uniform(16), sketch)
+    kept: list[bytes] = []
+    conversation = Conversation(
+        Script([pb.Reply(rows=pb.Rows(frame=frame))]),
+        ours.opening(),
+        keep=kept.append,
+        list_rows=ours.list_rows,
+        list_keys=ours.list_keys,
+        progress=lambda _: None,
+    )
+    with pytest.raises(FrameDamaged):
+        conversation.run()
+    assert kept == []
 
 
 def test_a_mismatch_in_pieces(bench: Bench) -> None:
