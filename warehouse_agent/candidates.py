@@ -128,8 +128,9 @@ def refreshes(
         )
         for forced in (*Method, known.forced)
     }
-    size = opening + sent + plan.REPLY_BYTES
-    found = [_candidate(known, None, size, 1, 1, theirs, 0)]
+    fixed = opening + plan.REPLY_BYTES
+    found = [_candidate(known, None, fixed + sent, 1, 1, theirs, 0)]
+    fixed += plan.FOUND_BYTES
     is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
@@ -138,9 +139,9 @@ def refreshes(
             size = sent + options[Method.SKETCH].bytes_expected
         scans, rows = once if is_based else twice
         trips = 2 - is_enough
-        found.append(_candidate(known, Method.SKETCH, opening + size, trips, scans, rows, changed))
+        found.append(_candidate(known, Method.SKETCH, fixed + size, trips, scans, rows, changed))
     if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
-        size = opening + options[Method.RANGE].bytes_expected
+        size = fixed + options[Method.RANGE].bytes_expected
         scans, rows = once if known.integer_key else twice
         found.append(_candidate(known, Method.RANGE, size, 3, scans, rows, changed))
     if 0 < ours <= GROUP_KEYS_MAX and not known.read_at_most:

@@ -127,9 +127,9 @@ def know(
     if published and described and published.id != described.id:
         changes = list(schema.column_changes(published, described)) or ["its fingerprint version"]
     rows = base.rows if base else None
-    quantiles = remembered.get("quantiles")
+    bounds = publish.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key
-    knots = quantiles if isinstance(quantiles, list) and integer_key and rows else []
+    knots = _knots(remembered.get("quantiles"), bounds) if integer_key and rows else []
     partition = plan.partition_for(knots, rows or 0, integer_key=bool(knots))
     expected = description.rows_expected if description is not None else 0
     return Known(
@@ -140,7 +140,7 @@ def know(
         prices=prices.known(remembered, len(recipe.columns) if recipe else 1),
         partition=partition,
         integer_key=integer_key,
-        bounds=publish.bounds(base.files) if base else None,
+        bounds=bounds,
         line=remember.line(store, fragment.source),
         now=datetime.now(UTC),
         forced=fragment.method,
@@ -154,6 +154,17 @@ def know(
         schema_changes=tuple(changes),
         tiled=passes.tiled(store, fragment, base),
     )
+
+
+def _knots(quantiles: object, bounds: tuple[int, int] | None) -> list[int]:
+    """Quantiles of the integer keys: the remembered ones; before there are any, as if the keys were
+    spread evenly."""
+    if isinstance(quantiles, list) and quantiles:
+        return quantiles
+    if bounds is None:
+        return []
+    first, last = bounds
+    return [first + (last - first) * i // plan.QUANTILES for i in range(plan.QUANTILES + 1)]
 
 
 def predict(known: Known) -> Forecast:

@@ -242,8 +242,9 @@ def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, payload: fl
     fixed = opening_bytes(partition, sketch.cells) + SKETCH_BYTES + REPLY_BYTES
     if not changed:
         return fixed + sketch.bytes_sent
-    cells = max(CELL_BYTES * cells_for(changed), sketch.bytes_sent)
-    return fixed + FOUND_BYTES + int(cells + payload)
+    # Where nothing goes up at first, how many cells are needed is estimated.
+    need = cells_for(changed if sketch.fold else ESTIMATE_ERROR * changed)
+    return fixed + FOUND_BYTES + int(max(CELL_BYTES * need, sketch.bytes_sent) + payload)
 
 
 def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:
