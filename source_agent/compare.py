@@ -19,7 +19,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.ranges import RangeSums, estimate_differing, strata
-from driftline.sketches import HASHES
+from driftline.sketches import HASHES, sampled
 
 from source_agent import hear
 from source_agent.decode import Sketching
@@ -106,14 +106,7 @@ class Comparison:
             if sketching is not None and sketching.solved():
                 yield from sketching.answer(sums.total.count)
                 break
-            yield pb.Reply(
-                verdict=pb.Verdict(
-                    count=sums.total.count,
-                    sum=sums.total.sum_bytes(),
-                    differing=self._differing(sums, sketching),
-                    stuck=sketching.stuck() if sketching else b"",
-                )
-            )
+            yield self._verdict(sums, sketching)
             request = self._next(requests)
             kind = request.WhichOneof("message")
             if kind == "cells" and sketching is not None:
@@ -128,6 +121,24 @@ class Comparison:
                 yield from self._everything_again(sums.total)
             break
         yield self._finished(sums.total)
+
+    def _verdict(self, sums: RangeSums, sketching: Sketching | None) -> pb.Reply:
+        differing, stuck, sample = self._differing(sums, sketching), b"", b""
+        if sketching is not None:
+            stuck = sketching.stuck()
+            count = sampled(differing, len(sketching.cells))
+            if count and sketching.differing is None:
+                sample = sketching.cells.sample(count)
+        total = sums.total
+        return pb.Reply(
+            verdict=pb.Verdict(
+                count=total.count,
+                sum=total.sum_bytes(),
+                differing=differing,
+                stuck=stuck,
+                sample=sample,
+            )
+        )
 
     def _differing(self, sums: RangeSums, sketching: Sketching | None) -> int:
         """How many ranges, or cells where there are some, seem to differ."""

@@ -287,6 +287,21 @@ def test_a_sketch_of_five_thousand_rows(schema: Schema, changes: int, sent: str)
     assert shipped <= changed
 
 
+@pytest.mark.parametrize("fold", [0, 2520], ids=["none", "far too few"])
+def test_half_of_a_table_by_sketch(fold: int) -> None:
+    """A sample of the source's cells tells how many there are: strata would not be trusted."""
+    rows = large(20_000, seed=1)
+    theirs = edit(rows, 10_000, seed=2)
+    ours, others = table_of(INTEGER, rows), table_of(INTEGER, theirs)
+    sketch = sketch_of(INTEGER, rows, 20_160, fold)
+    result = run(INTEGER, ours, others, sketch=sketch)
+    said = [reply.verdict for reply in result.pair.received if reply.HasField("verdict")]
+    assert len(said[0].sample) >= 1000
+    assert not any(verdict.sample for verdict in said[1:])
+    assert result.outcome.method is Method.SKETCH
+    assert result.outcome.round_trips <= 3
+
+
 def test_a_sketch_that_never_decodes_falls_back() -> None:
     rows = large(5000, seed=1)
     theirs = table_of(INTEGER, edit(rows, 50, seed=6))
@@ -869,6 +884,9 @@ def test_a_hostile_source(bench: Bench, name: str) -> None:
 KS = pack(np.array([1, 5], np.uint64))
 DELETED: dict[str, list[pb.Reply]] = {
     "deleted without a sketch": [pb.Reply(deleted=pb.Deleted(ks=KS)), FINISHED],
+    "a sample without a sketch": [verdict(sample=b"?")],
+    "a sample of more cells than there are": [verdict(stuck=PACKED(bytes(6)), sample=bytes(181))],
+    "a sample of very many cells": [verdict(stuck=PACKED(bytes(6)), sample=bytes(1 << 20))],
     "no stuck cells": [verdict()],
     "stuck cells of another table": [verdict(stuck=PACKED(bytes(7)))],
     "a bomb as stuck cells": [verdict(stuck=bomb(1 << 40))],

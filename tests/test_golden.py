@@ -192,6 +192,8 @@ def test_cells_of_sketches() -> None:
         cells = sketches.Cells(vector["third"])
         cells.add(u64(ks), u64(m0), salt_of(vector))
         assert cells.check == vector["check"]
+        for data in map(bytes.fromhex, vector["samples"]):
+            assert cells.sample(len(data)) == data
         for grid, data in vector["folded"]:
             assert cells.folded(sketches.Grid(cells.third, *grid)).to_bytes().hex() == data
             assert sketches.Cells.from_bytes(bytes.fromhex(data)).to_bytes().hex() == data

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from driftline.digests import Digest
 from driftline.limits import CELLS_TAKEN_MAX, RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
-from driftline.sketches import Embedding, Grid
+from driftline.sketches import Embedding, Grid, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import Method, choose, floor_bytes, partition_for, rows_changed, shrank
 from warehouse_agent.prices import flat
-from warehouse_agent.sizing import Sketch, Stall, cells_for, embedding_for, open_sketch
+from warehouse_agent.sizing import Sample, Sketch, Stall, cells_for, embedding_for, open_sketch
 
 LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
 
@@ -242,12 +243,21 @@ def test_most_rows_changed_is_everything(changed: int) -> None:
     assert decided(touched(stall.sketch, changed), stall=stall).method is Method.FULL
 
 
+def sample_of(sketch: Sketch, changed: int, off: float = 0.0) -> Sample | None:
+    """What a verdict samples of so many changes, off by so many standard deviations."""
+    differing = touched(sketch, changed)
+    count, share = sampled(differing, sketch.cells), differing / sketch.cells
+    found = count * share * 255 / 256 + off * math.sqrt(count * share * (1 - share))
+    return Sample(count, min(round(found), count)) if count else None
+
+
 @pytest.mark.parametrize("noise", [0.88, 1.0, 1.12])
+@pytest.mark.parametrize("is_sampled", [False, True])
 @pytest.mark.parametrize("usual", [0, 100, 3_000, 30_000])
 @pytest.mark.parametrize("price", [10.0, 24.0, 200.0])
 @pytest.mark.parametrize("rows", [20_000, 300_000, 1_000_000, 4_000_000])
 def test_an_unforeseen_bulk_change_costs_no_more_than_a_copy(
-    rows: int, price: float, usual: int, noise: float
+    rows: int, price: float, usual: int, is_sampled: bool, noise: float
 ) -> None:
     """Whatever the strata tell, off by a standard deviation, of changes that nobody expected."""
     sketch = opened(alike(usual), rows=rows, prices=flat(price))
@@ -258,13 +268,15 @@ def test_an_unforeseen_bulk_change_costs_no_more_than_a_copy(
         if cells_for(d) <= len(sketch.sent or ()):
             continue  # what was sent tells it all
         share = math.exp(-3 * d / sketch.cells)
+        sample = sample_of(sketch, d, (noise - 1) / 0.12) if is_sampled else None
+        before = sketch.bytes_sent + (sample.cells if sample else 0)
         choice = decided(
             min(round(noise * sketch.cells * (1 - share)), sketch.cells),
             ours=Digest(rows, 1),
             theirs=Digest(rows, 2),
             ranges=ranges,
             prices=flat(price),
-            stall=Stall(sketch, sketch.sent, len(sketch.sent or ())),
+            stall=Stall(sketch, sketch.sent, len(sketch.sent or ()), sample),
         )
         if choice.method is Method.FULL:
             found = rows * price
@@ -273,11 +285,28 @@ def test_an_unforeseen_bulk_change_costs_no_more_than_a_copy(
             found += d * price
         else:
             assert choice.grid is not None
-            found = 8 * max(len(choice.grid), 1.04 * cells_for(d)) + d * price
+            # What was sent is what the last child of each cell is told by.
+            found = 8 * max(len(choice.grid), 1.04 * cells_for(d)) - sketch.bytes_sent + d * price
             assert cells_for(d) <= sketch.cells
-        assert sketch.bytes_sent + found <= most, (percent, choice, sketch)
+        assert before + found <= most, (percent, choice, sketch)
         if percent <= (20 if rows <= 1_000_000 else 7):
             assert choice.method is not Method.FULL, (percent, sketch)
+
+
+def test_half_of_a_table_is_a_sketch_where_a_sample_tells_how_many() -> None:
+    for sketch in (opened(None), opened(alike(100))):
+        stall = Stall(sketch, sketch.sent, len(sketch.sent or ()))
+        half = N // 2
+        seeming = round(1.12 * touched(sketch, half))  # as the strata may have it
+        assert decided(seeming, stall=stall).method is Method.FULL
+        for off in (-1.0, 0.0, 1.0):
+            known = replace(stall, sample=sample_of(sketch, half, off))
+            choice = decided(seeming, stall=known)
+            assert choice.grid is not None
+            assert cells_for(half) <= len(choice.grid) <= 1.15 * cells_for(half)
+        # Nothing is known of all rows but that they are many.
+        known = replace(stall, sample=Sample(8192, 8192))
+        assert decided(sketch.cells, stall=known).method is Method.FULL
 
 
 @pytest.mark.parametrize("is_hashed", [False, True])

@@ -15,7 +15,7 @@ import numpy as np
 from driftline.digests import Digest
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
-from driftline.sketches import CELL_BYTES, HASHES
+from driftline.sketches import CELL_BYTES, HASHES, sampled
 
 from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
@@ -23,7 +23,7 @@ from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import Method
 from warehouse_agent.prices import Prices
 from warehouse_agent.remember import Run
-from warehouse_agent.sizing import Sketch, Stall
+from warehouse_agent.sizing import Sample, Sketch, Stall
 from warehouse_agent.tiles import Tiled
 
 ROWS_PER_S = 500_000.0  # of a source that was never read
@@ -112,15 +112,16 @@ def refreshes(
     sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
     need = CELL_BYTES * sizing.cells_for(changed)
     is_enough = sketch is not None and need <= sketch.bytes_sent
-    stall = None if sketch is None else Stall(sketch)
-    if sketch is not None and sketch.sent is not None and not is_enough:
-        stall = Stall(sketch, sketch.sent, len(sketch.sent))  # all of what was sent
+    differing = _differing(known, sketch, changed)
+    stall = None if sketch is None else Stall(sketch, sample=_sample(differing, sketch.cells))
+    if stall is not None and sketch is not None and sketch.sent is not None and not is_enough:
+        stall = replace(stall, grid=sketch.sent, stuck=len(sketch.sent))  # all of what was sent
     options = {
         forced: plan.choose(
             ours=Digest(ours),
             theirs=Digest(theirs),
             ranges=known.partition.ranges,
-            differing=_differing(known, sketch, changed),
+            differing=differing,
             prices=known.prices,
             forced=forced,
             line=known.line,
@@ -235,6 +236,12 @@ def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
     if sketch is None:
         return round(expected_slots(known.partition.ranges, changed))
     return round(expected_slots(sketch.cells, HASHES * changed))
+
+
+def _sample(differing: int, cells: int) -> Sample | None:
+    """What a verdict's sample would tell."""
+    count = sampled(differing, cells)
+    return Sample(count, round(count * differing / cells)) if count else None
 
 
 _NAMES = {

@@ -33,7 +33,7 @@ from warehouse_agent.link import refusal
 from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.prices import Prices
 from warehouse_agent.reduce import Listing, Sums
-from warehouse_agent.sizing import Sketch, Stall
+from warehouse_agent.sizing import Sample, Sketch, Stall
 
 
 class Wire(Protocol):
@@ -141,8 +141,7 @@ class Conversation:
         reply = self._receive()
         while reply.WhichOneof("message") == "verdict":
             stuck = None if grid is None else refine.bitmap(reply.verdict.stuck, len(grid))
-            stall = Stall(sketch, grid, _count(stuck)) if sketch else None
-            choice = self._choose(reply.verdict, stall)
+            choice = self._choose(reply.verdict, self._stall(reply.verdict, grid, stuck))
             self._out.method, self._out.bytes_expected = choice.method, choice.bytes_expected
             self._out.round_trips += 1
             if choice.method is Method.SKETCH:
@@ -213,6 +212,16 @@ class Conversation:
             grouping=None if o.grouped is None else o.grouped.described(),
             within=None if o.within is None else pb.Within(first=o.within[0], last=o.within[1]),
         )
+
+    def _stall(
+        self, verdict: pb.Verdict, grid: Grid | None, stuck: npt.NDArray[np.bool_] | None
+    ) -> Stall | None:
+        sketch, cells, sample = self._opening.sketch, self._opening.sums.cells, None
+        if verdict.sample:
+            if cells is None:
+                raise MalformedMessage("A sample of cells came where there are none.")
+            sample = Sample(len(verdict.sample), cells.differing(verdict.sample))
+        return Stall(sketch, grid, _count(stuck), sample) if sketch else None
 
     def _choose(self, verdict: pb.Verdict, stall: Stall | None) -> Choice:
         o = self._opening

@@ -140,6 +140,8 @@ def choose(
     if forced is Method.RANGE and by_range:
         return by_range[0]
     spent = CELL_BYTES * len(stall.grid) if stall and stall.grid else 0
+    if stall is not None and stall.sample is not None:
+        spent += stall.sample.cells
     most = OVER * full.bytes_expected + OVER_BYTES - spent
     found = [(full.bytes_expected + 0.0, full)]
     if by_range and by_range[1] <= most:
@@ -153,13 +155,15 @@ def choose(
 class _Told:
     """What a verdict tells: rows of both sides, and changes that were found, likely and at worst.
 
-    `outside`: whether new rows may lie where nothing was compared.
+    `enough`: of which cells mostly do. `outside`: whether new rows may lie where nothing was
+    compared.
     """
 
     ours: int
     theirs: int
     likely: float
     worst: float
+    enough: float
     outside: bool
 
     def shipped(self, changes: float) -> float:
@@ -173,18 +177,22 @@ def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | No
     """Of a share of differing slots near 1 nothing is known but that all rows may have changed.
 
     What strata are wrong by is a share of the slots that differ; that of the changes is the larger
-    the fuller the slots are.
+    the fuller the slots are. A sample tells that share better than they do.
     """
     slots, each = (ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None
-    likely = rows_changed(differing, slots) / each
-    error = underestimated(likely, stall.grid if stall else None)
-    worst = error * likely
-    if error >= ESTIMATE_ERROR:
-        most = ESTIMATE_ERROR * differing
-        is_known = most < SATURATED * slots
-        worst = rows_changed(most, slots) / each if is_known else float(max(ours, theirs))
-    return _Told(ours, theirs, likely, max(likely, worst), outside)
+    grid, sample = (stall.grid, stall.sample) if stall else (None, None)
+    found, most = differing / slots, ESTIMATE_ERROR * differing / slots
+    if sample is not None:
+        found, most = sample.shares()
+    likely = rows_changed(found * slots, slots) / each
+    at_most = rows_changed(most * slots, slots) / each if most < SATURATED else max(ours, theirs)
+    error = underestimated(likely, grid)
+    enough = error * likely
+    worst = at_most if error >= ESTIMATE_ERROR else enough
+    if sample is not None:
+        enough = min(enough, at_most)
+    return _Told(ours, theirs, likely, max(likely, worst), enough, outside)
 
 
 def _by_range(told: _Told, ranges: int, prices: Prices) -> tuple[Choice, float] | None:
@@ -214,7 +222,7 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
     """The cells that are missing, and the bytes at worst; None: the finest table might not decode,
     or did not."""
     sketch, grid = stall.sketch, stall.grid
-    need = cells_for(underestimated(told.likely, grid) * told.likely)
+    need = cells_for(told.enough)
     if cells_for(told.worst) > sketch.cells:
         return None
     if grid is None:

@@ -66,12 +66,27 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Cells of the finest table, and how many of them differ by a byte."""
+
+    cells: int
+    differing: int
+
+    def shares(self) -> tuple[float, float]:
+        """The share of all cells that differ, as is likely and two standard deviations above."""
+        likely = min(self.differing / self.cells * 256 / 255, 1.0)
+        return likely, likely + 2 * math.sqrt(likely * (1 - likely) / self.cells)
+
+
+@dataclass(frozen=True, slots=True)
 class Stall:
-    """A sketch at the source: the grid of what it heard (None: nothing), and its stuck cells."""
+    """A sketch at the source: the grid of what it heard (None: nothing), its stuck cells, and what
+    a sample of its own tells (None: there is none)."""
 
     sketch: Sketch
     grid: Grid | None = None
     stuck: int = 0
+    sample: Sample | None = None
 
 
 def embedding_for(rows: int, bounds: tuple[int, int] | None) -> Embedding:

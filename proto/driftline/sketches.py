@@ -34,7 +34,7 @@ import zstandard
 
 from driftline.digests import SPARK_SEED, Salt, xx, xx_array
 from driftline.errors import MalformedMessage
-from driftline.limits import SKETCH_KEYS_MAX
+from driftline.limits import SAMPLE_CELLS_MAX, SKETCH_KEYS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 U64 = npt.NDArray[np.uint64]
@@ -245,6 +245,19 @@ class Cells:
         out.r, out.kr = _sent(fine.r, zones, stuck), _sent(fine.kr, zones, stuck)
         return out
 
+    def sample(self, count: int) -> bytes:
+        """Σ r modulo 2^8 of so many cells, 1 ≤ count ≤ len(self), spread evenly."""
+        self.reduce()
+        at = np.arange(count) * len(self) // count
+        return (self.r[at] & np.uint64(0xFF)).astype(np.uint8).tobytes()
+
+    def differing(self, sample: bytes) -> int:
+        """How many cells of another table's sample differ from ours. Raises MalformedMessage."""
+        if len(sample) > min(SAMPLE_CELLS_MAX, len(self)):
+            raise MalformedMessage("A sample of cells is longer than one may be.")
+        ours, theirs = (np.frombuffer(s, np.uint8) for s in (self.sample(len(sample)), sample))
+        return int(np.count_nonzero(ours != theirs))
+
     def to_bytes(self) -> bytes:
         """Reduced, as they travel: r and kr of each cell, little-endian uint32."""
         self.reduce()
@@ -294,6 +307,16 @@ def places(ks: U64, third: int, salt: Salt) -> tuple[tuple[Indices, Indices, Ind
 def checked(checks: U64, r: U64) -> int:
     """Σ c(k)·r modulo PRIME."""
     return int((checks * r % _P).sum(dtype=np.uint64)) % PRIME
+
+
+def sampled(differing: int, cells: int) -> int:
+    """How many of these cells a verdict samples, where so many seem to differ; 0: none.
+
+    A byte for each 16 of those that differ, a fiftieth of a sketch that tells them; 256 of the
+    sample would differ at least, for fewer tell their share no better than the strata did.
+    """
+    count = min(differing // 16, SAMPLE_CELLS_MAX)
+    return count if count * differing >= 256 * cells else 0
 
 
 def pack(ks: U64) -> bytes:

@@ -594,12 +594,15 @@ class Verdict(_message.Message):
     SUM_FIELD_NUMBER: _builtins.int
     DIFFERING_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     sum: _builtins.bytes
     differing: _builtins.int
     """estimated, of the ranges or cells that the strata are of"""
     stuck: _builtins.bytes
     """zstd; bit i: cell i of the last grid did not come to zero"""
+    sample: _builtins.bytes
+    """Σ r modulo 2^8 of cells of the source, where many differ"""
     def __init__(
         self,
         *,
@@ -607,10 +610,11 @@ class Verdict(_message.Message):
         sum: _builtins.bytes = ...,
         differing: _builtins.int = ...,
         stuck: _builtins.bytes = ...,
+        sample: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "stuck", b"stuck", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "sample", b"sample", "stuck", b"stuck", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
