@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -186,9 +187,13 @@ def start(
 def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds."""
     keep_heap_small()
-    ended = threading.Event()
+    asked, asks = socket.socketpair()
+    asks.setblocking(False)
+    # A byte for each signal, whichever thread gets it. A lock would not do: a handler may be
+    # interrupted by the next one, and what interrupts another thread does not wake this one.
+    signal.set_wakeup_fd(asks.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: None)
     server = start(config)
     if port_file is not None:
         beside = port_file.with_name(port_file.name + ".part")
@@ -196,7 +201,7 @@ def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
         beside.replace(port_file)
     host = config.server.address.rpartition(":")[0]
     print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
-    ended.wait()
+    asked.recv(1)
     server.stop(STOP_GRACE_S)
 
 
