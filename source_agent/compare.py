@@ -102,11 +102,13 @@ class Comparison:
         self, sums: RangeSums, sketching: Sketching | None, requests: Iterator[pb.Request]
     ) -> Iterator[pb.Reply]:
         """From the end of a scan that found a difference to the end."""
+        is_first = True
         while True:
             if sketching is not None and sketching.solved():
                 yield from sketching.answer(sums.total.count)
                 break
-            yield self._verdict(sums, sketching)
+            yield self._verdict(sums, sketching, is_first=is_first)
+            is_first = False
             request = self._next(requests)
             kind = request.WhichOneof("message")
             if kind == "cells" and sketching is not None:
@@ -122,12 +124,12 @@ class Comparison:
             break
         yield self._finished(sums.total)
 
-    def _verdict(self, sums: RangeSums, sketching: Sketching | None) -> pb.Reply:
+    def _verdict(self, sums: RangeSums, sketching: Sketching | None, *, is_first: bool) -> pb.Reply:
         differing, stuck, sample = self._differing(sums, sketching), b"", b""
         if sketching is not None:
             stuck = sketching.stuck()
             count = sampled(differing, len(sketching.cells))
-            if count and sketching.differing is None:
+            if count and is_first and sketching.differing is None:
                 sample = sketching.cells.sample(count)
         total = sums.total
         return pb.Reply(

@@ -194,15 +194,18 @@ def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
     signal.set_wakeup_fd(asks.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    server = start(config)
-    if port_file is not None:
-        beside = port_file.with_name(port_file.name + ".part")
-        beside.write_text(f"{server.port}\n")
-        beside.replace(port_file)
-    host = config.server.address.rpartition(":")[0]
-    print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
-    asked.recv(1)
-    server.stop(STOP_GRACE_S)
+    try:
+        server = start(config)
+        if port_file is not None:
+            beside = port_file.with_name(port_file.name + ".part")
+            beside.write_text(f"{server.port}\n")
+            beside.replace(port_file)
+        host = config.server.address.rpartition(":")[0]
+        print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
+        asked.recv(1)
+        server.stop(STOP_GRACE_S)
+    finally:
+        signal.set_wakeup_fd(-1)
 
 
 def agent_version() -> str:

@@ -309,6 +309,17 @@ def test_half_of_a_table_is_a_sketch_where_a_sample_tells_how_many() -> None:
         assert decided(sketch.cells, stall=known).method is Method.FULL
 
 
+def test_after_a_stall_nothing_cheaper_than_a_copy_is_given_up() -> None:
+    """What was sent is spent, whatever follows: 192,000 cells came, and 10 % more would do."""
+    sketch = opened(None, rows=300_000, prices=flat(10.0))
+    grid, d = sizing.fitting(sketch.third, 192_000), 150_000
+    facts: dict[str, Any] = {"ours": Digest(300_000, 1), "theirs": Digest(300_000, 2)}
+    stall = Stall(sketch, grid, len(grid))
+    choice = decided(touched(sketch, d), prices=flat(10.0), stall=stall, **facts)
+    assert choice.method is Method.SKETCH
+    assert choice.bytes_expected < 3_000_000
+
+
 @pytest.mark.parametrize("is_hashed", [False, True])
 def test_what_is_gone_and_what_is_new_count_once(is_hashed: bool) -> None:
     """A third more rows, or a third of the rows gone: no copy takes as little as a sketch."""

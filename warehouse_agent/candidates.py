@@ -113,9 +113,11 @@ def refreshes(
     need = CELL_BYTES * sizing.cells_for(changed)
     is_enough = sketch is not None and need <= sketch.bytes_sent
     differing = _differing(known, sketch, changed)
-    stall = None if sketch is None else Stall(sketch, sample=_sample(differing, sketch.cells))
-    if stall is not None and sketch is not None and sketch.sent is not None and not is_enough:
-        stall = replace(stall, grid=sketch.sent, stuck=len(sketch.sent))  # all of what was sent
+    stall = None if sketch is None else Stall(sketch)
+    if sketch is not None and sketch.sent is not None and not is_enough:
+        stall = Stall(sketch, sketch.sent, len(sketch.sent))  # all of what was sent
+    if stall is not None and not is_enough:
+        stall = replace(stall, sample=_sample(stall, differing, changed))
     options = {
         forced: plan.choose(
             ours=Digest(ours),
@@ -131,7 +133,7 @@ def refreshes(
     }
     fixed = opening + plan.REPLY_BYTES
     found = [_candidate(known, None, fixed + sent, 1, 1, theirs, 0)]
-    fixed += plan.FOUND_BYTES
+    fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
     is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
     once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
     if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
@@ -149,7 +151,7 @@ def refreshes(
         size = _by_groups(known, ours, changed)
         scans, rows = once if is_based else twice
         found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))
-    size = opening + sent + options[Method.FULL].bytes_expected
+    size = fixed + sent + options[Method.FULL].bytes_expected
     found.append(_candidate(known, Method.FULL, size, 2, 2, 2 * theirs, ours))
     is_grouped = known.forced is Method.GROUP and ours
     chosen = _NAMES[Method.GROUP if is_grouped else options[known.forced].method]
@@ -238,10 +240,13 @@ def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
     return round(expected_slots(sketch.cells, HASHES * changed))
 
 
-def _sample(differing: int, cells: int) -> Sample | None:
-    """What a verdict's sample would tell."""
+def _sample(stall: Stall, differing: int, changed: int) -> Sample | None:
+    """What a verdict's sample would tell; None: there would be none, as where the cells tell."""
+    cells = stall.sketch.cells
     count = sampled(differing, cells)
-    return Sample(count, round(count * differing / cells)) if count else None
+    if not count or sizing.underestimated(changed, stall.grid) < sizing.ESTIMATE_ERROR:
+        return None
+    return Sample(count, round(count * differing / cells))
 
 
 _NAMES = {

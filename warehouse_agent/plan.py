@@ -142,7 +142,8 @@ def choose(
     spent = CELL_BYTES * len(stall.grid) if stall and stall.grid else 0
     if stall is not None and stall.sample is not None:
         spent += stall.sample.cells
-    most = OVER * full.bytes_expected + OVER_BYTES - spent
+    # What was spent is gone: nothing that costs less than a copy from here on is worse than one.
+    most = max(OVER * full.bytes_expected + OVER_BYTES - spent, full.bytes_expected)
     found = [(full.bytes_expected + 0.0, full)]
     if by_range and by_range[1] <= most:
         found.append((by_range[0].bytes_expected + line.round_trip_bytes, by_range[0]))
@@ -181,18 +182,19 @@ def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | No
     """
     slots, each = (ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None
-    grid, sample = (stall.grid, stall.sample) if stall else (None, None)
+    sample = stall.sample if stall else None
     found, most = differing / slots, ESTIMATE_ERROR * differing / slots
     if sample is not None:
         found, most = sample.shares()
     likely = rows_changed(found * slots, slots) / each
     at_most = rows_changed(most * slots, slots) / each if most < SATURATED else max(ours, theirs)
-    error = underestimated(likely, grid)
-    enough = error * likely
-    worst = at_most if error >= ESTIMATE_ERROR else enough
-    if sample is not None:
-        enough = min(enough, at_most)
-    return _Told(ours, theirs, likely, max(likely, worst), enough, outside)
+    # There is a sample where the cells that were heard did not tell.
+    heard = stall.grid if stall and sample is None else None
+    error = underestimated(likely, heard)
+    if error < ESTIMATE_ERROR:
+        at_most = error * likely
+    enough = min(error * likely, at_most) if sample else error * likely
+    return _Told(ours, theirs, likely, max(likely, at_most), enough, outside)
 
 
 def _by_range(told: _Told, ranges: int, prices: Prices) -> tuple[Choice, float] | None:

@@ -33,7 +33,7 @@ DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
 # A number of many divisors: its table folds to nearly any size, and tells 1.5 million changed rows.
 THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
 SKETCH_KEYS_MAX = 1 << 31  # half the field: a quotient of noise is a key every second time
-SAMPLE_CELLS_MAX = 1 << 13  # of a byte: the share of cells that differ is known to 6 % or better
+SAMPLE_CELLS_MAX = 1 << 13  # of a byte: the share of cells that differ is known to 1 to 6 %
 CELLS_PER_MESSAGE = 1 << 16  # 512 KiB
 CELLS_TAKEN_MAX = 100  # times in one comparison, the opening's included; each costs a decoding
 GROUP_KEYS_MAX = 1 << 20  # named in units: 20 to 35 MB at the source
