@@ -113,11 +113,7 @@ def refreshes(
     need = CELL_BYTES * sizing.cells_for(changed)
     is_enough = sketch is not None and need <= sketch.bytes_sent
     differing = _differing(known, sketch, changed)
-    stall = None if sketch is None else Stall(sketch)
-    if sketch is not None and sketch.sent is not None and not is_enough:
-        stall = Stall(sketch, sketch.sent, len(sketch.sent))  # all of what was sent
-    if stall is not None and not is_enough:
-        stall = replace(stall, sample=_sample(stall, differing, changed))
+    stall = None if sketch is None else _stall(sketch, differing, changed)
     options = {
         forced: plan.choose(
             ours=Digest(ours),
@@ -240,13 +236,15 @@ def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
     return round(expected_slots(sketch.cells, HASHES * changed))
 
 
-def _sample(stall: Stall, differing: int, changed: int) -> Sample | None:
-    """What a verdict's sample would tell; None: there would be none, as where the cells tell."""
-    cells = stall.sketch.cells
-    count = sampled(differing, cells)
-    if not count or sizing.underestimated(changed, stall.grid) < sizing.ESTIMATE_ERROR:
-        return None
-    return Sample(count, round(count * differing / cells))
+def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
+    """What the source would hold at its verdict, with a sample where the cells do not tell."""
+    if CELL_BYTES * sizing.cells_for(changed) <= sketch.bytes_sent:
+        return Stall(sketch)
+    stall = Stall(sketch, sketch.sent, len(sketch.sent or ()))  # all of what was sent
+    count = sampled(differing, sketch.cells)
+    if not count or sizing.underestimated(changed, sketch.sent) < sizing.ESTIMATE_ERROR:
+        return stall
+    return replace(stall, sample=Sample(count, round(count * differing / sketch.cells)))
 
 
 _NAMES = {
