@@ -128,9 +128,8 @@ class Comparison:
         differing, stuck, sample = self._differing(sums, sketching), b"", b""
         if sketching is not None:
             stuck = sketching.stuck()
-            count = sampled(differing, len(sketching.cells))
-            if count and is_first and sketching.differing is None:
-                sample = sketching.cells.sample(count)
+            if is_first and sketching.differing is None:
+                sample = sketching.cells.sample(sampled(differing, len(sketching.cells)))
         total = sums.total
         return pb.Reply(
             verdict=pb.Verdict(

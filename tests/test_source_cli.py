@@ -190,8 +190,13 @@ def test_enroll(folder: Path) -> None:
     assert "--source-name" in failed(folder, 2, "enroll")
 
 
-@pytest.mark.parametrize("times", [1, 300])
-def test_serve_says_where_it_listens_and_ends_on_sigterm(folder: Path, times: int) -> None:
+BOTH = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("asked", [BOTH[:1], BOTH[1:], BOTH * 300], ids=["TERM", "INT", "burst"])
+def test_serve_says_where_it_listens_and_ends_on_sigterm(
+    folder: Path, asked: list[signal.Signals]
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "source_agent.cli", "serve", "--port-file", "port"],
         cwd=folder,
@@ -207,9 +212,8 @@ def test_serve_says_where_it_listens_and_ends_on_sigterm(folder: Path, times: in
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             reply = SourceStub(channel).Describe(pb.DescribeRequest(protocol=1), timeout=10)
         assert list(reply.relations) == ["orders"]
-        for _ in range(times):  # what ends us may be in the midst of being asked to
-            os.kill(process.pid, signal.SIGTERM)
-            os.kill(process.pid, signal.SIGINT)
+        for number in asked:  # it may be in the midst of hearing the one before
+            process.send_signal(number)
         assert process.wait(timeout=20) == 0
         assert process.stderr.read() == ""
     finally:

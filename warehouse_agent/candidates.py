@@ -15,7 +15,7 @@ import numpy as np
 from driftline.digests import Digest
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
-from driftline.sketches import CELL_BYTES, HASHES, sampled
+from driftline.sketches import HASHES, sampled
 
 from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
@@ -110,8 +110,7 @@ def refreshes(
     slots = sketch.cells if sketch else known.partition.ranges
     opening = plan.opening_bytes(known.partition, slots)
     sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
-    need = CELL_BYTES * sizing.cells_for(changed)
-    is_enough = sketch is not None and need <= sketch.bytes_sent
+    is_enough = sketch is not None and sketch.tells(changed)
     differing = _differing(known, sketch, changed)
     stall = None if sketch is None else _stall(sketch, differing, changed)
     options = {
@@ -238,7 +237,7 @@ def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
 
 def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
     """What the source would hold at its verdict, with a sample where the cells do not tell."""
-    if CELL_BYTES * sizing.cells_for(changed) <= sketch.bytes_sent:
+    if sketch.tells(changed):
         return Stall(sketch)
     stall = Stall(sketch, sketch.sent, len(sketch.sent or ()))  # all of what was sent
     count = sampled(differing, sketch.cells)

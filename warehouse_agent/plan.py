@@ -139,9 +139,7 @@ def choose(
         return by_sketch[0]
     if forced is Method.RANGE and by_range:
         return by_range[0]
-    spent = CELL_BYTES * len(stall.grid) if stall and stall.grid else 0
-    if stall is not None and stall.sample is not None:
-        spent += stall.sample.cells
+    spent = stall.bytes_spent if stall else 0
     # What was spent is gone: nothing that costs less than a copy from here on is worse than one.
     most = max(OVER * full.bytes_expected + OVER_BYTES - spent, full.bytes_expected)
     found = [(full.bytes_expected + 0.0, full)]
@@ -193,7 +191,7 @@ def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | No
     error = underestimated(likely, heard)
     if error < ESTIMATE_ERROR:
         at_most = error * likely
-    enough = min(error * likely, at_most) if sample else error * likely
+    enough = min(error * likely, at_most)
     return _Told(ours, theirs, likely, max(likely, at_most), enough, outside)
 
 

@@ -64,6 +64,10 @@ class Sketch:
         """Of the cells that go up with the opening."""
         return CELL_BYTES * len(self.sent) if self.sent else 0
 
+    def tells(self, changes: int) -> bool:
+        """Whether the cells that go up with the opening do for so many changes."""
+        return CELL_BYTES * cells_for(changes) <= self.bytes_sent
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -87,6 +91,12 @@ class Stall:
     grid: Grid | None = None
     stuck: int = 0
     sample: Sample | None = None
+
+    @property
+    def bytes_spent(self) -> int:
+        """On what tells no more than this."""
+        cells = CELL_BYTES * len(self.grid) if self.grid else 0
+        return cells + (self.sample.cells if self.sample else 0)
 
 
 def embedding_for(rows: int, bounds: tuple[int, int] | None) -> Embedding:

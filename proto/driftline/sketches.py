@@ -246,10 +246,9 @@ class Cells:
         return out
 
     def sample(self, count: int) -> bytes:
-        """Σ r modulo 2^8 of so many cells, 1 ≤ count ≤ len(self), spread evenly."""
-        self.reduce()
-        at = np.arange(count) * len(self) // count
-        return (self.r[at] & np.uint64(0xFF)).astype(np.uint8).tobytes()
+        """Σ r modulo 2^8 of so many cells, count ≤ len(self), spread evenly."""
+        at = np.arange(count) * len(self) // max(count, 1)
+        return (self.r[at] % _P & np.uint64(0xFF)).astype(np.uint8).tobytes()
 
     def differing(self, sample: bytes) -> int:
         """How many cells of another table's sample differ from ours. Raises MalformedMessage."""
