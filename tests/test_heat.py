@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from warehouse_agent.heat import (
     Clock,
     Outlook,
     hot_from,
-    hot_sql,
+    hot_rows,
     probability,
     probability_sql,
     update_weight,
@@ -168,17 +169,15 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
 
 
-@pytest.mark.spark
-def test_hot_rows_in_spark_are_those_with_many_updates_left(spark: SparkSession) -> None:
+def test_hot_rows_are_those_with_many_updates_left() -> None:
     rng = np.random.default_rng(8)
     for versions in (1, 20, 700):
         clock = clock_of((rng.exponential(1.0, versions) * DAY_S).tolist())
         view = view_of(clock)
         changed = rng.integers(0, versions, 400)
         rate = rng.exponential(1.0, 400)
-        rows = list(zip(changed.tolist(), rate.tolist(), strict=True))
-        table = spark.createDataFrame([*rows, (None, None)], f"{CHANGED} int, {RATE} double")
-        *found, unknown = [row[0] for row in table.selectExpr(hot_sql(view)).collect()]
+        columns = pa.array([*changed.tolist(), None], pa.int32()), pa.array([*rate, None])
+        *found, unknown = hot_rows(view)(*columns).tolist()
         ages = view.middle_s - clock.times(changed.astype(np.float64))
         counted = rate * np.exp(-ages / TAU_S)
         is_new = changed >= (versions - 1) // HOT_VERSIONS * HOT_VERSIONS - HOT_VERSIONS

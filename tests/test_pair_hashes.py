@@ -20,7 +20,6 @@ from tests.servers import PostgreSQL
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.prove import values_digest
 from warehouse_agent.publish import head
-from warehouse_agent.readers import rows_of
 from warehouse_agent.refresh import Options
 from warehouse_agent.store import Store
 
@@ -132,8 +131,8 @@ def test_a_receipt_is_of_the_rows_whatever_the_kind(pair: Pair) -> None:
     pair.refresh("orders")
     snapshot = head(Store(str(pair.warehouse)), "orders")
     assert snapshot is not None
-    rows, key, salt = rows_of(pair.spark, snapshot.layout, snapshot.uris()), bytes(32), Salt(1, 2)
-    digest = values_digest(rows, snapshot.layout, key, salt)
+    key, salt = bytes(32), Salt(1, 2)
+    digest = values_digest(pair.spark, snapshot.files, snapshot.layout, key, salt)
     written = Recipe(snapshot.layout.recipe.columns, 1)  # as a receipt has it: without the kind
     receipt = Receipt("orders", written, "", "0", digest, key, salt)
     config = configure.load(pair.source_toml())

@@ -120,7 +120,7 @@ def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None
         assert counts(pair, "orders") == expected
         pair.check_feed("orders", version)
     pair.check("orders")
-    hot = [f for f in snapshot_of(pair, "orders").files if "part=hot" in f.path]
+    hot = [f for f in snapshot_of(pair, "orders").files if "/hot-" in f.path]
     assert 0 < sum(f.rows for f in hot) < ROWS
 
 

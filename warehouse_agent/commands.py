@@ -25,7 +25,6 @@ from warehouse_agent.each import each, meant, published
 from warehouse_agent.examine import examine
 from warehouse_agent.forecast import forecast
 from warehouse_agent.progress import Display
-from warehouse_agent.readers import rows_of
 from warehouse_agent.refresh import Options
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.run import Runner
@@ -128,8 +127,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
     layout = snapshot.layout
     try:
-        rows = rows_of(spark, layout, snapshot.uris())
-        digest = prove.values_digest(rows, layout, one_off, salt)
+        digest = prove.values_digest(spark, snapshot.files, layout, one_off, salt)
     except SPARK_FAILURES as problem:
         raise meant(problem, fragment.name) from problem
     body = {

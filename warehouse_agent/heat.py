@@ -40,6 +40,7 @@ from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from warehouse_agent.expect import Expected, Past, expect
 from warehouse_agent.layout import CHANGED, FIRST, RATE
@@ -200,17 +201,33 @@ def hot_from(view: Outlook) -> float:
     return float(HOT * (PRIOR + seen * view.share / view.elapsed_s) - PRIOR)
 
 
-def hot_sql(view: Outlook) -> str:
-    """Whether a published row is hot; Spark SQL, never null.
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Which published rows are to lie in files with such rows only.
 
     By a table of the least `rate` for each of the newest versions; rows of older ones are not hot.
-    Numbers in an array are no part of the code that Spark generates, which it would otherwise
-    compile, and the JVM learn, anew for every refresh.
+
+    Attributes:
+        base: the first of these versions.
+        least: float64 [versions].
     """
+
+    base: int
+    least: Floats
+
+    def __call__(self, changed: pa.Array, rate: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [n], of the columns of as many rows."""
+        version = changed.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) - self.base
+        known = np.clip(version, 0, len(self.least) - 1)
+        rates = rate.fill_null(0).to_numpy(zero_copy_only=False)
+        found: npt.NDArray[np.bool_] = (version >= 0) & (rates > self.least[known])
+        return found
+
+
+def hot_rows(view: Outlook) -> Hot:
+    """Those that are likely to change, as `hot_from` says, where their version is new enough."""
     base = max(view.clock.versions[-1] // HOT_VERSIONS - 1, 0) * HOT_VERSIONS
     versions = np.arange(base, base + 2 * HOT_VERSIONS, dtype=np.float64)
     ages = np.maximum(view.middle_s - view.clock.times(versions), 0)
     least = np.minimum(hot_from(view) * np.exp(np.minimum(ages / TAU_S, 60)), NEVER)
-    listed = ", ".join(f"{rate!r}D" for rate in [NEVER, *least.tolist()])
-    slot = f"greatest(coalesce({CHANGED}, -1) - {base} + 2, 1)"
-    return f"coalesce({RATE}, 0D) > element_at(array({listed}), {slot})"
+    return Hot(base, least)

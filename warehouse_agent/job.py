@@ -21,6 +21,7 @@ from warehouse_agent.executors import KeyFile
 from warehouse_agent.layout import Layout
 from warehouse_agent.publish import DataFile
 from warehouse_agent.report import Report
+from warehouse_agent.rewrite import BEFORE_FOLDER
 from warehouse_agent.store import PRIVATE, Store
 
 
@@ -62,11 +63,9 @@ class Job:
         self._written.append(folder)
         return folder
 
-    def write(
-        self, part: str, rows: DataFrame, layout: Layout, *, hot: str | None = None
-    ) -> list[DataFile]:
+    def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
         """Rows as data files in a folder of their own; arguments as of `apply.write_rows`."""
-        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout, hot=hot)
+        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed.
@@ -81,7 +80,7 @@ class Job:
         """Remove what this attempt wrote and a published version does not need."""
         for folder in self._written:
             if any(f.path.startswith(f"{folder}/") for f in files):
-                self.store.remove(self.name, folder, apply.BEFORE_FOLDER)
+                self.store.remove(self.name, folder, BEFORE_FOLDER)
             else:
                 self.store.remove(self.name, folder)
 

@@ -101,6 +101,18 @@ class Layout:
         return pa.schema(fields)
 
     @cached_property
+    def file_schema(self) -> pa.Schema:
+        """As the table's files are read and written, statistics included."""
+        fields = [pa.field(field.name, field.type) for field in self.decoded_schema]
+        return pa.schema([*fields, *(pa.field(*column) for column in STATISTICS)])
+
+    @cached_property
+    def lane_schema(self) -> pa.Schema:
+        """Position, or the integer key that is it, and the two lanes of the fingerprint."""
+        position = self.names[0] if self.recipe.integer_key else POSITION
+        return pa.schema([self.file_schema.field(name) for name in (position, HI, LO)])
+
+    @cached_property
     def ddl(self) -> str:
         """The Spark schema of the table's files."""
         return ", ".join([self.decoded_ddl, *(f"{n} {_KINDS[kind]}" for n, kind in STATISTICS)])

@@ -29,17 +29,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
-from pyspark.sql import DataFrame
+from pyspark.sql import SparkSession
 
 from warehouse_agent import reduce
 from warehouse_agent.configure import Fragment
 from warehouse_agent.exchange import Outcome
-from warehouse_agent.executors import Batches, Task
-from warehouse_agent.layout import Layout
 from warehouse_agent.plan import Method
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.reduce import Listing
 from warehouse_agent.report import utc_now
+from warehouse_agent.scan import Function, Piece
 from warehouse_agent.stage import Staging, Writer
 from warehouse_agent.store import PRIVATE, Store
 from warehouse_agent.tiles import Cuts, PassSums, Tiled, Tiling, count_for
@@ -99,11 +98,11 @@ class Pass:
         ]
 
 
-def begin(store: Store, name: str, base: Snapshot, rows: DataFrame, tiling: Tiling) -> Pass:
+def begin(spark: SparkSession, store: Store, name: str, base: Snapshot, tiling: Tiling) -> Pass:
     """A new pass over a version; one Spark job over its rows. Whatever was staged is removed."""
     Staging(store, name).clear()
     salt = Salt.fresh()
-    sums = _reduced(rows, base.layout, tiling, salt)
+    sums = _reduced(spark, base, tiling, salt)
     begun = Pass(store, name, salt, sums, utc_now())
     secret, place = _Secret(store.root), _place(name)
     table = {
@@ -224,20 +223,20 @@ def _unpacked(data: bytes) -> Outcome | None:
         return None
 
 
-def _reduced(rows: DataFrame, layout: Layout, tiling: Tiling, salt: Salt) -> PassSums:
+def _reduced(spark: SparkSession, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
     found = PassSums(tiling)
     size = 16 * (tiling.cuts.ranges + len(tiling))
     function = _sums(tiling, salt)
-    for row in reduce.partials(reduce.lanes(rows, layout), function, "sums binary", size=size):
+    for row in reduce.partials(spark, base.files, base.layout, function, "sums binary", size=size):
         found.merge(PassSums.from_bytes(row["sums"], tiling))
     return found
 
 
-def _sums(tiling: Tiling, salt: Salt) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _sums(tiling: Tiling, salt: Salt) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         sums = PassSums(tiling)
-        for batch in batches:
-            where, hi, lo = (reduce.numbers(batch, i) for i in range(3))
+        for piece in pieces:
+            where, hi, lo = (reduce.numbers(piece.batch, i) for i in range(3))
             sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
         if sums.ranges.total.count:
             yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})

@@ -94,7 +94,6 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     earlier, now = remember.runs(job.store, job.name), datetime.now(UTC)
     stamp = stamp_of(base, earlier, now)
     files = _take_up(job, base, layout, files, stamp)
-    rows = rows_of(job.spark, layout, [f.uri for f in files])
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
     costs = prices.known(remembered, len(layout.names))
@@ -107,7 +106,6 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             job,
             layout,
             files,
-            rows,
             salt,
             probability_sql=_probability(base, changes, stamp),
             row_bytes=costs.row,
@@ -127,7 +125,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     if units is not None:
         sums.ranges.total = units.compared
     elif files:
-        sums = reduce.reduced(rows, layout, partition, salt, sketch)
+        sums = reduce.reduced(job.spark, files, layout, partition, salt, sketch)
     return Prepared(
         base=base,
         layout=layout,

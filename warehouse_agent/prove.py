@@ -1,6 +1,6 @@
 """The proof: what was written is read back, re-encoded and added up (decision 9).
 
-Every file that a version adds is read through Spark, its rows encoded to row bytes again and
+Every file that a version adds is read in Spark's tasks, its rows encoded to row bytes again and
 fingerprinted again; each must have the fingerprint that is stored beside it, so a decoding or
 time-zone bug cannot be published with right fingerprints. The total of what was read back and of
 the untouched files must be the source's. A slice of the untouched files is read back as well,
@@ -21,11 +21,11 @@ from driftline.types import Recipe
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from warehouse_agent.executors import Batches, KeyFile, Task, driver_errors, task
-from warehouse_agent.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
+from warehouse_agent.executors import KeyFile, driver_errors
+from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile
-from warehouse_agent.readers import by_place, rows_of
 from warehouse_agent.reduce import total
+from warehouse_agent.scan import Function, Piece, scan
 
 _ROWS = f"{RESERVED}rows"
 SLICES = 16  # untouched files are all read back within this many refreshes
@@ -57,10 +57,9 @@ def prove(
     read = [*added, *slice_]
     ours = Digest()
     if read:
-        rows = rows_of(spark, layout, [f.uri for f in read])
-        ours += read_back(rows, layout, key, salt, name=name)
+        ours += read_back(spark, read, layout, key, salt, name=name)
     if rest:
-        ours += total(rows_of(spark, layout, [f.uri for f in rest]), layout, salt)
+        ours += total(spark, rest, layout, salt)
     if ours != theirs:
         raise ProofFailed(
             f"The result has {ours.count} rows and the source {theirs.count}, or their contents "
@@ -70,11 +69,19 @@ def prove(
         )
 
 
-def read_back(rows: DataFrame, layout: Layout, key: KeyFile, salt: Salt, *, name: str) -> Digest:
+def read_back(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    layout: Layout,
+    key: KeyFile,
+    salt: Salt,
+    *,
+    name: str,
+) -> Digest:
     """The digest of published rows from their values, each checked against its fingerprint."""
-    rows = rows.drop(*(name for name, _ in STATISTICS))
-    checked = by_place(rows).mapInArrow(
-        task(_check(layout, key, salt, rows.columns)), "count bigint, sum binary, bad bigint"
+    columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, HI, LO)])
+    checked = scan(
+        spark, files, columns, _check(layout, key, salt), "count bigint, sum binary, bad bigint"
     )
     found, bad = Digest(), 0
     with driver_errors():
@@ -92,24 +99,26 @@ def read_back(rows: DataFrame, layout: Layout, key: KeyFile, salt: Salt, *, name
 
 
 def values_digest(
-    rows: DataFrame, recipe_layout: Layout, fragment_key: bytes, salt: Salt
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    layout: Layout,
+    fragment_key: bytes,
+    salt: Salt,
 ) -> Digest:
     """The digest of published values under a one-off key, for a receipt."""
-    names = rows.columns
 
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        fingerprints = receipt_hasher(fragment_key, recipe_layout.recipe)
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        fingerprints = receipt_hasher(fragment_key, layout.recipe)
         found = Digest()
-        for batch in batches:
-            named = batch.rename_columns(names)
-            hi, lo = fingerprints(recipe_layout.row_bytes(named).rows())
+        for piece in pieces:
+            hi, lo = fingerprints(layout.row_bytes(piece.batch).rows())
             found += mix(salt, hi, lo).digest()
         yield pa.RecordBatch.from_pydict({"count": [found.count], "sum": [found.sum_bytes()]})
 
     found = Digest()
+    columns = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
     with driver_errors():
-        placed = by_place(rows).mapInArrow(task(run), "count bigint, sum binary")
-        for row in placed.collect():
+        for row in scan(spark, files, columns, run, "count bigint, sum binary").collect():
             found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
     return found
 
@@ -150,12 +159,12 @@ def key_text(recipe: Recipe, values: Sequence[object]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in pairs)
 
 
-def _check(layout: Layout, key: KeyFile, salt: Salt, names: list[str]) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _check(layout: Layout, key: KeyFile, salt: Salt) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         fingerprints = key.fingerprints(layout.recipe)
         found, bad = Digest(), 0
-        for placed in batches:
-            batch = placed.rename_columns(names)
+        for piece in pieces:
+            batch = piece.batch
             hi, lo = fingerprints(layout.row_bytes(batch).rows())
             bad += int((hi.view(np.int64) != _lane(batch, HI)).sum())
             bad += int((lo.view(np.int64) != _lane(batch, LO)).sum())

@@ -24,10 +24,9 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
-from pyarrow import fs
 
 from warehouse_agent.layout import Layout, from_json, to_json
-from warehouse_agent.store import Store
+from warehouse_agent.store import Store, located
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
@@ -47,10 +46,9 @@ class DataFile:
     rows: int
     bounds: tuple[int, int] | None = None
 
-    @property
-    def name(self) -> str:
-        """Without its folder; no two files of a table have the same."""
-        return self.path.rsplit("/", 1)[-1]
+    def meets(self, first: int, last: int) -> bool:
+        """Whether rows of it may have keys between these, both ends inclusive."""
+        return self.bounds is None or (self.bounds[0] <= last and first <= self.bounds[1])
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def data_files(store: Store, name: str, folder: str, layout: Layout) -> list[Dat
         path = f"{folder}/{file}"
         footer = _footer(store, name, path)
         if footer.num_rows:
-            ends = _bounds(footer, layout) if layout.recipe.integer_key else None
+            ends = bounds_in(footer, layout)
             found.append(DataFile(path, store.uri(name, path), size, footer.num_rows, ends))
     return found
 
@@ -216,15 +214,15 @@ def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
 
 
 def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
-    if store.is_local:
-        return pq.read_metadata(f"{store.table(name)}/{path}")
-    system, base = fs.FileSystem.from_uri(store.uri(name, path))
+    system, base = located(store.uri(name, path))
     with system.open_input_file(base) as source:
         return pq.ParquetFile(source).metadata
 
 
-def _bounds(footer: pq.FileMetaData, layout: Layout) -> tuple[int, int] | None:
-    """Of the integer key; None where a row group does not say."""
+def bounds_in(footer: pq.FileMetaData, layout: Layout) -> tuple[int, int] | None:
+    """The least and the greatest integer key; None where a row group, or the key, says none."""
+    if not layout.recipe.integer_key:
+        return None
     column = footer.schema.names.index(layout.names[0])
     groups = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
     if not all(group is not None and group.has_min_max for group in groups):

@@ -1,8 +1,8 @@
 """The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
 
-Each task reads positions and fingerprint lanes as Arrow, mixes them with the contract's own code
-and returns one small array; the driver adds them up. So both sides compute digests with the same
-lines, and what reaches the driver depends on the number of ranges, never on the table.
+Each task reads positions and fingerprint lanes of some files, mixes them with the contract's own
+code and returns one small array; the driver adds them up. So both sides compute digests with the
+same lines, and what reaches the driver depends on the number of ranges, never on the table.
 
 Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
 formula would exist twice.
@@ -17,18 +17,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import InternalError
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import CELL_BYTES, Cells, Embedding
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from warehouse_agent.executors import Batches, Task, driver_errors, task
-from warehouse_agent.layout import HI, LO, Layout
+from warehouse_agent.executors import driver_errors
+from warehouse_agent.layout import Layout
 from warehouse_agent.plan import everything
+from warehouse_agent.publish import DataFile
+from warehouse_agent.scan import Function, Piece, scan
 from warehouse_agent.sizing import Sketch
+
+Files = Sequence[DataFile]
+Integers = npt.NDArray[np.int64]
 
 TASKS_MAX = 64  # their partial sums meet on the driver
 PARTIALS_BYTES_MAX = 128 << 20  # of all of them: of 6 tasks at the largest, still ahead of a source
@@ -44,11 +48,6 @@ class Listing:
     file: npt.NDArray[np.int32]
 
 
-def lanes(rows: DataFrame, layout: Layout) -> DataFrame:
-    """position, hi, lo of published rows."""
-    return rows.selectExpr(f"{layout.position_sql} as position", f"{HI} as hi", f"{LO} as lo")
-
-
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Our side of a comparison: sums over ranges and, where there is a sketch, its cells."""
@@ -62,12 +61,19 @@ class Sums:
 
 
 def reduced(
-    rows: DataFrame, layout: Layout, partition: Partition, salt: Salt, sketch: Sketch | None = None
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    partition: Partition,
+    salt: Salt,
+    sketch: Sketch | None = None,
 ) -> Sums:
-    """The sums over these rows; one Spark job."""
+    """The sums over the rows of these files; one Spark job."""
     found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
     for row in partials(
-        lanes(rows, layout),
+        spark,
+        files,
+        layout,
         _sums(partition, salt, sketch),
         "sums binary, cells binary, check bigint",
         size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
@@ -81,61 +87,57 @@ def reduced(
 
 
 def partials(
-    rows: DataFrame, function: Task, schema: str, *, size: int
+    spark: SparkSession, files: Files, layout: Layout, function: Function, schema: str, *, size: int
 ) -> Iterator[dict[str, Any]]:
-    """What the tasks of one Spark job found, `size` bytes each; none is held once it was seen."""
+    """What the tasks of one Spark job found in the lanes of these files, `size` bytes each; none is
+    held once it was seen."""
     at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
+    scanned = scan(spark, files, layout.lane_schema, function, schema, tasks_max=at_once)
     with driver_errors():
-        found = rows.coalesce(at_once).mapInArrow(task(function), schema).toArrow().to_batches()
+        found = scanned.toArrow().to_batches()
     while found:
         yield from found.pop().to_pylist()
 
 
-def total(rows: DataFrame, layout: Layout, salt: Salt) -> Digest:
-    """The digest of these rows from their stored fingerprints."""
-    return reduced(rows, layout, everything(), salt).total
+def total(spark: SparkSession, files: Files, layout: Layout, salt: Salt) -> Digest:
+    """The digest of the rows of these files from their stored fingerprints."""
+    return reduced(spark, files, layout, everything(), salt).total
 
 
 def list_rows(
-    rows: DataFrame,
+    spark: SparkSession,
+    files: Files,
     layout: Layout,
     partition: Partition,
     salt: Salt,
     *,
     by: int,
     chosen: npt.NDArray[np.bool_],
-    files: Sequence[str],
+    within: tuple[int, int] | None = None,
 ) -> Listing:
     """The rows in the chosen coarse ranges (bool [coarse ranges]); one Spark job.
 
-    `files`: the names, without folders, of all files that hold these rows; no two are alike.
+    `within`: only rows between these positions, both ends inclusive.
     """
     bits = np.packbits(chosen, bitorder="little").tobytes()
-    listed = _in_files(rows, layout).mapInArrow(
-        task(_list(lambda where: _within(where, partition, by, bits), salt, list(files))),
-        "range bigint, position bigint, hash bigint, file int",
-    )
-    return _listing(listed)
+
+    def place(where: Integers) -> Integers:
+        return _within(where, partition, by, bits, within)
+
+    return _listed(spark, files, layout, place, salt, within)
 
 
 def list_keys(
-    rows: DataFrame,
+    spark: SparkSession,
+    files: Files,
     layout: Layout,
     embedding: Embedding,
     salt: Salt,
     *,
     ks: npt.NDArray[np.uint64],
-    files: Sequence[str],
 ) -> Listing:
-    """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job.
-
-    `files` as for `list_rows`.
-    """
-    listed = _in_files(rows, layout).mapInArrow(
-        task(_list(lambda where: _below(where, embedding, salt, ks), salt, list(files))),
-        "range bigint, position bigint, hash bigint, file int",
-    )
-    return _listing(listed)
+    """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job."""
+    return _listed(spark, files, layout, lambda where: _below(where, embedding, salt, ks), salt)
 
 
 def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
@@ -152,20 +154,9 @@ def long(unsigned: int) -> Column:
     return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
 
 
-def _in_files(rows: DataFrame, layout: Layout) -> DataFrame:
-    """position, hi, lo, and the name of the file without its folder."""
-    return rows.selectExpr(
-        f"{layout.position_sql} as position",
-        f"{HI} as hi",
-        f"{LO} as lo",
-        # Not `_metadata.file_name`: a source's column may be called `_metadata`.
-        "substring_index(input_file_name(), '/', -1) as file",
-    )
-
-
 def _below(
-    where: npt.NDArray[np.int64], embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.int64]:
+    where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
+) -> Integers:
     """int64 [n]: k of every position, −1 where it is none of `ks`."""
     found, inside = embedding.embed(where, salt)
     at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
@@ -173,12 +164,12 @@ def _below(
     return np.where(is_named, found.astype(np.int64), np.int64(-1))
 
 
-def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         sums = RangeSums(partition.ranges)
         cells = Cells(sketch.third if sketch else 0)
-        for batch in batches:
-            where, hi, lo = (numbers(batch, i) for i in range(3))
+        for piece in pieces:
+            where, hi, lo = (numbers(piece.batch, i) for i in range(3))
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             sums.add(partition.indices(where), mixed)
             if sketch is not None:
@@ -194,22 +185,49 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Task:
 
 
 def _within(
-    where: npt.NDArray[np.int64], partition: Partition, by: int, bits: bytes
-) -> npt.NDArray[np.int64]:
+    where: Integers, partition: Partition, by: int, bits: bytes, bounds: tuple[int, int] | None
+) -> Integers:
     """int64 [n]: the coarse range of every position, −1 where it is not chosen."""
     chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
     at = partition.indices(where) >> by
-    return np.where(chosen[at], at, np.int64(-1))
+    is_chosen = chosen[at]
+    if bounds is not None:
+        is_chosen &= (bounds[0] <= where) & (where <= bounds[1])
+    return np.where(is_chosen, at, np.int64(-1))
 
 
-def _list(
-    place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], salt: Salt, files: list[str]
-) -> Task:
-    """Lists the rows whose position has a place that is not negative."""
+def _listed(
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    place: Callable[[Integers], Integers],
+    salt: Salt,
+    within: tuple[int, int] | None = None,
+) -> Listing:
+    """The rows whose position has a place that is not negative; `file` counts all the files."""
+    numbered = {f.path: i for i, f in enumerate(files)}
+    near = files if within is None else [f for f in files if f.meets(*within)]
+    scanned = scan(
+        spark,
+        near,
+        layout.lane_schema,
+        _list(place, salt, numbered),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    with driver_errors():
+        table = scanned.toArrow()
+    return Listing(
+        table["range"].to_numpy(),
+        table["position"].to_numpy(),
+        table["hash"].to_numpy().view(np.uint64),
+        table["file"].to_numpy(),
+    )
 
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            where, hi, lo = (numbers(batch, i) for i in range(3))
+
+def _list(place: Callable[[Integers], Integers], salt: Salt, numbered: dict[str, int]) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
+            where, hi, lo = (numbers(piece.batch, i) for i in range(3))
             at = place(where)
             keep = np.flatnonzero(at >= 0)
             if not len(keep):
@@ -220,7 +238,7 @@ def _list(
                     pa.array(at[keep]),
                     pa.array(where[keep]),
                     pa.array(hashes.view(np.int64)),
-                    pc.index_in(batch.column(3).take(pa.array(keep)), pa.array(files)),
+                    pa.array(np.full(len(keep), numbered[piece.file], np.int32)),
                 ],
                 names=["range", "position", "hash", "file"],
             )
@@ -228,17 +246,6 @@ def _list(
     return run
 
 
-def _listing(listed: DataFrame) -> Listing:
-    with driver_errors():
-        table = listed.toArrow()
-    return Listing(
-        table["range"].to_numpy(),
-        table["position"].to_numpy(),
-        table["hash"].to_numpy().view(np.uint64),
-        table["file"].to_numpy(),
-    )
-
-
-def numbers(batch: pa.RecordBatch, index: int) -> npt.NDArray[np.int64]:
+def numbers(batch: pa.RecordBatch, index: int) -> Integers:
     """A column of a batch that has no nulls, int64 [rows]."""
     return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

@@ -19,7 +19,6 @@ from warehouse_agent import prepare, reduce, settle
 from warehouse_agent.exchange import Conversation, Opening, Outcome, Wire
 from warehouse_agent.job import Job, Options
 from warehouse_agent.prepare import Describe, Prepared
-from warehouse_agent.readers import rows_of
 from warehouse_agent.store import PRIVATE
 
 __all__ = ["Options", "Refresh"]
@@ -66,20 +65,19 @@ class Refresh:
             rows_expected=p.rows_expected,
             bytes_expected=self._bytes_expected(p),
         )
-        rows = rows_of(self.job.spark, p.layout, [f.uri for f in p.files])
-        names = [f.name for f in p.files]
+        spark = self.job.spark
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> reduce.Listing:
             with self.job.report.phase("list"):
                 return reduce.list_rows(
-                    rows, p.layout, p.partition, p.salt, by=by, chosen=chosen, files=names
+                    spark, p.files, p.layout, p.partition, p.salt, by=by, chosen=chosen
                 )
 
         def list_keys(ks: npt.NDArray[np.uint64]) -> reduce.Listing:
             assert p.units is not None
             embedding = p.units.grouped.embedding
             with self.job.report.phase("list"):
-                return reduce.list_keys(rows, p.layout, embedding, p.salt, ks=ks, files=names)
+                return reduce.list_keys(spark, p.files, p.layout, embedding, p.salt, ks=ks)
 
         conversation = Conversation(
             wire,

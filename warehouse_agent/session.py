@@ -16,8 +16,6 @@ from pyspark.sql import SparkSession
 from warehouse_agent.java import ensure_java
 
 _SESSION = {
-    # Writing kept rows and before-images apart needs no sort with two writers open at once.
-    "spark.sql.maxConcurrentOutputFileWriters": "4",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",

@@ -8,7 +8,8 @@ attempt.
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from driftline.errors import (
     ConfigurationError,
@@ -17,7 +18,6 @@ from driftline.errors import (
     TableShrank,
     WarehouseUnavailable,
 )
-from pyspark.sql import DataFrame
 
 from warehouse_agent import (
     apply,
@@ -37,6 +37,7 @@ from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.report import Report, utc_now
+from warehouse_agent.rewrite import ByHash, ByK, Removal, files_holding, rewrite
 from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
@@ -64,10 +65,10 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
             remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
         )
     _check_consistency(job, out)
+    with report.phase("apply"):
+        applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
     with ThreadPoolExecutor(1) as beside:
-        with report.phase("apply"):
-            applied = _apply(job, p, out, staged, beside)
         changes = beside.submit(_changes, job, p, out, applied)
         with report.phase("prove"):
             _prove(job, p, out, applied)
@@ -125,43 +126,37 @@ def _check_consistency(job: Job, out: Outcome) -> None:
     )
 
 
-def _apply(
-    job: Job, p: Prepared, out: Outcome, staged: list[str], beside: Executor
-) -> apply.Applied:
+def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
     base = p.base.files if p.base else ()
+    updated = _updated(job, p, out)
     if out.replace_all:
-        known = rows_of(job.spark, p.layout, [f.uri for f in p.files]) if p.files else None
-        shipped = _shipped(job, p, staged, known, _updated(job, p, out))
-        return apply.Applied(shipped, (), (), base)
+        return apply.Applied(_shipped(job, p, staged, p.files, updated), (), (), base)
     removal, hit = _removal(job, p, out)
-    known = None
-    if removal is not None and hit:
-        # Read beside the rewriting, which finds the same rows: to wait for it would take longer.
-        uris = [f.uri for f in p.files if f.name in hit]
-        held = rows_of(job.spark, p.layout, uris)
-        known = held.join(removal.named, removal.condition, "left_semi")
-    shipping = beside.submit(_shipped, job, p, staged, known, _updated(job, p, out))
     touched = apply.touched_files(p.files, hit)
-    rows = rows_of(job.spark, p.layout, [f.uri for f in touched])
     rewritten: list[DataFile] = []
     before: list[DataFile] = []
     if touched:
-        hot = heat.hot_sql(p.stamp.next_view)
-        if removal is None:
-            rewritten = job.write("packed", rows, p.layout, hot=hot)
-        else:
-            folder = job.folder("rewritten")
-            rewritten, before = apply.rewrite(
-                job.store, job.name, folder, rows, removal, p.layout, hot=hot
-            )
-    left = [f for f in p.files if f not in touched]
-    kept = tuple(f for f in left if f in base)
-    carried = tuple(f for f in left if f not in base)
+        rewritten, before = rewrite(
+            job.spark,
+            job.store,
+            job.name,
+            job.folder("rewritten"),
+            touched,
+            p.layout,
+            removal=removal,
+            hot=heat.hot_rows(p.stamp.next_view),
+        )
+    shipped = _shipped(job, p, staged, before, updated)
+    published, changed = set(base), set(touched)
+    left = [f for f in p.files if f not in changed]
+    kept = tuple(f for f in left if f in published)
+    carried = tuple(f for f in left if f not in published)
+    stay = set(kept)
     return apply.Applied(
-        shipping.result(),
+        shipped,
         (*rewritten, *carried),
         kept,
-        tuple(f for f in base if f not in kept),
+        tuple(f for f in base if f not in stay),
         [f.uri for f in before] if p.files == base else None,
     )
 
@@ -180,33 +175,33 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
     return len(out.replaced.ks) - (new if is_whole else 0)
 
 
-def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[apply.Removal | None, set[str]]:
-    """The rows to remove, and the names of the files that hold them, and perhaps of others."""
+def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
+    """The rows to remove, and the files that hold them, and perhaps others."""
     if out.replaced is not None and len(out.replaced.ks):
-        removal = apply.keys_named(job.spark, out.replaced, p.layout, p.salt)
+        removal = ByK(out.replaced.ks, out.replaced.embedding, p.salt)
         files = apply.within_bounds(p.files, out.replaced)
         if len(out.replaced.ks) < CHANGES_PER_FILE * len(files):
-            rows = rows_of(job.spark, p.layout, [f.uri for f in files])
-            return removal, apply.files_holding(rows, removal)
-        return removal, {f.name for f in files}
+            files = files_holding(job.spark, files, p.layout, removal)
+        return removal, files
     if out.removed is not None and len(out.removed.positions):
         numbers = set(out.removed.file.tolist())
-        names = {f.name for i, f in enumerate(p.files) if i in numbers}
-        return apply.rows_named(job.spark, out.removed, p.layout, p.salt), names
-    return None, set()
+        holding = [f for i, f in enumerate(p.files) if i in numbers]
+        return ByHash.of(out.removed, p.salt), holding
+    return None, []
 
 
 def _shipped(
-    job: Job, p: Prepared, staged: list[str], known: DataFrame | None, updated: int | None
+    job: Job, p: Prepared, staged: list[str], before: Sequence[DataFile], updated: int | None
 ) -> tuple[DataFile, ...]:
     """What came, decoded and verified, as data files with the statistics of the rows before."""
     if not staged:
         return ()
     rows = stage.decoded(job.spark, staged, p.layout, job.key_file)
-    if known is None:
-        counted = tally.begun(rows, p.stamp)
-    else:
+    if before:
+        known = rows_of(job.spark, p.layout, [f.uri for f in before])
         counted = tally.carried(rows, known, p.layout, p.stamp, updated=updated)
+    else:
+        counted = tally.begun(rows, p.stamp)
     return tuple(job.write("shipped", counted, p.layout))
 
 

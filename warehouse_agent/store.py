@@ -248,8 +248,16 @@ def _sync_folder(path: str) -> None:
         os.close(handle)
 
 
-def read_at(uri: str) -> bytes:
-    """The bytes of one file by its URI; for executors, which have no Store."""
+def located(uri: str) -> tuple[fs.FileSystem, str]:
+    """A place by its URI, as `Store.uri` says it; for executors, which have no Store."""
+    if uri.startswith("file://"):  # nothing in it is escaped
+        return fs.LocalFileSystem(), uri.removeprefix("file://")
     system, path = fs.FileSystem.from_uri(uri)
+    return system, path
+
+
+def read_at(uri: str) -> bytes:
+    """The bytes of one file by its URI."""
+    system, path = located(uri)
     with system.open_input_stream(path) as source:
         return bytes(source.readall())

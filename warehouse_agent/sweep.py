@@ -33,7 +33,6 @@ from driftline.errors import (
     ValueDoesNotFit,
     VersionMismatch,
 )
-from pyspark.sql import functions as F
 
 from warehouse_agent import (
     passes,
@@ -54,7 +53,7 @@ from warehouse_agent.link import Link, Stream
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
 from warehouse_agent.prepare import Describe, Prepared, stamp_of
-from warehouse_agent.publish import DataFile, Snapshot
+from warehouse_agent.publish import Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.refresh import Refresh
@@ -101,8 +100,7 @@ class Sweep(Refresh):
         prepare.ensure_key(job, base)
         found = passes.resume(job.store, job.name, base)
         if found is None:
-            rows = rows_of(job.spark, base.layout, base.uris())
-            found = passes.begin(job.store, job.name, base, rows, self._tiling(base))
+            found = passes.begin(job.spark, job.store, job.name, base, self._tiling(base))
         self._base, self._pass = base, found
         report, done = job.report, len(found.outcomes)
         if report.tiles is None:
@@ -224,18 +222,16 @@ class Sweep(Refresh):
         )
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> Listing:
-            near = [f.uri for f in base.files if _meets(f, bounds)]
-            inside = F.expr(base.layout.position_sql).between(*bounds)
-            rows = rows_of(job.spark, base.layout, near).where(inside)
             with job.report.phase("list"):
                 return reduce.list_rows(
-                    rows,
+                    job.spark,
+                    base.files,
                     base.layout,
                     opening.partition,
                     p.salt,
                     by=by,
                     chosen=chosen,
-                    files=[f.name for f in base.files],
+                    within=bounds,
                 )
 
         found = Conversation(
@@ -292,13 +288,13 @@ class Sweep(Refresh):
         assert p is not None
         assert base is not None
         return reduce.list_rows(
-            rows_of(self.job.spark, base.layout, base.uris()),
+            self.job.spark,
+            base.files,
             base.layout,
             p.tiling.cuts,
             p.salt,
             by=0,
             chosen=p.tiling.chosen(whole),
-            files=[f.name for f in base.files],
         )
 
     def _prepared_for_all(self) -> Prepared:
@@ -329,11 +325,6 @@ def _check_key(layout: Layout, name: str) -> None:
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )
-
-
-def _meets(file: DataFile, bounds: tuple[int, int]) -> bool:
-    """Whether rows of a file may lie between these bounds."""
-    return file.bounds is None or (file.bounds[0] <= bounds[1] and bounds[0] <= file.bounds[1])
 
 
 def _joined(listings: list[Listing]) -> Listing:

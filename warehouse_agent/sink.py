@@ -1,0 +1,130 @@
+"""A Parquet data file as a task of Spark writes it, and what it says of it to the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyspark
+from driftline.sketches import Bools
+from pyspark.sql import Row
+
+from warehouse_agent.layout import Layout
+from warehouse_agent.publish import DataFile, bounds_in
+from warehouse_agent.store import Store, located
+
+GROUP_BYTES = 64 << 20  # of a row group, as Arrow: what a task holds of each file
+DICTIONARY_SHARE = 0.5  # of distinct values in the first rows, below which a column has one
+# Spark may refuse old dates in a file that does not say, in this way, that they are Gregorian.
+_CALENDAR = {"org.apache.spark.version": pyspark.__version__}
+WRITTEN = "path string, size bigint, rows bigint, least bigint, greatest bigint"
+_WRITTEN = pa.schema(
+    [("path", pa.string()), *((n, pa.int64()) for n in ("size", "rows", "least", "greatest"))]
+)
+
+
+@dataclass
+class Sink:
+    """A file `<folder>/<part>-<random>.zstd.parquet` that begins with its first row.
+
+    Leaving it as a context removes it again, unless it is finished.
+
+    Attributes:
+        folder: its URI.
+        part: may have folders in it.
+    """
+
+    folder: str
+    part: str
+    layout: Layout
+    _held: list[pa.RecordBatch] = field(default_factory=list)
+    _held_bytes: int = 0
+    _writer: pq.ParquetWriter | None = None
+    _footers: list[pq.FileMetaData] = field(default_factory=list)
+    _is_finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._place = f"{self.part}-{uuid.uuid4().hex}.zstd.parquet"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._writer is None or self._is_finished:
+            return
+        system, path = located(f"{self.folder}/{self._place}")
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            system.delete_file(path)
+
+    def add(self, batch: pa.RecordBatch, chosen: Bools) -> None:
+        """The chosen rows of a batch of `layout.file_schema`."""
+        if not chosen.any():
+            return
+        rows = batch if chosen.all() else batch.filter(pa.array(chosen))
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= GROUP_BYTES:
+            self._write()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The file, as a row of WRITTEN; nothing where no row came."""
+        self._write()
+        if self._writer is None:
+            return
+        self._writer.add_key_value_metadata(_CALENDAR)
+        self._writer.close()
+        system, path = located(f"{self.folder}/{self._place}")
+        size = system.get_file_info(path).size
+        (footer,) = self._footers
+        ends = bounds_in(footer, self.layout) or (None, None)
+        values = [self._place, size, footer.num_rows, *ends]
+        self._is_finished = True
+        yield pa.RecordBatch.from_pydict(
+            {name: [value] for name, value in zip(_WRITTEN.names, values, strict=True)},
+            schema=_WRITTEN,
+        )
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows = pa.Table.from_batches(self._held)
+        if self._writer is None:
+            self._writer = self._open(self._held[0])
+        self._writer.write_table(rows, row_group_size=len(rows))
+        self._held, self._held_bytes = [], 0
+
+    def _open(self, sample: pa.RecordBatch) -> pq.ParquetWriter:
+        system, path = located(f"{self.folder}/{self._place}")
+        system.create_dir(path.rpartition("/")[0], recursive=True)
+        few = DICTIONARY_SHARE * len(sample)
+        columns = zip(sample.schema.names, sample.columns, strict=True)
+        return pq.ParquetWriter(
+            path,
+            self.layout.file_schema,
+            filesystem=system,
+            compression="zstd",
+            compression_level=3,
+            use_dictionary=[name for name, c in columns if pc.count_distinct(c).as_py() < few],
+            store_decimal_as_integer=True,  # as Spark does, which reads these fastest
+            store_schema=False,
+            write_page_checksum=True,
+            metadata_collector=self._footers,
+        )
+
+
+def written(rows: list[Row], store: Store, name: str, folder: str) -> list[DataFile]:
+    """The files that the tasks of a job say they wrote into a folder of a table, by path."""
+    found = []
+    for row in rows:
+        path = f"{folder}/{row.path}"
+        ends = None if row.least is None else (row.least, row.greatest)
+        found.append(DataFile(path, store.uri(name, path), row.size, row.rows, ends))
+    return sorted(found, key=lambda file: file.path)
