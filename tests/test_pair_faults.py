@@ -33,7 +33,7 @@ from tests.pair import ROOT, Pair, SourceProcess, environment, expect_equal
 from tests.relay import Relay
 from tests.servers import MariaDB, PostgreSQL
 from warehouse_agent import link as link_module
-from warehouse_agent import publish, read, stage
+from warehouse_agent import publish, read, ship, stage
 from warehouse_agent.link import Stream
 from warehouse_agent.refresh import Options
 from warehouse_agent.store import PRIVATE, Store
@@ -431,21 +431,30 @@ def test_commit_race_without_the_lock(
 
 def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """One carrier conversion is wrong: the proof notices, and nothing of it is built upon."""
-    decode = stage._decode
+    made = ship._ship
 
     def tampered(*args: Any) -> Any:
-        right = decode(*args)
+        right = made(*args)
 
-        def run(batches: Any) -> Iterator[pa.RecordBatch]:
-            for batch in right(batches):
-                index = batch.schema.get_field_index("note")
-                changed = pc.utf8_upper(batch.column(index))
-                yield batch.set_column(index, batch.schema.field(index), changed)
+        def run(staged: Any) -> Iterator[pa.RecordBatch]:
+            decode = stage.batches
+
+            def wrong(*args: Any) -> Iterator[pa.RecordBatch]:
+                for batch in decode(*args):
+                    index = batch.schema.get_field_index("note")
+                    changed = pc.utf8_upper(batch.column(index))
+                    yield batch.set_column(index, batch.schema.field(index), changed)
+
+            stage.batches = wrong  # type: ignore[assignment]  # in the process of the task
+            try:
+                yield from right(staged)
+            finally:
+                stage.batches = decode
 
         return run
 
     edit(pair.legacy)
-    monkeypatch.setattr(stage, "_decode", tampered)
+    monkeypatch.setattr(ship, "_ship", tampered)
     error = pair.error("orders")
     assert (error["code"], error["exit_code"], error["safe_to_retry"]) == ("PROOF", 75, True)
     monkeypatch.undo()

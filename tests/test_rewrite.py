@@ -96,12 +96,12 @@ def test_rows_below_k(where: list[int], named: list[int], hashed: bool) -> None:
 
 
 def test_a_sink_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
-    with Sink(f"file://{tmp_path}", "part", LAYOUT) as out:
+    with Sink(f"file://{tmp_path}", "part", LAYOUT.file_schema, "c0") as out:
         out.add(batch_of([1, 2]), np.ones(2, np.bool_))
         out._write()
         assert len(list(tmp_path.iterdir())) == 1
     assert not list(tmp_path.iterdir())
-    with Sink(f"file://{tmp_path}", "part", LAYOUT) as out:
+    with Sink(f"file://{tmp_path}", "part", LAYOUT.file_schema, "c0") as out:
         assert not list(out.finish())
 
 
@@ -109,7 +109,7 @@ def test_what_a_sink_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Several row groups, decimals as integers, dictionaries where values repeat, bounds."""
     monkeypatch.setattr(sink, "GROUP_BYTES", 1)
     keys = list(range(500, 1500))
-    with Sink(f"file://{tmp_path}", "part", LAYOUT) as out:
+    with Sink(f"file://{tmp_path}", "part", LAYOUT.file_schema, "c0") as out:
         out.add(batch_of(keys[:600]), np.ones(600, np.bool_))
         out.add(batch_of(keys[600:]), np.ones(400, np.bool_))
         ((row,),) = (batch.to_pylist() for batch in out.finish())

@@ -28,10 +28,10 @@ def decoded(folder: Path, rows: list[list[bytes | None]]) -> list[pa.RecordBatch
     data = block(rows)
     digest = mix(SALT, *fingerprints(KEY, MADE)(data.rows())).digest()
     frame = frames.encode(data, MADE, SALT, digest, level=1)
-    content = struct.pack("<I", len(frame)) + frame
-    batch = pa.RecordBatch.from_pydict({"content": [content]})
+    staged = folder / "000001.frames"
+    staged.write_bytes(struct.pack("<I", len(frame)) + frame)
     made = lay_out(MADE, {}, where="t")
-    return list(stage._decode(made, KeyFile(file.as_uri()))([batch]))
+    return list(stage.batches([f"file://{staged}"], made, KeyFile(f"file://{file}")))
 
 
 def test_rows_that_were_sent(tmp_path: Path) -> None:

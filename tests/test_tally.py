@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from driftline.errors import WarehouseUnavailable
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import apply, heat, settle, tally
+from warehouse_agent import apply, heat, known, settle, tally
 from warehouse_agent.layout import CHANGED, FIRST, RATE, STATISTICS, UPDATES
 from warehouse_agent.publish import Snapshot, head
 from warehouse_agent.readers import rows_of
@@ -65,9 +69,16 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
     pair.legacy.many(f"UPDATE {name} SET note = ? WHERE id = ?", [(text, i) for i in ids])
 
 
-@pytest.mark.parametrize("method", ["sketch", "range", "full"])
+@pytest.mark.parametrize(
+    ("method", "held"),
+    [("sketch", True), ("range", True), ("full", True), ("sketch", False), ("full", False)],
+)
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_are_counted(pair: Pair, name: str, method: str) -> None:
+def test_rows_are_counted(
+    pair: Pair, name: str, method: str, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether tasks hold the rows before, or there are too many and Spark joins them."""
+    monkeypatch.setattr(known, "ROWS_MAX", ROWS + 1 if held else 0)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
@@ -217,3 +228,54 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
         .collect()[0]
     )
     assert 0 < least <= most <= 1
+
+
+LANES = st.integers(0, 2)
+MAYBE = st.none() | st.integers(0, 6)
+BEFORE = st.none() | st.tuples(LANES, LANES, MAYBE, MAYBE, MAYBE, st.none() | st.floats(0, 9))
+
+
+@given(st.lists(st.tuples(LANES, LANES, BEFORE), max_size=20), st.sampled_from([0.0, 0.25, 1.0]))
+def test_what_is_carried_over(rows: list[Any], counts_as: float) -> None:
+    """The four rules, row by row."""
+    clock = heat.Clock((0, 2, 5), (0.0, 2.5 * heat.DAY_S, 5.0 * heat.DAY_S))
+    stamp = tally.Stamp(6, 9.0 * heat.DAY_S, heat.DAY_S, clock, 1, 1.0)
+    expected = []
+    for hi, lo, before in rows:
+        if before is None:
+            expected.append((6, 0, 6, heat.BIRTH))
+            continue
+        *lanes, first, updates, changed, rate = before
+        if lanes == [hi, lo] or changed == 6:
+            expected.append((first, updates, changed, rate))
+            continue
+        age = max(stamp.at_s - np.interp(changed or 0, clock.versions, clock.seconds), 0)
+        left = (rate or 0) * np.exp(-age / heat.TAU_S)
+        expected.append((first, (updates or 0) + 1, 6, counts_as + left))
+    kinds = [pa.int64(), pa.int64(), *(kind for _, kind in STATISTICS)]
+    columns = [
+        pa.array([None if row[2] is None else row[2][i] for row in rows], kind)
+        for i, kind in enumerate(kinds)
+    ]
+    hi, lo = (pa.array([row[i] for row in rows], pa.int64()) for i in range(2))
+    found = tally.carried(hi, lo, columns, stamp, counts_as)
+    assert [array.type for array in found] == [kind for _, kind in STATISTICS]
+    for at, row in enumerate(zip(*(array.to_pylist() for array in found), strict=True)):
+        assert row[:3] == expected[at][:3]
+        assert row[3] == (None if expected[at][3] is None else pytest.approx(expected[at][3]))
+
+
+@given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
+def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[bytes]) -> None:
+    schema = pa.schema([("k", pa.binary()), ("n", pa.int64())])
+    halves = [there[: len(there) // 2], there[len(there) // 2 :]]
+    batches = [
+        pa.record_batch([pa.array(half, pa.binary()), pa.array(range(len(half)))], schema=schema)
+        for half in halves
+    ]
+    found = known.Known(pa.Table.from_batches(batches, schema), "k")
+    where = found.find(pa.array(asked, pa.binary()))
+    assert where.tolist() == [there.index(k) if k in there else -1 for k in asked]
+    (numbers,) = found.at(where, ["n"])
+    all_numbers = found.columns["n"].to_pylist()
+    assert numbers.to_pylist() == [None if w < 0 else all_numbers[w] for w in where]

@@ -14,17 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from warehouse_agent.exchange import Replaced
 from warehouse_agent.executors import driver_errors
-from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.layout import RESERVED, Layout
 from warehouse_agent.publish import DataFile, data_files
-from warehouse_agent.readers import rows_of
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.store import Store
 
-OPERATIONS = ("insert", "update_before", "update_after", "delete")  # of the change feed
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
 # Columns of ours beside anybody's.
@@ -35,14 +32,14 @@ _PLACE, _HASH = f"{RESERVED}place", f"{RESERVED}hash"
 class Applied:
     """Files of the next version: `shipped` and `rewritten` are new, `kept` stay, `gone` go.
 
-    `before`: URIs of the removed rows, where they were written apart; None where they were not.
+    `before`: files of all removed rows, where they are written apart; None where they are not.
     """
 
     shipped: tuple[DataFile, ...]
     rewritten: tuple[DataFile, ...]
     kept: tuple[DataFile, ...]
     gone: tuple[DataFile, ...]
-    before: list[str] | None = None
+    before: tuple[DataFile, ...] | None = None
 
     @property
     def added(self) -> tuple[DataFile, ...]:
@@ -78,47 +75,3 @@ def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[Da
     small = [f for f in files if f.size < SMALL_FILE_BYTES]
     wanted = {*hit, *(small if len(small) > SMALL_FILES_MAX else [])}
     return [f for f in files if f in wanted]
-
-
-def write_changes(
-    store: Store, name: str, version: int, *, before: DataFrame, after: DataFrame, layout: Layout
-) -> tuple[str, dict[str, int]]:
-    """Write the differential file of a version: before- and after-images, no no-ops.
-
-    Returns its place below `changes/<name>` and the number of rows of each `_op`.
-    """
-    gone = _imaged(before, after, layout, paired="update_before", alone="delete")
-    come = _imaged(after, before, layout, paired="update_after", alone="insert")
-    feed = f"_version={version}"
-    counted = Observation()
-    images = gone.unionByName(come).observe(
-        counted, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
-    )
-    with driver_errors():
-        images.write.option("compression", "zstd").mode("overwrite").parquet(
-            store.uri(PRIVATE, "changes", name, feed)
-        )
-        return feed, {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
-
-
-def _imaged(
-    rows: DataFrame, others: DataFrame, layout: Layout, *, paired: str, alone: str
-) -> DataFrame:
-    """One side's images. A row that both sides have as it is was shipped, but is no change."""
-    # A key is NOT NULL and unique, so a plain equality join is exact.
-    keys = list(layout.key_names)
-    lanes = [f"{HI} as {_PLACE}", f"{LO} as {_HASH}"]
-    joined = rows.join(others.selectExpr(*(quoted(k) for k in keys), *lanes), keys, "left")
-    return joined.where(f"not ({HI} <=> {_PLACE} and {LO} <=> {_HASH})").selectExpr(
-        f"if({_PLACE} is null, '{alone}', '{paired}') as _op",
-        *(quoted(c) for c in layout.data_names),
-    )
-
-
-def differing(
-    spark: SparkSession, layout: Layout, old: list[str], new: list[str]
-) -> tuple[DataFrame, DataFrame]:
-    """Before- and after-images between two sets of files, by key and fingerprint."""
-    before, after = rows_of(spark, layout, old), rows_of(spark, layout, new)
-    on = [*layout.key_names, HI, LO]
-    return before.join(after, on, "left_anti"), after.join(before, on, "left_anti")

@@ -22,7 +22,9 @@ from warehouse_agent.layout import Layout
 from warehouse_agent.publish import DataFile
 from warehouse_agent.report import Report
 from warehouse_agent.rewrite import BEFORE_FOLDER
+from warehouse_agent.ship import ship
 from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.tally import Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,29 @@ class Job:
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
         """Rows as data files in a folder of their own; arguments as of `apply.write_rows`."""
         return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
+
+    def ship(
+        self,
+        part: str,
+        staged: Sequence[str],
+        layout: Layout,
+        stamp: Stamp,
+        before: Sequence[DataFile] = (),
+        updated: int | None = 0,
+    ) -> list[DataFile]:
+        """Staged rows as data files in a folder of their own; arguments as of `ship.ship`."""
+        return ship(
+            self.spark,
+            self.store,
+            self.name,
+            self.folder(part),
+            staged,
+            layout,
+            self.key_file,
+            stamp,
+            before=before,
+            updated=updated,
+        )
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed.

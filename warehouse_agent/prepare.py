@@ -27,7 +27,6 @@ from warehouse_agent import (
     remember,
     schema,
     sizing,
-    stage,
     tally,
 )
 from warehouse_agent.executors import driver_errors
@@ -225,9 +224,7 @@ def _merge(
     selected = [quoted(name) for name in keys]
     newest = None
     for number, folder in enumerate(leftovers):
-        uris = job.staging.uris(folder)
-        decoded = stage.decoded(job.spark, uris, layout, job.key_file)
-        one = job.write(f"taken-{number}", tally.begun(decoded, stamp), layout)
+        one = job.ship(f"taken-{number}", job.staging.uris(folder), layout, stamp)
         rows = rows_of(job.spark, layout, [f.uri for f in one])
         newest = (
             rows
@@ -245,7 +242,7 @@ def _merge(
     new_keys = rows.select(*selected).distinct()
     old = rows_of(job.spark, layout, [f.uri for f in files])
     before, updated = old.join(new_keys, keys, "left_semi"), sum(f.rows for f in taken)
-    counted = tally.carried(rows, before, layout, stamp, updated=updated)
+    counted = tally.joined(rows, before, layout, stamp, updated=updated)
     taken = job.write("counted", counted, layout)
     rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"), layout)
     return (*rewritten, *taken)

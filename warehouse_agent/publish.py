@@ -200,7 +200,7 @@ def data_files(store: Store, name: str, folder: str, layout: Layout) -> list[Dat
         path = f"{folder}/{file}"
         footer = _footer(store, name, path)
         if footer.num_rows:
-            ends = bounds_in(footer, layout)
+            ends = bounds_in(footer, layout.integer_key)
             found.append(DataFile(path, store.uri(name, path), size, footer.num_rows, ends))
     return found
 
@@ -219,11 +219,11 @@ def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
         return pq.ParquetFile(source).metadata
 
 
-def bounds_in(footer: pq.FileMetaData, layout: Layout) -> tuple[int, int] | None:
-    """The least and the greatest integer key; None where a row group, or the key, says none."""
-    if not layout.recipe.integer_key:
+def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | None:
+    """The least and the greatest integer key; None where a row group, or the table, has none."""
+    if key is None:
         return None
-    column = footer.schema.names.index(layout.names[0])
+    column = footer.schema.names.index(key)
     groups = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
     if not all(group is not None and group.has_min_max for group in groups):
         return None

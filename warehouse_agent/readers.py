@@ -67,7 +67,7 @@ def changes(
                 where=name,
                 remedy="Read the whole version once and the feed from there on.",
             )
-        parts.append(feed_rows(spark, store, name, snapshot, str(feed)))
+        parts.append(_feed_rows(spark, store, name, snapshot, str(feed)))
     if not parts:
         empty = rows_of(spark, newest.layout, [])
         return empty.selectExpr(
@@ -76,12 +76,14 @@ def changes(
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
 
-def feed_rows(
+def _feed_rows(
     spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
 ) -> DataFrame:
     """The feed of one version."""
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
-    rows = spark.read.schema(ddl).parquet(store.uri(PRIVATE, "changes", name, feed))
+    files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
+    uris = [store.uri(PRIVATE, "changes", name, feed, file) for file in files]
+    rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
     return rows.selectExpr(f"{snapshot.version}L as _version", "*")
 
 

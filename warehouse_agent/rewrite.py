@@ -130,10 +130,11 @@ def _rewrite(folder: str, layout: Layout, removal: Removal | None, hot: Hot) -> 
     changed, rate = names.index(CHANGED), names.index(RATE)
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        schema, key = layout.file_schema, layout.integer_key
         with (
-            Sink(folder, "cold", layout) as cold,
-            Sink(folder, "hot", layout) as warm,
-            Sink(folder, _GONE, layout) as before,
+            Sink(folder, "cold", schema, key) as cold,
+            Sink(folder, "hot", schema, key) as warm,
+            Sink(folder, _GONE, schema, key) as before,
         ):
             for piece in pieces:
                 batch = piece.batch

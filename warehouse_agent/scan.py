@@ -36,6 +36,8 @@ class Piece:
 
 
 Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
+OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
+_PARTS = 3  # of a URI tell a file from the others of a table
 
 
 def scan(
@@ -57,32 +59,45 @@ def scan(
     Raises (in the job):
         WarehouseUnavailable: a file cannot be read.
     """
-    if not files:
+    paths = {f.uri: f.path for f in files}
+
+    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        yield from function(
+            Piece(paths[uri], batch) for uri in uris for batch in read_batches(uri, columns)
+        )
+
+    return spread(spark, list(paths), run, schema, tasks_max=tasks_max)
+
+
+def spread(
+    spark: SparkSession,
+    uris: Sequence[str],
+    function: OfFiles,
+    schema: str,
+    *,
+    tasks_max: int | None = None,
+) -> DataFrame:
+    """What `function` makes of the files, by URI, that each task gets; read when the result is."""
+    if not uris:
         return spark.createDataFrame([], schema)
-    uris = {f.path: f.uri for f in files}
+    known = {_end(uri): uri for uri in uris}
+    assert len(known) == len(uris), "two files end alike"
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from function(_pieces(batches, uris, columns))
+        yield from function(
+            known[_end(path)] for batch in batches for path in batch.column(0).to_pylist()
+        )
 
     # Only to have Spark list, pack and place them: the contents are not among what is selected.
-    placed = spark.read.format("binaryFile").load([f.uri for f in files]).select("path")
+    placed = spark.read.format("binaryFile").load(list(uris)).select("path")
     if tasks_max is not None:
         placed = placed.coalesce(tasks_max)
     return placed.mapInArrow(task(run), schema)
 
 
-def _pieces(batches: Batches, uris: dict[str, str], columns: pa.Schema) -> Iterator[Piece]:
-    for batch in batches:
-        for path in batch.column(0).to_pylist():
-            file = _path_in(path, uris)
-            for found in read_batches(uris[file], columns):
-                yield Piece(file, found)
-
-
-def _path_in(listed: str, uris: dict[str, str]) -> str:
-    """The path in the table of a file as Spark lists it, which may spell what is before it anew."""
-    parts = listed.split("/")
-    return next(p for i in range(len(parts)) if (p := "/".join(parts[i:])) in uris)
+def _end(uri: str) -> str:
+    """The last parts of a file's URI: Spark may spell what is before them anew."""
+    return "/".join(uri.split("/")[-_PARTS:])
 
 
 def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:

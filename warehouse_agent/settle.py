@@ -21,6 +21,7 @@ from driftline.errors import (
 
 from warehouse_agent import (
     apply,
+    feed,
     heat,
     plan,
     prices,
@@ -32,7 +33,9 @@ from warehouse_agent import (
 )
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Outcome
+from warehouse_agent.feed import Feed
 from warehouse_agent.job import Job
+from warehouse_agent.known import fits
 from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
@@ -42,8 +45,6 @@ from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
 ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how fast they come
-
-Changes = tuple[str | None, dict[str, int]]
 
 
 def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
@@ -69,7 +70,7 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
         applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
     with ThreadPoolExecutor(1) as beside:
-        changes = beside.submit(_changes, job, p, out, applied)
+        changes = beside.submit(_changes, job, p, applied)
         with report.phase("prove"):
             _prove(job, p, out, applied)
         with report.phase("publish"):
@@ -157,7 +158,7 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in stay),
-        [f.uri for f in before] if p.files == base else None,
+        tuple(before) if p.files == base else None,
     )
 
 
@@ -194,14 +195,11 @@ def _shipped(
     job: Job, p: Prepared, staged: list[str], before: Sequence[DataFile], updated: int | None
 ) -> tuple[DataFile, ...]:
     """What came, decoded and verified, as data files with the statistics of the rows before."""
-    if not staged:
-        return ()
+    if fits(before):
+        return tuple(job.ship("shipped", staged, p.layout, p.stamp, before, updated))
     rows = stage.decoded(job.spark, staged, p.layout, job.key_file)
-    if before:
-        known = rows_of(job.spark, p.layout, [f.uri for f in before])
-        counted = tally.carried(rows, known, p.layout, p.stamp, updated=updated)
-    else:
-        counted = tally.begun(rows, p.stamp)
+    known = rows_of(job.spark, p.layout, [f.uri for f in before])
+    counted = tally.joined(rows, known, p.layout, p.stamp, updated=updated)
     return tuple(job.write("shipped", counted, p.layout))
 
 
@@ -229,14 +227,13 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
 
 
 def _publish(
-    job: Job, p: Prepared, out: Outcome, applied: apply.Applied, checked: str, changes: Changes
+    job: Job, p: Prepared, out: Outcome, applied: apply.Applied, checked: str, changes: Feed
 ) -> None:
     report = job.report
-    feed, counts = changes
     version = p.base.version + 1 if p.base else 0
-    report.rows_inserted = out.theirs.count if p.base is None else counts.get("insert", 0)
-    report.rows_updated = counts.get("update_after", 0)
-    report.rows_deleted = counts.get("delete", 0)
+    report.rows_inserted = out.theirs.count if p.base is None else changes.counts.get("insert", 0)
+    report.rows_updated = changes.counts.get("update_after", 0)
+    report.rows_deleted = changes.counts.get("delete", 0)
     _missed(p, report, report.rows_changed)
     meta = {
         "as_of": p.base.meta["as_of"] if p.base and p.is_part else out.as_of,
@@ -246,7 +243,8 @@ def _publish(
         "vouched": out.vouched,
         "rows": out.theirs.count,
         "published_at": checked,
-        "changes": feed,
+        "changes": changes.folder,
+        "changes_files": changes.files,
         "rows_inserted": report.rows_inserted,
         "rows_updated": report.rows_updated,
         "rows_deleted": report.rows_deleted,
@@ -279,19 +277,14 @@ def _publish(
         job.remember(**learnt, **_notes(job, p, out, checked))
 
 
-def _changes(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> Changes:
-    """The differential file Δ+ Δ− of this version: its place and the rows of each operation.
-
-    There is none for a first load, nor across a change of columns.
-    """
+def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
+    """The change feed of this version; none for a first load, nor across a change of columns."""
     if p.base is None or schema.differs(p.layout, p.base.layout):
-        return None, {}
-    if applied.before is not None:
-        before = rows_of(job.spark, p.layout, applied.before)
-        after = rows_of(job.spark, p.layout, [f.uri for f in applied.shipped])
-    else:
-        gone, added = [f.uri for f in applied.gone], [f.uri for f in applied.added]
-        before, after = apply.differing(job.spark, p.layout, gone, added)
-    return apply.write_changes(
-        job.store, job.name, p.base.version + 1, before=before, after=after, layout=p.layout
-    )
+        return Feed()
+    place = (job.spark, job.store, job.name, p.base.version + 1)
+    before, after = applied.before, applied.shipped
+    if before is not None and fits(before) and fits(after):
+        return feed.write(*place, before=before, after=after, layout=p.layout)
+    if before is None:
+        before, after = applied.gone, applied.added
+    return feed.joined(*place, old=before, new=after, layout=p.layout)

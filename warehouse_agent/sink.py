@@ -15,7 +15,6 @@ import pyspark
 from driftline.sketches import Bools
 from pyspark.sql import Row
 
-from warehouse_agent.layout import Layout
 from warehouse_agent.publish import DataFile, bounds_in
 from warehouse_agent.store import Store, located
 
@@ -38,11 +37,13 @@ class Sink:
     Attributes:
         folder: its URI.
         part: may have folders in it.
+        key: the column whose least and greatest values are told, if any.
     """
 
     folder: str
     part: str
-    layout: Layout
+    schema: pa.Schema
+    key: str | None = None
     _held: list[pa.RecordBatch] = field(default_factory=list)
     _held_bytes: int = 0
     _writer: pq.ParquetWriter | None = None
@@ -59,16 +60,19 @@ class Sink:
         if self._writer is None or self._is_finished:
             return
         system, path = located(f"{self.folder}/{self._place}")
-        with contextlib.suppress(OSError, pa.ArrowException):
+        # What failed is on its way already; pyarrow adds that there is no footer to tell of.
+        with contextlib.suppress(OSError, RuntimeError, pa.ArrowException):
             self._writer.close()
         with contextlib.suppress(OSError):
             system.delete_file(path)
 
-    def add(self, batch: pa.RecordBatch, chosen: Bools) -> None:
-        """The chosen rows of a batch of `layout.file_schema`."""
-        if not chosen.any():
+    def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> None:
+        """The chosen rows of a batch of the schema, or all."""
+        rows = batch
+        if chosen is not None and not chosen.all():
+            rows = batch.filter(pa.array(chosen))
+        if not len(rows):
             return
-        rows = batch if chosen.all() else batch.filter(pa.array(chosen))
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes >= GROUP_BYTES:
@@ -84,7 +88,7 @@ class Sink:
         system, path = located(f"{self.folder}/{self._place}")
         size = system.get_file_info(path).size
         (footer,) = self._footers
-        ends = bounds_in(footer, self.layout) or (None, None)
+        ends = bounds_in(footer, self.key) or (None, None)
         values = [self._place, size, footer.num_rows, *ends]
         self._is_finished = True
         yield pa.RecordBatch.from_pydict(
@@ -108,7 +112,7 @@ class Sink:
         columns = zip(sample.schema.names, sample.columns, strict=True)
         return pq.ParquetWriter(
             path,
-            self.layout.file_schema,
+            self.schema,
             filesystem=system,
             compression="zstd",
             compression_level=3,

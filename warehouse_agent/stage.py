@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,9 +18,10 @@ from driftline import frames, keys
 from driftline.errors import FrameDamaged
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent.executors import Batches, KeyFile, Task, task
+from warehouse_agent.executors import KeyFile
 from warehouse_agent.layout import Layout
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.scan import spread
+from warehouse_agent.store import PRIVATE, Store, read_at
 from warehouse_agent.tuples import join
 
 FILE_BYTES = 4 << 20  # a cut of this process loses less than this
@@ -106,28 +107,28 @@ class Writer:
         return self._number == 0 and not self._pieces
 
 
-def decoded(spark: SparkSession, uris: list[str], layout: Layout, key: KeyFile) -> DataFrame:
-    """The rows of staged frames, verified, as rows of the published table without statistics.
+def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
+    """The rows of staged files, verified, as rows of the published table without statistics.
 
     Raises (in the job): FrameDamaged, ValueDoesNotFit.
     """
-    files = spark.read.format("binaryFile").load(uris).select("content")
-    return files.mapInArrow(task(_decode(layout, key)), layout.decoded_ddl)
+    return spread(spark, uris, lambda files: batches(files, layout, key), layout.decoded_ddl)
 
 
-def _decode(layout: Layout, key: KeyFile) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        fingerprints = key.fingerprints(layout.recipe)
-        seed = key.position_seed()
-        for batch in batches:
-            for content in batch.column(0):
-                for data in _frames(content.as_buffer().to_pybytes()):
-                    frame = frames.decode(data)
-                    keys.received(frame.columns, layout.recipe)
-                    block, hi, lo = frames.verify(frame, fingerprints, join)
-                    yield layout.batch(frame.columns, block, hi, lo, seed=seed)
+def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
+    """The rows of staged files, verified, a frame at a time, of `layout.decoded_schema`.
 
-    return run
+    Raises:
+        FrameDamaged, ValueDoesNotFit.
+    """
+    fingerprints = key.fingerprints(layout.recipe)
+    seed = key.position_seed()
+    for uri in uris:
+        for data in _frames(read_at(uri)):
+            frame = frames.decode(data)
+            keys.received(frame.columns, layout.recipe)
+            block, hi, lo = frames.verify(frame, fingerprints, join)
+            yield layout.batch(frame.columns, block, hi, lo, seed=seed)
 
 
 def _frames(content: bytes) -> Iterator[bytes]:

@@ -2,8 +2,8 @@
 
 A row that is shipped is written anyway, so its statistics cost no file. They cost no shuffle of the
 table either: the rows to remove are named, which makes the before-images few, and only their keys,
-fingerprints and statistics are read and joined. Rows that are merely written again (rewritten,
-packed, restated) keep their columns as they are.
+fingerprints and statistics are read and looked up (`known`). Rows that are merely written again
+(rewritten, packed, restated) keep their columns as they are.
 
  1. A new key begins: `first` and `changed` are this version, `updates` is 0.
  2. A known key with another fingerprint is an update: `first` stays, `updates` is one more,
@@ -15,13 +15,17 @@ packed, restated) keep their columns as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
+from warehouse_agent.executors import Batches, task
 from warehouse_agent.expect import Past
 from warehouse_agent.heat import (
     BIRTH,
@@ -35,21 +39,10 @@ from warehouse_agent.heat import (
     usual_most,
     usual_share,
 )
-from warehouse_agent.layout import (
-    CHANGED,
-    FIRST,
-    HI,
-    LO,
-    RATE,
-    RESERVED,
-    STATISTICS,
-    UPDATES,
-    Layout,
-    quoted,
-)
+from warehouse_agent.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
 from warehouse_agent.publish import Snapshot
+from warehouse_agent.readers import by_place
 
-JOINED_ROWS_MAX = 1_000_000  # of before-images that every executor gets: 60 bytes each
 _BEFORE = f"{RESERVED}before_"
 _NAMES = tuple(name for name, _ in STATISTICS)
 
@@ -115,18 +108,54 @@ def clock_of(snapshot: Snapshot) -> Clock:
     return Clock().after(snapshot.version, at.timestamp())
 
 
-def begun(rows: DataFrame, stamp: Stamp) -> DataFrame:
-    """Decoded rows with the statistics of new ones; those of a load are not young, only unknown."""
-    return rows.selectExpr(
-        *map(quoted, rows.columns),
-        f"{stamp.version} as {FIRST}",
-        f"0 as {UPDATES}",
-        f"{stamp.version} as {CHANGED}",
-        f"cast({_birth(stamp)!r} as float) as {RATE}",
-    )
+def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
+    """Of so many new rows; those of a load are not young, only unknown."""
+    values = (stamp.version, 0, stamp.version, _birth(stamp))
+    kinds = (kind for _, kind in STATISTICS)
+    return [pa.array(np.full(rows, v), kind) for v, kind in zip(values, kinds, strict=True)]
 
 
 def carried(
+    hi: pa.Array, lo: pa.Array, before: Sequence[Any], stamp: Stamp, weight: float
+) -> list[pa.Array]:
+    """Of rows of these fingerprints, from those of the same keys before.
+
+    Args:
+        before: arrays [n] of hi, lo and the statistics, null where there was no such row.
+        weight: what an update counts.
+    """
+    before_hi, before_lo, first, updates, changed, rate = before
+    now = pa.scalar(stamp.version, pa.int32())
+    is_new = pc.is_null(before_hi)
+    is_equal = pc.and_(pc.equal(hi, before_hi), pc.equal(lo, before_lo))
+    is_same = pc.or_(pc.fill_null(is_equal, False), pc.fill_null(pc.equal(changed, now), False))
+    left = np.zeros(len(hi))
+    if stamp.clock.versions:
+        at = pc.cast(changed, pa.float64()).to_numpy(zero_copy_only=False)
+        age = np.maximum(stamp.at_s - stamp.clock.times(at), 0)
+        rates = pc.fill_null(rate, 0).to_numpy(zero_copy_only=False)
+        left = rates.astype(np.float64) * np.exp(-age / TAU_S)
+
+    def column(new: Any, kept: Any, updated: Any) -> Any:
+        return pc.if_else(is_new, new, pc.if_else(is_same, kept, updated))
+
+    more = pc.add(pc.fill_null(updates, 0), pa.scalar(1, pa.int32()))
+    rates = pa.array(weight + left, pa.float32())
+    columns = (
+        column(now, first, first),
+        column(pa.scalar(0, pa.int32()), updates, more),
+        column(now, changed, now),
+        column(pa.scalar(_birth(stamp), pa.float32()), rate, rates),
+    )
+    return [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
+
+
+def weight(stamp: Stamp, updated: int | None) -> float:
+    """What an update counts of so many; None: as many as usual."""
+    return 1.0 if updated is None else update_weight(stamp.most, updated)
+
+
+def joined(
     rows: DataFrame, before: DataFrame, layout: Layout, stamp: Stamp, *, updated: int | None
 ) -> DataFrame:
     """Rows, decoded, with the statistics of those of the same keys before, or begun.
@@ -134,42 +163,25 @@ def carried(
     Args:
         before: rows of the working copy, more than are replaced, if need be; of those that share a
             key, as staged rows of a source whose key is not unique may, any one counts.
-        updated: how many rows are updated, about; None: as many as usual, of any number before.
+        updated: as of `weight`.
     """
     keys = list(layout.key_names)
-    weight = 1.0 if updated is None else update_weight(stamp.most, updated)
     renamed = [f"{name} as {_BEFORE}{name}" for name in (HI, LO, *_NAMES)]
     known = before.selectExpr(*map(quoted, keys), *renamed).dropDuplicates(keys)
-    if updated is not None and updated <= JOINED_ROWS_MAX:
-        known = F.broadcast(known)
-    names = [name for name in rows.columns if name not in _NAMES]
-    joined = rows.select(*map(quoted, names)).join(known, keys, "left")
-    return joined.selectExpr(*map(quoted, names), *_statistics(stamp, weight))
+    names = layout.decoded_schema.names
+    ordered = [*map(quoted, names), *(f"{_BEFORE}{n}" for n in (HI, LO, *_NAMES))]
+    side_by_side = rows.join(known, keys, "left").select(*ordered)
+    counts = weight(stamp, updated)
+    hi, lo, end = names.index(HI), names.index(LO), len(names)
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = batch.columns
+            found = carried(columns[hi], columns[lo], columns[end:], stamp, counts)
+            yield pa.RecordBatch.from_arrays([*columns[:end], *found], schema=layout.file_schema)
+
+    return by_place(side_by_side).mapInArrow(task(run), layout.ddl)
 
 
 def _birth(stamp: Stamp) -> float:
     return BIRTH if stamp.version else 0.0
-
-
-def _statistics(stamp: Stamp, weight: float) -> Sequence[str]:
-    is_new = f"{_BEFORE}{HI} is null"
-    is_same = (
-        f"(({HI} <=> {_BEFORE}{HI} and {LO} <=> {_BEFORE}{LO}) "
-        f"or {_BEFORE}{CHANGED} <=> {stamp.version})"
-    )
-    rate = f"cast({weight!r} as double)"
-    if stamp.clock.versions:
-        age = f"greatest({stamp.at_s!r}D - ({stamp.clock.time_sql(_BEFORE + CHANGED)}), 0D)"
-        rate += f" + coalesce({_BEFORE}{RATE}, 0D) * exp(-{age} / {TAU_S!r}D)"
-
-    def column(name: str, new: str, updated: str) -> str:
-        kept = f"{_BEFORE}{name}"
-        return f"case when {is_new} then {new} when {is_same} then {kept} else {updated} end"
-
-    now = str(stamp.version)
-    return (
-        f"{column(FIRST, now, _BEFORE + FIRST)} as {FIRST}",
-        f"{column(UPDATES, '0', f'coalesce({_BEFORE}{UPDATES}, 0) + 1')} as {UPDATES}",
-        f"{column(CHANGED, now, now)} as {CHANGED}",
-        f"cast({column(RATE, f'{_birth(stamp)!r}D', rate)} as float) as {RATE}",
-    )

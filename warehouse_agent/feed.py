@@ -1,0 +1,163 @@
+"""The change feed of a version: its differential file Δ+ Δ−, before- and after-images, no no-ops.
+
+    _driftline/changes/<name>/_version=N/…      `_op`, then the data columns
+
+A feed is of the files that the commit names. Images are told by what the other side has under their
+key: looked up in Spark's tasks where a difference is known (`write`), joined by Spark where whole
+files are compared (`joined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from warehouse_agent.executors import driver_errors
+from warehouse_agent.known import Known
+from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.publish import DataFile
+from warehouse_agent.readers import rows_of
+from warehouse_agent.scan import OfFiles, read_batches, spread
+from warehouse_agent.sink import WRITTEN, Sink
+from warehouse_agent.store import PRIVATE, Store
+
+OPERATIONS = ("insert", "update_before", "update_after", "delete")
+# Of rows that the other side has in another way, and does not have.
+_BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
+_THERE = f"{RESERVED}there"
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Its place below `changes/<name>`, its files, and how many rows each operation has.
+
+    `folder` is None where a version has none.
+    """
+
+    folder: str | None = None
+    files: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def write(
+    spark: SparkSession,
+    store: Store,
+    name: str,
+    version: int,
+    *,
+    before: Sequence[DataFile],
+    after: Sequence[DataFile],
+    layout: Layout,
+) -> Feed:
+    """The feed between the rows that a version lost and those that it got; one Spark job.
+
+    The keys and fingerprints of both are held in memory. A row that both have as it is was shipped,
+    but is no change.
+    """
+    place, folder = _place(store, name, version)
+    sides = [[f.uri for f in files] for files in (before, after)]
+    function = _write(store.uri(*place), layout, sides[0], sides[1])
+    with driver_errors():
+        rows = spread(spark, [*sides[0], *sides[1]], function, WRITTEN).collect()
+    counts = dict.fromkeys(OPERATIONS, 0)
+    for row in rows:
+        counts[row.path.partition("-")[0]] += row.rows
+    return Feed(folder, tuple(sorted(row.path for row in rows)), counts)
+
+
+def joined(
+    spark: SparkSession,
+    store: Store,
+    name: str,
+    version: int,
+    *,
+    old: Sequence[DataFile],
+    new: Sequence[DataFile],
+    layout: Layout,
+) -> Feed:
+    """The feed between two sets of files of any size, which may have most rows in common."""
+    before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
+    on = [*layout.key_names, HI, LO]
+    gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
+    images = _imaged(gone, come, layout, *_BEFORE_OPERATIONS).unionByName(
+        _imaged(come, gone, layout, *_AFTER_OPERATIONS)
+    )
+    counted = Observation()
+    observed = images.observe(
+        counted, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
+    )
+    place, folder = _place(store, name, version)
+    with driver_errors():
+        observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
+        counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
+    names = (file for file, _ in store.files(*place) if file.endswith(".parquet"))
+    return Feed(folder, tuple(names), counts)
+
+
+def _place(store: Store, name: str, version: int) -> tuple[tuple[str, ...], str]:
+    folder = f"_version={version}"
+    store.remove(PRIVATE, "changes", name, folder)  # of an attempt that failed
+    return (PRIVATE, "changes", name, folder), folder
+
+
+def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> OfFiles:
+    (key,) = layout.key_names
+    lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
+    data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
+    schema = pa.schema([pa.field("_op", pa.string()), *data])
+
+    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        others: dict[bool, Known] = {}
+        with ExitStack() as stack:
+            sinks = {op: stack.enter_context(Sink(folder, op, schema)) for op in OPERATIONS}
+            for uri in uris:
+                is_before = uri in before
+                if is_before not in others:
+                    others[is_before] = Known.read(after if is_before else before, lanes, key)
+                ops = _operations(
+                    Known.read([uri], lanes, key),
+                    others[is_before],
+                    *(_BEFORE_OPERATIONS if is_before else _AFTER_OPERATIONS),
+                )
+                at = 0
+                for batch in read_batches(uri, data):
+                    some = ops[at : at + len(batch)]
+                    at += len(batch)
+                    for op in np.unique(some):
+                        if op:
+                            named = [pa.array([op] * len(batch), pa.string()), *batch.columns]
+                            rows = pa.RecordBatch.from_arrays(named, schema=schema)
+                            sinks[op].add(rows, some == op)
+            found = [row for sink in sinks.values() for row in sink.finish()]
+        yield from found
+
+    return run
+
+
+def _operations(rows: Known, others: Known, paired: str, alone: str) -> np.ndarray:
+    """The operation of each row, str [n]; empty for a row that the others have as it is."""
+    where = others.find(rows.columns[rows.key])
+    there = [column.fill_null(0).to_numpy() for column in others.at(where, (HI, LO))]
+    is_same = where >= 0
+    for name, lane in zip((HI, LO), there, strict=True):
+        is_same &= rows.columns[name].to_numpy() == lane
+    return np.where(is_same, "", np.where(where < 0, alone, paired))
+
+
+def _imaged(
+    rows: DataFrame, others: DataFrame, layout: Layout, paired: str, alone: str
+) -> DataFrame:
+    """One side's images, of rows that differ from all others."""
+    # A key is NOT NULL and unique, so a plain equality join is exact.
+    keys = [quoted(k) for k in layout.key_names]
+    there = others.selectExpr(*keys, f"true as {_THERE}")
+    return rows.join(there, list(layout.key_names), "left").selectExpr(
+        f"if({_THERE} is null, '{alone}', '{paired}') as _op",
+        *(quoted(c) for c in layout.data_names),
+    )
