@@ -327,16 +327,14 @@ def data_file(pair: Pair) -> Path:
     return Path(DeltaTable(pair.warehouse / "orders").file_uris()[0])
 
 
-@pytest.mark.parametrize("with_checksum", [True, False])
-def test_verify_finds_a_flipped_byte(pair: Pair, run: Run, with_checksum: bool) -> None:
+@pytest.mark.parametrize("quarter", [1, 2])
+def test_verify_finds_a_flipped_byte(pair: Pair, run: Run, quarter: int) -> None:
     config = pair.warehouse_toml()
     assert run("refresh", "orders", config=config).code == 0
     file = data_file(pair)
     data = bytearray(file.read_bytes())
-    data[len(data) // 4] ^= 0x10
+    data[quarter * len(data) // 4] ^= 0x10
     file.write_bytes(data)
-    if not with_checksum:  # of Hadoop's, beside the file
-        file.with_name(f".{file.name}.crc").unlink()
     ended = run("verify", "orders", "--json", config=config)
     assert ended.code == 1
     (report,) = ended.lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from warehouse_agent import scan as read_scan
 from warehouse_agent import sink
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.heat import Hot
@@ -29,7 +31,7 @@ from warehouse_agent.sink import Sink
 from warehouse_agent.store import Store
 
 SALT = Salt(3, 5)
-KINDS = ("int8", "text", "numeric(15,2)", "date")
+KINDS = ("int8", "text", "numeric(15,2)", "date", "float8")
 RECIPE = Recipe(
     tuple(Column(f"c{i}", parse_type(kind), i > 0, i) for i, kind in enumerate(KINDS)), 1
 )
@@ -46,6 +48,7 @@ def batch_of(keys: list[int], rate: float = 0.0) -> pa.RecordBatch:
         pa.array([None if k % 7 == 0 else f"text {k % 3}" for k in keys], pa.string()),
         pa.array(keys, pa.int64()).cast(pa.decimal128(19, 0)).cast(pa.decimal128(15, 2)),
         pa.array([-719162 + k % 100 for k in keys], pa.int32()).cast(pa.date32()),  # the year 1
+        pa.array([float("nan") if k % 5 == 0 else k for k in keys], pa.float64()),
         pa.array([k * 31 for k in keys], pa.int64()),
         pa.array([k * 37 for k in keys], pa.int64()),
         *(pa.array([0] * n, pa.int32()) for _ in range(3)),
@@ -59,6 +62,11 @@ def put(folder: Path, name: str, table: pa.Table) -> DataFile:
     pq.write_table(table, folder / name, row_group_size=7, write_page_checksum=True)
     path = f"{folder.name}/{name}"
     return DataFile(path, f"file://{folder}/{name}", (folder / name).stat().st_size, len(table))
+
+
+def plain(table: pa.Table) -> list[str]:
+    """Rows that compare, also where they hold NaN."""
+    return [repr(row) for row in table.to_pylist()]
 
 
 def keys_in(files: list[DataFile]) -> list[int]:
@@ -123,7 +131,8 @@ def test_what_a_sink_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [c.physical_type for c in columns] == ["INT64", "BYTE_ARRAY", "INT64", "INT32"]
         assert [c.has_dictionary_page for c in columns] == [False, True, False, True]
         assert b"ARROW:schema" not in footer.metadata
-        assert parquet.read().equals(pa.Table.from_batches([batch_of(keys)]))
+        assert not footer.row_group(0).column(4).is_stats_set, "NaN is in no bounds"
+        assert plain(parquet.read()) == plain(pa.Table.from_batches([batch_of(keys)]))
 
 
 def test_columns_that_a_file_does_not_have_are_null(tmp_path: Path) -> None:
@@ -138,6 +147,23 @@ def test_columns_that_a_file_does_not_have_are_null(tmp_path: Path) -> None:
         CHANGED: [None] * 3,
         "c0": [1, 2, 3],
     }
+
+
+def test_a_column_that_every_file_has_is_not_made_up(tmp_path: Path) -> None:
+    table = pa.Table.from_batches([batch_of([1, 2, 3])]).drop_columns(["c1"])
+    file = put(tmp_path / "f", "a.parquet", table)
+    with pytest.raises(WarehouseUnavailable, match="no column 'c1'"):
+        list(read_batches(file.uri, LAYOUT.file_schema))
+
+
+def test_large_rows_come_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_scan, "BATCH_BYTES", 1 << 20)
+    schema = pa.schema([("t", pa.string())])
+    texts = ["x" * 1000 + str(i) for i in range(5000)]
+    file = put(tmp_path / "f", "a.parquet", pa.table({"t": texts}, schema))
+    batches = list(read_batches(file.uri, schema))
+    assert max(batch.nbytes for batch in batches) < 2 << 20
+    assert [text for batch in batches for text in batch["t"].to_pylist()] == texts
 
 
 def test_a_damaged_page_is_found_as_it_is_read(tmp_path: Path) -> None:
@@ -195,9 +221,7 @@ def test_files_are_written_again(spark: SparkSession, tmp_path: Path, by_hash: b
         found = rows.toArrow()
     finally:
         spark.conf.unset("spark.sql.parquet.datetimeRebaseModeInRead")
-    assert found.cast(LAYOUT.file_schema).equals(
-        pa.Table.from_batches([pa.concat_batches([*expected_rows()])])
-    )
+    assert plain(found.cast(LAYOUT.file_schema)) == plain(pa.Table.from_batches(expected_rows()))
 
 
 def expected_rows() -> Iterator[pa.RecordBatch]:
@@ -221,6 +245,29 @@ def test_what_fails_in_a_task_is_typed_and_leaves_nothing(
     with pytest.raises(DriftlineError), driver_errors():
         scan(spark, [bad], LAYOUT.lane_schema, _count, "n int").collect()
     assert scan(spark, [], LAYOUT.lane_schema, _count, "n int").collect() == []
+    gone = DataFile("a/gone.parquet", f"file://{folder}/gone.parquet", 22, 1)
+    with pytest.raises(WarehouseUnavailable, match="is not there"):
+        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
+    (folder / "gone.parquet").write_bytes(b"")  # which Spark does not list
+    with pytest.raises(WarehouseUnavailable, match="100 rows are in data files that had 101"):
+        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
+    (tmp_path / "t" / "file").write_bytes(b"")
+    with pytest.raises(WarehouseUnavailable, match="cannot be made"):
+        rewrite(spark, store, "t", "file", [good], LAYOUT, removal=None, hot=COLD)
+
+
+@pytest.mark.spark
+def test_not_a_number_is_found_by_every_reader(spark: SparkSession, tmp_path: Path) -> None:
+    """The greatest of all values, for Spark and for DuckDB; Arrow's bounds would leave it out."""
+    store, rows = Store(str(tmp_path)), batch_of(list(range(100)))
+    file = put(tmp_path / "t" / "a", "a.parquet", pa.Table.from_batches([rows]))
+    (made,), _ = rewrite(spark, store, "t", "new", [file], LAYOUT, removal=None, hot=COLD)
+    found = spark.read.parquet(made.uri)
+    path = made.uri.removeprefix("file://")
+    for where in ("c4 > 1000", "isnan(c4)", "c4 = cast('NaN' as double)", "not c4 <= 1000"):
+        assert found.where(where).count() == 20, where
+        query = f"SELECT count(*) FROM '{path}' WHERE {where}"
+        assert duckdb.execute(query).fetchall() == [(20,)], where
 
 
 def _count(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:

@@ -11,10 +11,11 @@ from driftline.errors import DriftlineError, InternalError, NotFound
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment
+from warehouse_agent.executors import cause
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.report import Report, say_error
 from warehouse_agent.store import Store
-from warehouse_agent.verify import SPARK_FAILURES, first_line
+from warehouse_agent.verify import SPARK_FAILURES
 
 
 def each(
@@ -45,7 +46,7 @@ def meant(problem: Exception, name: str) -> DriftlineError:
     """A failure as an error of ours."""
     if isinstance(problem, DriftlineError):
         return problem
-    error = InternalError(f"Spark failed: {first_line(problem)}", where=name)
+    error = InternalError(f"Spark failed: {cause(problem)}", where=name)
     error.__cause__ = problem
     return error
 

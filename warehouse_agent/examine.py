@@ -34,10 +34,10 @@ from driftline.errors import (
 from warehouse_agent import java, publish, schema, session
 from warehouse_agent.configure import Fragment, WarehouseConfig, load
 from warehouse_agent.examine_source import Found, examine_source
-from warehouse_agent.executors import Batches, task
+from warehouse_agent.executors import Batches, cause, task
 from warehouse_agent.link import Link
 from warehouse_agent.store import PRIVATE, Store
-from warehouse_agent.verify import SPARK_FAILURES, check_files, first_line
+from warehouse_agent.verify import SPARK_FAILURES, check_files
 
 FREE_BYTES_MIN = 1 << 30  # a refresh writes before it removes
 PACKAGES = (
@@ -155,7 +155,7 @@ def _spark(config: WarehouseConfig) -> str:
         row = spark.range(1, numPartitions=1).mapInArrow(task(_worker), "python string").first()
     except SPARK_FAILURES as error:
         raise ConfigurationError(
-            f"Spark does not work: {first_line(error)}",
+            f"Spark does not work: {cause(error)}",
             where="[spark]",
             remedy="Its workers need the same Python, driftline and its packages.",
         ) from error

@@ -56,6 +56,19 @@ def task(function: Task) -> Task:
     return run
 
 
+def cause(error: Exception) -> str:
+    """The line of a Spark error that says what happened: its innermost cause."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    traceback = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    if traceback:  # of a task in Python: the line behind the frames, which are indented
+        behind = (line for line in lines[traceback[-1] + 1 :] if not line.startswith(" "))
+        return next(behind, lines[0]).strip()
+    causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
+    return (causes[-1:] or [x.strip() for x in lines] or [type(error).__name__])[0].removeprefix(
+        "Caused by: "
+    )
+
+
 @contextlib.contextmanager
 def driver_errors() -> Iterator[None]:
     """Raise what a task or the storage meant instead of Spark's wrapping of it."""
@@ -69,6 +82,11 @@ def driver_errors() -> Iterator[None]:
         if match := _MARKED.search(text):
             code, message, remedy, where, details = json.loads(bytes.fromhex(match[1][1:-1]))
             raise from_code(code, message, remedy=remedy, where=where, details=details) from error
+        if isinstance(error, PySparkException) and "PATH_NOT_FOUND" in text:
+            raise WarehouseUnavailable(
+                f"A file of the warehouse is not there: {cause(error)}",
+                remedy="`driftline verify` names the files that are missing.",
+            ) from error
         if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
             raise WarehouseUnavailable(
                 "The warehouse's disk is full.",

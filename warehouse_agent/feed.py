@@ -61,6 +61,7 @@ def write(
     but is no change.
     """
     place, folder = _place(store, name, version)
+    store.make_folder(*place)
     sides = [[f.uri for f in files] for files in (before, after)]
     function = _write(store.uri(*place), layout, sides[0], sides[1])
     with driver_errors():

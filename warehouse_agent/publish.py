@@ -1,6 +1,6 @@
 """The published table: a Delta log in which every version is one commit of ours (decision 8).
 
-Spark writes Parquet; delta-rs commits add and remove actions with a `txn` marker and what the
+Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker and what the
 version is (recipe, layout, total, proof) as metadata. The handle that read the head is the handle
 that commits, so that whoever else commits in between makes the commit fail instead of losing
 rows. A head that Driftline did not write is refused.

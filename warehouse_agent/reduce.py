@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
-from driftline.errors import InternalError
+from driftline.errors import InternalError, WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import CELL_BYTES, Cells, Embedding
 from pyspark.sql import Column, SparkSession
@@ -83,7 +83,18 @@ def reduced(
             part = Cells.from_bytes(row["cells"])
             part.check = row["check"]
             found.cells.merge(part)
+    check_rows(files, found.total.count)
     return found
+
+
+def check_rows(files: Files, found: int) -> None:
+    """Whether so many rows are what these files hold. Raises WarehouseUnavailable."""
+    rows = sum(f.rows for f in files)
+    if found != rows:
+        raise WarehouseUnavailable(
+            f"{found} rows are in data files that had {rows} when they were written.",
+            remedy="`driftline verify` names damaged files; restore them from a backup.",
+        )
 
 
 def partials(

@@ -25,7 +25,7 @@ from warehouse_agent.executors import driver_errors
 from warehouse_agent.heat import Hot
 from warehouse_agent.layout import CHANGED, RATE, Layout
 from warehouse_agent.publish import DataFile
-from warehouse_agent.reduce import Files, Integers, Listing, numbers
+from warehouse_agent.reduce import Files, Integers, Listing, check_rows, numbers
 from warehouse_agent.scan import Function, Piece, scan
 from warehouse_agent.sink import WRITTEN, Sink, written
 from warehouse_agent.store import Store
@@ -113,10 +113,12 @@ def rewrite(
 
     Returns the new data files, and those of the before-images, which are no part of the table.
     """
+    store.make_folder(name, folder, BEFORE_FOLDER)
     function = _rewrite(store.uri(name, folder), layout, removal, hot)
     with driver_errors():
         rows = scan(spark, files, layout.file_schema, function, WRITTEN).collect()
     found = written(rows, store, name, folder)
+    check_rows(files, sum(f.rows for f in found))
     before = f"{folder}/{_GONE}"
     return (
         [f for f in found if not f.path.startswith(before)],

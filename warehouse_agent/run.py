@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from warehouse_agent import publish, remember, schema
 from warehouse_agent.configure import Fragment, Source, WarehouseConfig
+from warehouse_agent.executors import cause
 from warehouse_agent.job import Job
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.refresh import Options, Refresh
@@ -218,8 +219,7 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
     except DriftlineError as error:
         failed[one.job.name] = error
     except PySparkException as error:
-        text = str(error).split("\n", 1)[0]
-        failed[one.job.name] = InternalError(f"Spark failed: {text}", where=one.job.name)
+        failed[one.job.name] = InternalError(f"Spark failed: {cause(error)}", where=one.job.name)
         failed[one.job.name].__cause__ = error
     except Exception as error:
         text = f"{type(error).__name__}: {error}"

@@ -10,7 +10,6 @@ Pages are checked against the checksums that are written with them. A file is re
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +18,13 @@ import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent.executors import Batches, task
+from warehouse_agent.executors import Batches, driver_errors, task
+from warehouse_agent.layout import STATISTICS
 from warehouse_agent.publish import DataFile
 from warehouse_agent.store import located
 
 BATCH_ROWS = 16_384
+BATCH_BYTES = 32 << 20  # as the footer says, which sees a repeated value once
 BUFFER_BYTES = 1 << 20  # of each column that is being read
 
 
@@ -37,6 +38,7 @@ class Piece:
 
 Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
 OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
+_MAY_LACK = {name for name, _ in STATISTICS}
 _PARTS = 3  # of a URI tell a file from the others of a table
 
 
@@ -52,7 +54,7 @@ def scan(
     """What `function` makes of the files that each task gets; read when the result is.
 
     Args:
-        columns: of the files; one that a file does not have is null in it.
+        columns: of the files; statistics that a file does not have are null in it.
         function: of the rows of a task, file by file.
         schema: of what it returns, as Spark's DDL.
 
@@ -89,7 +91,8 @@ def spread(
         )
 
     # Only to have Spark list, pack and place them: the contents are not among what is selected.
-    placed = spark.read.format("binaryFile").load(list(uris)).select("path")
+    with driver_errors():
+        placed = spark.read.format("binaryFile").load(list(uris)).select("path")
     if tasks_max is not None:
         placed = placed.coalesce(tasks_max)
     return placed.mapInArrow(task(run), schema)
@@ -104,7 +107,7 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The columns of a file, in order, typed, some rows at a time.
 
     Raises:
-        WarehouseUnavailable: it cannot be read, or holds columns of other types.
+        WarehouseUnavailable: it cannot be read, lacks a column, or has it of another type.
     """
     try:
         system, path = located(uri)
@@ -114,16 +117,28 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
                 source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
             ) as file,
         ):
-            there = [name for name in columns.names if name in set(file.schema_arrow.names)]
-            for batch in file.iter_batches(BATCH_ROWS, columns=there, use_threads=False):
+            names = set(file.schema_arrow.names)
+            there = [name for name in columns.names if name in names]
+            absent = [name for name in columns.names if name not in names | _MAY_LACK]
+            if absent:
+                raise pa.ArrowInvalid(f"It has no column {absent[0]!r}.")
+            rows = _rows_at_once(file.metadata)
+            for batch in file.iter_batches(rows, columns=there, use_threads=False):
                 yield _typed(batch, columns)
     except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
+        if isinstance(error, MemoryError):
             raise
         raise WarehouseUnavailable(
             f"Data file {uri.rsplit('/', 1)[-1]} cannot be read: {error}",
-            remedy="Run `driftline verify`, which names damaged files; restore them from a backup.",
+            remedy="Run the command again; `driftline verify` tells whether files are damaged.",
         ) from error
+
+
+def _rows_at_once(footer: pq.FileMetaData) -> int:
+    """How many rows make a batch: fewer where they are large."""
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    largest = max((g.total_byte_size / g.num_rows for g in groups if g.num_rows), default=0)
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(largest, 1))))
 
 
 def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

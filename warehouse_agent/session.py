@@ -18,6 +18,7 @@ from warehouse_agent.java import ensure_java
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }

@@ -47,6 +47,7 @@ def ship(
     """
     uri, weight = store.uri(name, folder), tally.weight(stamp, updated)
     function = _ship(uri, layout, key, stamp, [f.uri for f in before], weight)
+    store.make_folder(name, folder)
     with driver_errors():
         rows = spread(spark, staged, function, WRITTEN).collect()
     return written(rows, store, name, folder)

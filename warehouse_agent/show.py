@@ -18,7 +18,8 @@ from warehouse_agent.report import fingerprint_kind, miss_probability, years_unt
 from warehouse_agent.store import PRIVATE, Store
 
 INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
-_OURS = ("layout", "clock")  # what a version says of itself to the next refresh alone
+# What a version says of itself to Driftline alone.
+_OURS = ("layout", "clock", "changes_files")
 
 
 @dataclass(frozen=True, slots=True)

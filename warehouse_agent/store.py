@@ -84,7 +84,7 @@ class Store:
                     os.unlink(temporary)
                 raise
         except OSError as error:
-            raise self._unavailable("written", path, error) from error
+            raise unavailable("written", path, error) from error
 
     def append_line(self, line: str, *parts: str) -> None:
         """Add a line to a file of lines; of a file beyond LINES_BYTES_MAX the older half goes."""
@@ -101,7 +101,15 @@ class Store:
                 before = before[len(before) // 2 :].partition(b"\n")[2]
             self.write(before + line.encode() + b"\n", *parts)
         except OSError as error:
-            raise self._unavailable("written", path, error) from error
+            raise unavailable("written", path, error) from error
+
+    def make_folder(self, *parts: str) -> None:
+        """A folder for files that tasks write; a task that outlives its job finds none."""
+        system, path = self._at(*parts)
+        try:
+            system.create_dir(path, recursive=True)
+        except OSError as error:
+            raise unavailable("made", path, error) from error
 
     def read(self, *parts: str) -> bytes | None:
         """The file's bytes, None where there is none."""
@@ -114,7 +122,7 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._unavailable("read", path, error) from error
+            raise unavailable("read", path, error) from error
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """A small JSON file, empty where there is none or it is damaged (it may be lost)."""
@@ -132,7 +140,7 @@ class Store:
             selector = fs.FileSelector(path, allow_not_found=True)
             infos = system.get_file_info(selector)
         except OSError as error:
-            raise self._unavailable("listed", path, error) from error
+            raise unavailable("listed", path, error) from error
         return sorted((i.base_name, i.size) for i in infos if i.type is fs.FileType.File)
 
     def folders(self, *parts: str) -> list[str]:
@@ -141,7 +149,7 @@ class Store:
         try:
             infos = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
         except OSError as error:
-            raise self._unavailable("listed", path, error) from error
+            raise unavailable("listed", path, error) from error
         return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
 
     def walk(self, *parts: str) -> list[Entry]:
@@ -154,7 +162,7 @@ class Store:
             selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
             infos = system.get_file_info(selector)
         except OSError as error:
-            raise self._unavailable("listed", path, error) from error
+            raise unavailable("listed", path, error) from error
         now = datetime.now(UTC)
         return sorted(
             (
@@ -176,7 +184,7 @@ class Store:
             if system.get_file_info(path).type is fs.FileType.Directory:
                 system.delete_dir(path)
         except OSError as error:
-            raise self._unavailable("removed", path, error) from error
+            raise unavailable("removed", path, error) from error
 
     def remove_file(self, *parts: str) -> None:
         """Remove a file, if it is there, and on disks the folders of ours that it leaves empty."""
@@ -185,7 +193,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 system.delete_file(path)
         except OSError as error:
-            raise self._unavailable("removed", path, error) from error
+            raise unavailable("removed", path, error) from error
         if self.is_local:
             stays = 3 if parts[0] == PRIVATE else 1  # _driftline/changes/<name>, or <name>
             with contextlib.suppress(OSError):  # a folder that is not empty
@@ -207,7 +215,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("a+")
         except OSError as error:
-            raise self._unavailable("locked", str(path), error) from error
+            raise unavailable("locked", str(path), error) from error
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -232,11 +240,13 @@ class Store:
             ) from error
         return system, "/".join([base.rstrip("/"), *parts])
 
-    def _unavailable(self, verb: str, path: str, error: OSError) -> WarehouseUnavailable:
-        return WarehouseUnavailable(
-            f"{path} cannot be {verb}: {error.strerror or error}.",
-            remedy="Check space and permissions; the last published version is untouched.",
-        )
+
+def unavailable(verb: str, path: str, error: OSError) -> WarehouseUnavailable:
+    """What a failure of the storage means to whoever runs a refresh."""
+    return WarehouseUnavailable(
+        f"{path} cannot be {verb}: {error.strerror or error}.",
+        remedy="Check space and permissions; the last published version is untouched.",
+    )
 
 
 def _sync_folder(path: str) -> None:

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from warehouse_agent import prove
-from warehouse_agent.executors import KeyFile
+from warehouse_agent.executors import KeyFile, cause
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.store import PRIVATE, Store
 
@@ -63,13 +63,13 @@ def _damage(count: Callable[[tuple[DataFile, ...]], int], file: DataFile) -> str
     try:
         rows = count((file,))
     except (DriftlineError, *SPARK_FAILURES) as error:
-        return first_line(error)
+        return cause(error)
     return None if rows == file.rows else f"{rows} rows instead of {file.rows}"
 
 
 def _damaged(name: str, damaged: dict[str, str], error: Exception) -> WarehouseUnavailable:
     if not damaged:
-        return WarehouseUnavailable(f"The files cannot be read: {first_line(error)}", where=name)
+        return WarehouseUnavailable(f"The files cannot be read: {cause(error)}", where=name)
     path, reason = next(iter(damaged.items()))
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     return WarehouseUnavailable(
@@ -78,13 +78,6 @@ def _damaged(name: str, damaged: dict[str, str], error: Exception) -> WarehouseU
         remedy=_RESTORE,
         details=_details(damaged),
     )
-
-
-def first_line(error: Exception) -> str:
-    """The line of a Spark error that says what happened: its innermost cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    return (causes[-1:] or lines or [type(error).__name__])[0].removeprefix("Caused by: ")
 
 
 def check_files(store: Store, name: str, snapshot: Snapshot) -> None:
