@@ -3,8 +3,8 @@
 A task reads its files in batches (`scan`) and writes what stays to at most two files, one of the
 rows that are likely to change soon (`heat`) and one of the others, and what gives way to a third,
 the before-images, which is no part of the table. It says what it wrote; a file that no task names,
-left by an attempt that failed, belongs to nothing. No row goes through the JVM: 1.5 M orders are
-written again in 1.2 s where a join and Spark's writer took 4 (two cores).
+left by an attempt that failed, belongs to nothing. No row goes through the JVM (`scan`): 1.5 M
+orders are written again in about a second; a join and Spark's writer took three (two cores).
 
 Rows that give way are named by position and row hash, or by k, computed by the contract's own code.
 """
