@@ -114,6 +114,8 @@ class Comparison:
             if kind == "cells" and sketching is not None:
                 sketching.hear(request, lambda: self._next(requests))
                 continue
+            if sketching is not None:
+                sketching.release()
             if kind == "whole":
                 yield from self._everything_again(sums.total)
                 break

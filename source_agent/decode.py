@@ -17,7 +17,7 @@ from driftline import wire_pb2 as pb
 from driftline.decoders import Decoder
 from driftline.errors import MalformedMessage
 from driftline.limits import CELLS_TAKEN_MAX
-from driftline.sketches import Cells, Grid, pack
+from driftline.sketches import U64, Cells, Grid, pack
 
 from source_agent import hear
 from source_agent.fill import Filling
@@ -75,11 +75,12 @@ class Sketching:
     def answer(self, total: int) -> Iterator[pb.Reply]:
         """The rows below every decoded k and outside, of `total`; then the k without rows."""
         ks = self._decoder.ks
+        self.release()
         found = np.zeros(len(ks), np.bool_)
         if len(ks) or self._filling.outside:
             self._reader.tally.phase = "ship"
             outside = 0
-            for batch in self._find(total):
+            for batch in self._find(ks, total):
                 k, inside = self._embedding.embed(batch.positions, self._salt)
                 at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
                 named = inside & (ks[at] == k) if len(ks) else np.zeros(len(k), np.bool_)
@@ -90,13 +91,18 @@ class Sketching:
             self._reader.same_snapshot(outside == self._filling.outside)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
 
-    def _find(self, total: int) -> Iterator[Batch]:
+    def release(self) -> None:
+        """Let the tables go, which have told all they know: rows that are shipped need the room."""
+        self._filling.cells = None
+        del self.cells, self._decoder
+
+    def _find(self, ks: U64, total: int) -> Iterator[Batch]:
         """The batches in which these rows are, and perhaps others."""
         if self._embedding.base is None:
             return self._reader.scan()
-        first, last = joined(self._embedding.positions(self._decoder.ks))
+        first, last = joined(self._embedding.positions(ks))
         if self._filling.outside:
             zones = self._embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        rows = len(self._decoder.ks) + self._filling.outside
+        rows = len(ks) + self._filling.outside
         return self._reader.find(first, last, rows=rows, total=total)
