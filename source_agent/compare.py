@@ -161,7 +161,7 @@ class Comparison:
         total = Digest()
         for batch in self._reader.scan(ordered=self._reader.shape.ordered):
             total += batch.mixed.digest()
-            yield from self._shipper.add(batch.block, batch.mixed)
+            yield from self._shipper.add(batch)
         yield from self._shipper.flush()
         return total
 

@@ -66,10 +66,11 @@ def ship_wanted(
     hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
     where = np.unique(np.concatenate(found.positions)[wanted])
     for batch in reader.find(where, where, rows=len(where), total=total):
-        at = np.minimum(np.searchsorted(hashes, batch.mixed.m0), len(hashes) - 1)
         place = np.minimum(np.searchsorted(where, batch.positions), len(where) - 1)
-        named = (hashes[at] == batch.mixed.m0) & (where[place] == batch.positions)
-        yield from shipper.pick(batch, up_to(left, at, named))
+        part = batch.take(where[place] == batch.positions)
+        found_at = np.minimum(np.searchsorted(hashes, part.mixed.m0), len(hashes) - 1)
+        named = hashes[found_at] == part.mixed.m0
+        yield from shipper.pick(part, up_to(left, found_at, named))
     yield from shipper.flush()
     reader.same_snapshot(not left.any())
 
@@ -82,5 +83,4 @@ def _ship_held(
         start = int(ends[number]) - len(block)
         mine = np.sort(wanted[(wanted >= start) & (wanted < ends[number])]) - start
         if len(mine):
-            batch = reader.batch(block.take(mine))
-            yield from shipper.add(batch.block, batch.mixed)
+            yield from shipper.add(reader.batch(block.take(mine)))

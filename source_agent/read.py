@@ -1,8 +1,9 @@
 """Rows of one relation in one snapshot, with everything that is derived from them.
 
-A `Reader` turns what an engine yields into batches of row bytes, positions and mixed fingerprints,
-counts what it read, refuses NULL keys, and knows whether the snapshot is still the one that the
-exchange began with. It decides how rows that are already known are found again.
+A `Reader` turns what an engine yields into batches of row bytes, positions and, where they are
+asked for, mixed fingerprints, counts what it read, refuses NULL keys, and knows whether the
+snapshot is still the one that the exchange began with. It decides how rows that are already known
+are found again.
 
 How they are best found was tried on all three engines (`benchmarks/RESULTS.md`): by index where the
 key is an indexed integer and less than INDEX_SHARE of the rows is touched, else by another scan of
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from driftline.columns import Block, gather, int32_at
-from driftline.digests import Salt, mix
+from driftline.digests import Mixed, Salt, mix
 from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
 from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
 from driftline.keys import null_keys, positions
@@ -178,8 +179,10 @@ class Reader:
             self.same_snapshot(self._session.describe(self.shape.relation) == self.shape)
 
     def _batch(self, block: Block, rows: Rows) -> Batch:
-        hi, lo = self._fingerprints(rows)
-        return Batch(block, positions(block, self.recipe, self._seed), mix(self._salt, hi, lo))
+        def mixed(part: Block) -> Mixed:
+            return mix(self._salt, *self._fingerprints(rows if part is block else part.rows()))
+
+        return Batch(block, positions(block, self.recipe, self._seed), mixed)
 
     def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
         """The last value of every row, uint64 [rows]. Raises ValueDoesNotFit where it is NULL."""

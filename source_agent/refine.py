@@ -71,11 +71,11 @@ class Refinement:
         first, last = _coarse_bounds(self._partition, np.flatnonzero(reading), by)
         for batch in self._reader.find(first, last, rows=expected, total=coarse.total.count):
             at = self._partition.indices(batch.positions) >> by
-            chosen = reading[at]
-            rows += int(np.count_nonzero(chosen))
-            total += int(batch.mixed.m0[chosen].sum(dtype=np.uint64))
-            yield from self._shipper.pick(batch, chosen & ~hashed[at])
-            found.add(batch, hashed[at], slot_of[at])
+            part, at = batch.take(reading[at]), at[reading[at]]
+            rows += len(at)
+            total += int(part.mixed.m0.sum(dtype=np.uint64))
+            yield from self._shipper.pick(part, ~hashed[at])
+            found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
         yield from self._shipper.flush()
         agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
         self._reader.same_snapshot(rows == expected and agrees)

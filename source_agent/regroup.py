@@ -79,8 +79,8 @@ class Regrouping:
             yield from self._refine(differs, lost, more)
             return
         self._reader.tally.phase = "ship"
-        for batch, chosen, _ in self._again(differs):
-            yield from self._shipper.pick(batch, chosen)
+        for batch, _ in self._again(differs):
+            yield from self._shipper.add(batch)
         yield from self._shipper.flush()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
@@ -91,8 +91,8 @@ class Regrouping:
         found, units = Identified(), self._units
         holding = differs & (units.counts > 0)  # the others have nothing to hash
         slots = np.cumsum(holding, dtype=np.int32) - np.int32(1)
-        for batch, chosen, unit in self._again(differs):
-            found.add(batch, chosen, slots[np.maximum(unit, 0)])
+        for batch, unit in self._again(differs):
+            found.add(batch, slots[unit])
         if not found.hashes:
             yield from hashes_sent(np.zeros(0, np.uint64))
             return
@@ -113,9 +113,8 @@ class Regrouping:
         total = self._of
         yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
 
-    def _again(self, differs: Bools) -> Iterator[tuple[Batch, Bools, Positions]]:
-        """The batches that hold rows of these units: which of their rows do, and every row's unit
-        (−1: none).
+    def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
+        """The rows of these units, and every row's unit.
 
         Raises:
             SnapshotLost: these are not the rows that were compared.
@@ -129,9 +128,10 @@ class Regrouping:
             ks, inside = self._said.embedding.embed(batch.positions, self._salt)
             unit = np.where(inside, units.find(ks), np.int64(-1))
             chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
-            rows += int(np.count_nonzero(chosen))
-            hashes += int(batch.mixed.m0[chosen].sum(dtype=np.uint64))
-            yield batch, chosen, unit
+            part, unit = batch.take(chosen), unit[chosen]
+            rows += len(unit)
+            hashes += int(part.mixed.m0.sum(dtype=np.uint64))
+            yield part, unit
         agrees = hashes & MASK64 == int(units.sums[differs].sum(dtype=np.uint64))
         self._reader.same_snapshot(rows == expected and agrees)
 

@@ -28,7 +28,7 @@ _RATIO_FIRST = 2.0  # before anything was compressed
 
 
 class Shipper:
-    """Turns blocks of rows into `Rows` messages; `add` and `flush` yield those that are full."""
+    """Turns batches of rows into `Rows` messages; `add` and `flush` yield those that are full."""
 
     def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
         self._recipe, self._salt, self._level = recipe, salt, level
@@ -38,23 +38,20 @@ class Shipper:
         self._ratio = _RATIO_FIRST
         self.rows_shipped = 0
 
-    def add(self, block: Block, mixed: Mixed) -> Iterator[wire_pb2.Reply]:
-        if not len(block):
+    def add(self, batch: Batch) -> Iterator[wire_pb2.Reply]:
+        if not len(batch.block):
             return
-        self._blocks.append(block)
-        self._mixed.append(mixed)
-        self._bytes += len(block.buffer)
-        self._rows += len(block)
+        self._blocks.append(batch.block)
+        self._mixed.append(batch.mixed)
+        self._bytes += len(batch.block.buffer)
+        self._rows += len(batch.block)
         if self._bytes >= FRAME_BODY_BYTES_TARGET or self._rows >= FRAME_ROWS_MAX:
             yield from self._drain(keep=True)
 
     def pick(self, batch: Batch, chosen: npt.NDArray[np.bool_]) -> Iterator[wire_pb2.Reply]:
         """Add the chosen rows of a batch, bool [rows]."""
-        if chosen.all():
-            yield from self.add(batch.block, batch.mixed)
-        elif chosen.any():
-            mixed = Mixed(batch.mixed.m0[chosen], batch.mixed.m1[chosen])
-            yield from self.add(batch.block.take(chosen), mixed)
+        if chosen.any():
+            yield from self.add(batch.take(chosen))
 
     def flush(self) -> Iterator[wire_pb2.Reply]:
         yield from self._drain(keep=False)
