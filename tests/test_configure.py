@@ -284,6 +284,8 @@ require = "fuzzy"
         ('key = "warehouse.key"', "insecure = true", "sources.erp.insecure", "loopback only"),
         ("erp.example:7443", "erp.example:0", "sources.erp.address", "Port 0"),
         ('path = "warehouse"', 'pth = "w"', "warehouse.pth", "'path'"),
+        ('path = "warehouse"', 'path = "lake[1]"', "warehouse.path", "lake[1] holds [ ]"),
+        ('path = "warehouse"', 'path = "s3a://a%20b"', "warehouse.path", "holds %"),
         ("[warehouse]\npath", "[spark.x]\npath", "", "[warehouse]"),
         ('"local[*]"', "4", 'spark.spark.master', "a string"),
         ("[fragments.orders]", '[fragments.ORDERS]\nsource="erp"\n[fragments.orders]', "fragments",

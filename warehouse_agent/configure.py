@@ -39,6 +39,7 @@ _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RESERVED = "_driftline"
 READ_AT_LEAST = 1000  # rows: with less a part is never done
 _NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
+_PATH_REFUSED = "*?[]{}\\%"
 
 
 class Require(Enum):
@@ -103,8 +104,7 @@ def load(path: Path | str) -> WarehouseConfig:
         ConfigurationError: with the file, the key and what to do.
     """
     top = read(Path(path), _TOP)
-    warehouse = top.table("warehouse", ("path",))
-    where = warehouse.text("path")
+    place = _place(top.table("warehouse", ("path",)))
     sources = {name: _source(name, t) for name, t in top.tables("sources", _SOURCE).items()}
     fragments = {
         name: _fragment(name, table, sources)
@@ -113,7 +113,7 @@ def load(path: Path | str) -> WarehouseConfig:
     _refuse_twins(top, fragments)
     return WarehouseConfig(
         file=top.file,
-        path=where if "://" in where else str(resolve(top.file, where)),
+        path=place,
         spark=MappingProxyType(top.text_map("spark")),
         sources=MappingProxyType(sources),
         fragments=MappingProxyType(fragments),
@@ -151,6 +151,20 @@ def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
             )
         chosen |= matching
     return [fragment for name, fragment in config.fragments.items() if name in chosen]
+
+
+def _place(warehouse: Table) -> str:
+    """Where the warehouse is. Spark takes some characters for patterns, and Delta's reader `%` for
+    an escape: files would not be found, or others than ours."""
+    path = warehouse.text("path")
+    path = path if "://" in path else str(resolve(warehouse.file, path))
+    if odd := [character for character in _PATH_REFUSED if character in path]:
+        raise warehouse.error(
+            "path",
+            f"{path} holds {' '.join(odd)}, which Spark or Delta would not take for itself.",
+            f"Name a folder whose path has none of {' '.join(_PATH_REFUSED)}.",
+        )
+    return path
 
 
 def _source(name: str, table: Table) -> Source:
