@@ -44,6 +44,7 @@ from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engine import Session, Shape
 from tests.histories import DATA, History, available
 from warehouse_agent import plan, prices, remember, sizing
+from warehouse_agent.candidates import Known, modelled
 from warehouse_agent.exchange import Conversation, Opening, Outcome
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
@@ -72,6 +73,7 @@ class Warehouse:
         # None before the first refresh after the load.
         expected = remember.changes_expected(self.runs, rows, at)
         opening = self._opening(shape, expected, _salt(number))
+        known = self._known(opening, at)
         wire = Wire(session, shape)
         out = Conversation(
             wire,
@@ -100,16 +102,36 @@ class Warehouse:
             scans=out.scans,
             idle_bytes=wire.opening_bytes + wire.end_bytes(),
             bare_bytes=wire.sent[0] + wire.end_bytes(),
-            modelled_bytes=self._modelled(opening, out, inserted + updated + deleted),
+            modelled_bytes=self._modelled(known, expected, out, inserted + updated + deleted),
             load_bytes=copy.load_bytes(opening.salt),
         )
 
-    def _modelled(self, opening: Opening, out: Outcome, changed: int) -> int | None:
-        """As `Prepared.bytes_for`, of which there is none without Spark."""
-        if opening.sketch is None or out.method is not Method.SKETCH or out.equal:
+    def _known(self, opening: Opening, at: datetime) -> Known:
+        """As `prepare` knows before the refresh."""
+        return Known(
+            name=opening.relation,
+            version=len(self.runs) - 1,
+            rows=len(self.copy.rows),
+            rows_expected=None,
+            prices=opening.prices,
+            partition=opening.partition,
+            integer_key=opening.recipe.integer_key,
+            bounds=self.copy.bounds() if len(self.copy.rows) else None,
+            line=self.line,
+            now=at,
+            forced=None,
+            read_at_most=None,
+            runs=(),
+        )
+
+    def _modelled(
+        self, known: Known, expected: Expected | None, out: Outcome, changed: int
+    ) -> int | None:
+        """As `settle` notes it."""
+        if not known.rows or out.method is not Method.SKETCH or out.equal:
             return None
-        payload = opening.prices.changes(changed)
-        return plan.sketch_bytes(opening.partition, opening.sketch, changed, payload)
+        found = modelled(known, expected, changed, out.method)
+        return None if found is None else found.bytes
 
     def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
         """As `prepare` opens."""

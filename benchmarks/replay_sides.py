@@ -32,6 +32,7 @@ from driftline.types import Recipe
 from benchmarks.floor import floor_bytes
 from source_agent.engine import Limits, Relation, Session, Shape
 from source_agent.engines import connect
+from source_agent.hold import Batch
 from source_agent.ship import Shipper
 from tests.exchange_pair import Pair
 from tests.histories import Commit, History, Row, apply
@@ -194,7 +195,8 @@ class Copy:
         shipper = Shipper(self.recipe, salt, level=LOAD_LEVEL)
         order = np.argsort(self._where if self.recipe.integer_key else self.rows)
         mixed = mix(salt, self._hi[order], self._lo[order])
-        messages = [*shipper.add(gather(list(self.rows[order])), mixed), *shipper.flush()]
+        everything = Batch(gather(list(self.rows[order])), self._where[order], mixed)
+        messages = [*shipper.add(everything), *shipper.flush()]
         return sum(reply.ByteSize() + FRAMING_BYTES for reply in messages)
 
     def _keys(self, rows: set[bytes]) -> set[bytes]:

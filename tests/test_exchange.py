@@ -305,7 +305,7 @@ def test_a_table_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though what follows tells no more than what came before: 96 cells of 10,000 changes."""
     rows = large(20_000, seed=1)
     ours, others = table_of(INTEGER, rows), table_of(INTEGER, edit(rows, 10_000, seed=2))
-    answers = [Choice(Method.SKETCH, 0, grid=Grid(20_160, 630))]
+    answers = [Choice(Method.SKETCH, 0, 0, grid=Grid(20_160, 630))]
     monkeypatch.setattr(exchange, "choose", lambda **told: (answers or [choose(**told)]).pop())
     result = run(INTEGER, ours, others, sketch=sketch_of(INTEGER, rows, 20_160, 2520))
     said = [reply.verdict for reply in result.pair.received if reply.HasField("verdict")]

@@ -26,6 +26,7 @@ from driftline.types import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from source_agent.hold import Batch
 from source_agent.ship import Shipper
 from tests.reference import digests as reference_digests
 from tests.reference import fingerprints as reference_fingerprints
@@ -189,7 +190,8 @@ def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:
     replies: list[wire_pb2.Reply] = []
     for at in range(0, len(whole), step):
         part = whole.take(np.arange(at, min(at + step, len(whole))))
-        replies += shipper.add(part, mixed(part, made, salt))
+        batch = Batch(part, np.arange(len(part)), mixed(part, made, salt))
+        replies += shipper.add(batch)
     replies += shipper.flush()
     assert list(shipper.flush()) == []
     arrived: list[bytes] = []

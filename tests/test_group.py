@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -524,7 +525,7 @@ def test_a_part_in_spark(spark: SparkSession) -> None:
     embedding = Embedding(ROWS, 7)
     counted = histogram(rows, PROBABILITY)
     plan = plan_groups(counted, PAPER, 0.0)
-    plan = GroupPlan(plan.edges, np.maximum(plan.rows, 1), 0.0)
+    plan = replace(plan, rows=np.maximum(plan.rows, 1))
     part = Part(most_likely(counted, 3000), (100, 399))
     found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
     table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()

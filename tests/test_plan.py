@@ -42,6 +42,7 @@ def test_range_coarsens_to_the_cheapest(n: int, ranges: int, share: float) -> No
         prices=flat(1e9),
         forced=Method.RANGE,
         line=LINE,
+        integer_key=True,
     )
     assert choice.method is Method.RANGE
     found = cost(n, ranges, differing, choice.coarsen)
@@ -58,6 +59,7 @@ def test_everything_when_everything_changed() -> None:
         prices=flat(24.0),
         forced=None,
         line=LINE,
+        integer_key=True,
     )
     assert choice.method is Method.FULL
     assert choice.bytes_expected == 24 * n
@@ -73,6 +75,7 @@ def test_too_many_row_hashes_is_everything() -> None:
         prices=flat(1000.0),
         forced=Method.RANGE,
         line=LINE,
+        integer_key=True,
     )
     assert choice.method is Method.FULL
 
@@ -86,6 +89,7 @@ def test_forced_full() -> None:
         prices=flat(1.0),
         forced=Method.FULL,
         line=LINE,
+        integer_key=True,
     )
     assert choice.method is Method.FULL
 
@@ -166,10 +170,6 @@ def test_a_steady_table_sends_what_decodes() -> None:
     sketch = opened(expected)
     cells = sketch.cells // sketch.fold
     assert cells_for(7_500) <= cells <= 1.25 * cells_for(7_500)
-    partition = partition_for([], N, integer_key=False)
-    empty, found = (plan.sketch_bytes(partition, sketch, d, 24.0 * d) for d in (0, 7_500))
-    assert found - empty == 7_500 * 24 + plan.FOUND_BYTES
-    assert empty - 8 * cells < 1500
     # Twelve times as many changes are still read from the same scan.
     assert sketch.cells >= 12 * cells
 
@@ -217,6 +217,7 @@ def decided(differing: int, **facts: Any) -> plan.Choice:
         "prices": flat(24.0),
         "forced": None,
         "line": LINE,
+        "integer_key": True,
     }
     return choose(differing=differing, **(said | facts))
 
@@ -373,6 +374,21 @@ def test_a_sketch_that_cannot_be_refined_gives_way() -> None:
     assert decided(200, stall=Stall(sketch, Grid(100, 1), 50)).method is not Method.SKETCH
     forced = decided(200, stall=Stall(sketch, Grid(100, 1), 50), forced=Method.SKETCH)
     assert forced.method is not Method.SKETCH
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_scan_is_weighed_against_bytes(is_slow: bool) -> None:
+    """Hashed keys are found again by a scan, ranges of integers by their index in more bytes and a
+    further round trip."""
+    stall = Stall(opened(None, bounds=None))
+    line = replace(LINE, rows_per_s=1e4 if is_slow else 1e7)
+    said: dict[str, Any] = {"differing": touched(stall.sketch, 2_000), "stall": stall}
+    found = decided(line=line, **said)
+    assert found.method is (Method.RANGE if is_slow else Method.SKETCH)
+    assert (found.rows_read < N / 4) == is_slow
+    metered = decided(line=replace(line, objective=Objective.BYTES), **said)
+    assert metered.method is Method.SKETCH
+    assert decided(line=line, **said | {"integer_key": False}).method is Method.SKETCH
 
 
 def test_waiting_is_free_where_only_bytes_count() -> None:

@@ -91,16 +91,16 @@ class Measured:
 
 def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     store, source = Store(str(tmp_path)), Source("erp", "erp:1", objective=Objective.BYTES)
-    assert line(store, source) == Line(objective=Objective.BYTES)
+    assert line(store, source, {}) == Line(objective=Objective.BYTES)
 
     def note(rtt_s: float | None, bytes_per_s: float | None) -> Line:
         measured = Measured(source, rtt_s, bytes_per_s)
         note_line(store, cast("Link", measured), cast("Stream", measured))
-        return line(store, source)
+        return line(store, source, {})
 
     assert note(None, None) == Line(objective=Objective.BYTES)
     assert note(0.2, None).rtt_s == 0.2
     assert note(0.9, None).rtt_s == 0.2, "a round trip is not measured every time"
     assert note(0.9, 1000.0).bytes_per_s == 1000
     assert note(0.9, 2000.0).bytes_per_s == 1500
-    assert line(store, Source("other", "other:1")) == Line()
+    assert line(store, Source("other", "other:1"), {"rows_per_s": 5}) == Line(rows_per_s=5)

@@ -500,8 +500,12 @@ def test_plan_tells_of_tiles(pair: Pair) -> None:
     assert (found.tiles, found.tiles_done) == (TILES, 3)
     assert "3 of 8 tiles are done" in found.text()
     report = pair.refresh("orders")
-    assert report.bytes_expected is not None
     chosen = next(c for c in found.candidates if c.what == found.chosen)
+    assert report.predicted is not None
+    assert report.modelled is not None
+    for said in (report.predicted, report.modelled):
+        assert said["what"] == found.chosen
+        assert said["bytes"] == pytest.approx(chosen.bytes, rel=0.2)
     assert chosen.bytes is not None
     assert chosen.source_scans == 0
     assert 0.3 < (report.bytes_sent + report.bytes_received) / (chosen.bytes * 5 / TILES) < 3

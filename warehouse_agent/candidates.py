@@ -16,17 +16,16 @@ from driftline.digests import Digest
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
 from driftline.sketches import HASHES, sampled
+from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
-from warehouse_agent.plan import Method
+from warehouse_agent.plan import Choice, Method
 from warehouse_agent.prices import Prices
 from warehouse_agent.remember import Run
 from warehouse_agent.sizing import Sample, Sketch, Stall
 from warehouse_agent.tiles import Tiled
-
-ROWS_PER_S = 500_000.0  # of a source that was never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,7 @@ class Known:
 
     `rows` and `version` are published, None before the first load; `rows_expected` is the source's
     estimate, None where it gave none; `bounds` the least and the greatest integer key; `now` when
-    it is asked; `files` are rows and bytes of the data files; `rows_per_s` is how fast rows were
-    read in earlier exchanges; `limits` are the most rows and bytes a second that the source's DBA
-    allows, infinite where she sets none.
+    it is asked; `files` are rows and bytes of the data files.
     """
 
     name: str
@@ -54,8 +51,6 @@ class Known:
     read_at_most: int | None
     runs: tuple[Run, ...]
     files: tuple[tuple[int, int], ...] = ()
-    rows_per_s: float = ROWS_PER_S
-    limits: tuple[float, float] = (math.inf, math.inf)
     staged_bytes: int = 0
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
@@ -88,7 +83,7 @@ def load(known: Known) -> Candidate:
     if rows is not None:
         ranges = known.partition.ranges
         size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
-    took = None if rows is None or size is None else _exchange_s(known, rows, size, 2)
+    took = None if rows is None or size is None else round(known.line.seconds(size, 2, rows), 2)
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
 
@@ -107,10 +102,16 @@ def refreshes(
         group.refuse_too_many(known.name, ours, "method")
     theirs = ours if known.rows_expected is None else known.rows_expected
     sketch = _sketch(known, expected)
-    slots = sketch.cells if sketch else known.partition.ranges
-    opening = plan.opening_bytes(known.partition, slots)
-    sent = sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
-    is_enough = sketch is not None and sketch.tells(changed)
+    fixed = plan.REPLY_BYTES + plan.opening_bytes(
+        known.partition, sketch.cells if sketch else known.partition.ranges
+    )
+    fixed += sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
+    planned = expected.median if expected else round(ours * plan.CHANGE_SHARE)
+    is_grouped = known.forced is Method.GROUP and ours > 0
+    idle = fixed
+    if is_grouped:
+        idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0).bytes_expected
+    found = [_candidate(known, None, idle, 1, 0, 0)]
     differing = _differing(known, sketch, changed)
     stall = None if sketch is None else _stall(sketch, differing, changed)
     options = {
@@ -122,42 +123,72 @@ def refreshes(
             prices=known.prices,
             forced=forced,
             line=known.line,
+            integer_key=known.integer_key,
             stall=stall,
         )
         for forced in (*Method, known.forced)
     }
-    fixed = opening + plan.REPLY_BYTES
-    found = [_candidate(known, None, fixed + sent, 1, 1, theirs, 0)]
+    chosen = Method.GROUP if is_grouped else options[known.forced].method
+    by_index = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
+    if sketch is not None and sketch.tells(changed):  # there is no verdict
+        size = int(known.prices.changes(changed))
+        again = plan.rows_again(changed, theirs, by_index=by_index)
+        chosen, options[Method.SKETCH] = Method.SKETCH, Choice(Method.SKETCH, size, again, 0)
     fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
-    is_based = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
-    once, twice = (1, theirs + changed), (2, 2 * theirs)  # scans, rows: to ship what changed
-    if sketch is not None and options[Method.SKETCH].method is Method.SKETCH:
-        size = sent + int(known.prices.changes(changed))
-        if not is_enough:
-            size = sent + options[Method.SKETCH].bytes_expected
-        scans, rows = once if is_based else twice
-        trips = 2 - is_enough
-        found.append(_candidate(known, Method.SKETCH, fixed + size, trips, scans, rows, changed))
-    if options[Method.RANGE].method is Method.RANGE:  # else too many rows would have to be hashed
-        size = fixed + options[Method.RANGE].bytes_expected
-        scans, rows = once if known.integer_key else twice
-        found.append(_candidate(known, Method.RANGE, size, 3, scans, rows, changed))
-    if 0 < ours <= GROUP_KEYS_MAX and not known.read_at_most:
-        size = _by_groups(known, ours, changed)
-        scans, rows = once if is_based else twice
-        found.append(_candidate(known, Method.GROUP, size, 1, scans, rows, changed))
-    size = fixed + sent + options[Method.FULL].bytes_expected
-    found.append(_candidate(known, Method.FULL, size, 2, 2, 2 * theirs, ours))
-    is_grouped = known.forced is Method.GROUP and ours
-    chosen = _NAMES[Method.GROUP if is_grouped else options[known.forced].method]
+    for method in (Method.SKETCH, Method.RANGE, Method.GROUP, Method.FULL):
+        choice, d = options[method], ours if method is Method.FULL else changed
+        if method is Method.GROUP:
+            if 0 < ours <= GROUP_KEYS_MAX and not known.read_at_most:
+                choice = _by_groups(known, ours, planned, changed)
+                again = plan.rows_again(choice.rows_read, theirs, by_index=by_index)
+                size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
+                found.append(_candidate(known, method, size, trips, again, d))
+        elif choice.method is method and (sketch or method is not Method.SKETCH):
+            # Else too many rows would have to be hashed, or cells be sent.
+            size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
+            found.append(_candidate(known, method, size, trips, choice.rows_read, d))
+    if not known.read_at_most:
+        return tuple(found), _NAMES[chosen]
+    compared = min(known.read_at_most, ours)
+    part = _in_part(known, compared, planned, max(changed * compared // max(ours, 1), 1))
+    return (*found, part), part.what
+
+
+def predicted(known: Known, expected: Expected | None) -> Candidate:
+    """What a refresh will take, by what is known before it."""
+    if known.rows is None:
+        return load(known)
+    share = round(known.rows * plan.CHANGE_SHARE)
+    changed = min(expected.median, known.rows) if expected else share
+    found, chosen = refreshes(known, expected, max(changed, 1))
+    return next(c for c in found if c.what == chosen) if changed else found[0]
+
+
+def modelled(
+    known: Known, expected: Expected | None, changed: int, method: Method
+) -> Candidate | None:
+    """What a refresh takes that went this way and found so many changes; None: these costs say that
+    it cannot have gone so. What it was to take less what this says is the fault of what was
+    predicted; what it took less what this says, that of the model."""
+    if known.rows is None:
+        return load(known)
     if known.read_at_most:
-        compared = min(known.read_at_most, ours)
-        chosen = f"{compared:,} rows of it, by groups"
-        changed = max(changed * compared // max(ours, 1), 1)
-        size = _by_groups(known, compared, changed)
-        part = _candidate(known, Method.GROUP, size, 1, 0, compared, changed)
-        found.append(replace(part, what=chosen))
-    return tuple(found), chosen
+        planned = expected.median if expected else round(known.rows * plan.CHANGE_SHARE)
+        return _in_part(known, min(known.read_at_most, known.rows), planned, changed)
+    found, chosen = refreshes(known, expected, max(changed, 1))
+    what = chosen if known.tiled else _NAMES[method]
+    return next((c for c in found if c.what == what), None) if changed else found[0]
+
+
+def _in_part(known: Known, compared: int, planned: int, changed: int) -> Candidate:
+    """Of the rows that a budget allows, all by index; so many of them changed."""
+    planned = planned * compared // max(known.rows or 0, 1)
+    found = _by_groups(known, compared, planned, changed)
+    size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
+    took = round(known.line.seconds(size, found.round_trips, rows), 2)
+    again, spent = _rewritten(known, changed), _seconds(known, Method.GROUP)
+    what = f"{compared:,} rows of it, by groups"
+    return Candidate(what, size, found.round_trips, 0, rows, took, again, spent)
 
 
 def _in_tiles(
@@ -166,47 +197,45 @@ def _in_tiles(
     chosen, found = f"in {plural(tiled.count, 'tile')}", []
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = tiled.cost(ours, d, known.prices.row)
-        one = _candidate(known, method, size, trips, 0, ours, d)
         pauses = (tiled.count - 1) * tiled.wanted.pause_s
-        took = round((one.exchange_seconds or 0.0) + pauses, 2)
-        found.append(replace(one, what=what, exchange_seconds=took))
+        took = round(known.line.seconds(size, trips, ours) + pauses, 2)
+        again, spent = _rewritten(known, d), _seconds(known, method)
+        found.append(Candidate(what, size, trips, 0, ours, took, again, spent))
     return tuple(found), chosen
 
 
-def _by_groups(known: Known, rows: int, changed: int) -> int:
-    """Bytes for so many rows in groups, all as likely to have changed as any other."""
+def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
+    """So many rows, all as likely to have changed as any other, in groups of a size for the changes
+    that were planned with. `rows_read` are those of groups that differ."""
     span = sizing.embedding_for(max(known.rows or 0, 1), known.bounds).span
-    share = np.full(1, min(changed / max(rows, 1), 1.0))
+    share = np.full(1, min(planned / max(rows, 1), 1.0))
     alike = group.Histogram.of(share, group.CLASS_EDGES)
     counted = group.Histogram(alike.edges, alike.counts * rows, alike.updates * rows)
+    row, key = known.prices.row, group.key_bytes(rows, span)
     sizes = group.grouping(
-        counted,
-        row_bytes=known.prices.row,
-        key_bytes=group.key_bytes(rows, span),
-        wait_bytes=known.line.round_trip_bytes,
+        counted, row_bytes=row, key_bytes=key, wait_bytes=known.line.round_trip_bytes
     )
-    return plan.OPEN_BYTES + plan.REPLY_BYTES + int(sizes.bytes_expected)
+    n = int(sizes.rows.max())
+    if not n:  # not worth comparing
+        return Choice(Method.GROUP, int(rows * row), 0)
+    differing = rows * (1 - (1 - min(changed / max(rows, 1), 1)) ** n)
+    size = rows * (key + ROW_HASH_BYTES / n)
+    size += ROW_HASH_BYTES * differing + changed * row if sizes.is_refined else differing * row
+    trips = 1 + (sizes.is_refined and changed > 0)
+    return Choice(Method.GROUP, int(size), math.ceil(differing), trips)
 
 
 def _candidate(
-    known: Known,
-    method: Method | None,
-    size: int,
-    trips: int,
-    scans: int,
-    rows: int,
-    changed: int,
+    known: Known, method: Method | None, size: int, trips: int, again: int, changed: int
 ) -> Candidate:
+    """`again`: rows that the source reads after its scan."""
+    theirs = known.rows_expected if known.rows_expected is not None else known.rows or 0
     what = "nothing changed" if method is None else _NAMES[method]
-    took, again = _exchange_s(known, rows, size, trips), _rewritten(known, changed)
-    return Candidate(what, size, trips, scans, rows, took, again, _seconds(known, method))
-
-
-def _exchange_s(known: Known, rows: int, size: int, trips: int) -> float:
-    """Seconds of an exchange: scan, round trips and bytes, one after the other."""
-    rows_per_s = min(known.rows_per_s, known.limits[0])
-    bytes_per_s = min(known.line.bytes_per_s, known.limits[1])
-    return round(rows / rows_per_s + trips * known.line.rtt_s + size / bytes_per_s, 2)
+    rows, scans = theirs + again, 1 + (again >= theirs > 0)
+    took = round(known.line.seconds(size, trips, rows), 2)
+    return Candidate(
+        what, size, trips, scans, rows, took, _rewritten(known, changed), _seconds(known, method)
+    )
 
 
 def _rewritten(known: Known, changed: int) -> int:
@@ -246,6 +275,7 @@ def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
     return replace(stall, sample=Sample(count, round(count * differing / sketch.cells)))
 
 
+_GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
 _NAMES = {
     Method.SKETCH: "by sketch",
     Method.RANGE: "by ranges",

@@ -60,7 +60,6 @@ class Opening:
     forced: Method | None = None
     line: Line = field(default_factory=Line)
     rows_expected: int = 0
-    bytes_expected: int = 0
     within: tuple[int, int] | None = None  # of a tile, both inclusive
 
 
@@ -83,7 +82,6 @@ class Outcome:
     removed: Listing | None = None
     replaced: Replaced | None = None
     method: Method = Method.RANGE
-    bytes_expected: int = 0
     round_trips: int = 1
     as_of: str = ""
     consistency: str = ""
@@ -131,7 +129,6 @@ class Conversation:
         """
         sketch = self._opening.sketch
         self._wire.send(pb.Request(open=self._open()))
-        self._out.bytes_expected = self._opening.bytes_expected
         if self._opening.grouped is not None:
             self._finish(self._by_groups(self._opening.grouped))
             return self._out
@@ -142,7 +139,7 @@ class Conversation:
         while reply.WhichOneof("message") == "verdict":
             stuck = None if grid is None else refine.bitmap(reply.verdict.stuck, len(grid))
             choice = self._choose(reply.verdict, self._stall(reply.verdict, grid, stuck))
-            self._out.method, self._out.bytes_expected = choice.method, choice.bytes_expected
+            self._out.method = choice.method
             self._out.round_trips += 1
             if choice.method is Method.SKETCH:
                 assert choice.grid is not None
@@ -233,6 +230,7 @@ class Conversation:
             prices=o.prices,
             forced=o.forced,
             line=o.line,
+            integer_key=o.recipe.integer_key,
             stall=stall,
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
@@ -21,7 +21,6 @@ from driftline.errors import DatabaseUnavailable, SourceUnreachable
 
 from warehouse_agent import passes, plan, prices, publish, remember, schema
 from warehouse_agent.candidates import (
-    ROWS_PER_S,
     Candidate,
     Known,
     load,
@@ -31,6 +30,7 @@ from warehouse_agent.candidates import (
 )
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
+from warehouse_agent.line import Line
 from warehouse_agent.link import Link
 from warehouse_agent.store import PRIVATE, Store
 
@@ -141,14 +141,12 @@ def know(
         partition=partition,
         integer_key=integer_key,
         bounds=bounds,
-        line=remember.line(store, fragment.source),
+        line=allowed(remember.line(store, fragment.source, remembered), description),
         now=datetime.now(UTC),
         forced=fragment.method,
         read_at_most=fragment.read_at_most,
         runs=tuple(remember.runs(store, fragment.name)),
         files=tuple((f.rows, f.size) for f in base.files) if base else (),
-        rows_per_s=remember.rows_per_s(remembered, ROWS_PER_S),
-        limits=_limits(description),
         staged_bytes=passes.frame_bytes(store, fragment.name),
         source_error=source_error,
         schema_changes=tuple(changes),
@@ -222,11 +220,16 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
         return None, error.message
 
 
-def _limits(description: pb.Description | None) -> tuple[float, float]:
-    """The most rows and bytes a second that the source's DBA allows."""
+def allowed(line: Line, description: pb.Description | None) -> Line:
+    """No more rows and bytes a second than the source's DBA allows."""
     if description is None:
-        return math.inf, math.inf
-    return description.rows_per_second or math.inf, description.bytes_per_second or math.inf
+        return line
+    rows, size = description.rows_per_second, description.bytes_per_second
+    return replace(
+        line,
+        rows_per_s=min(line.rows_per_s, rows or math.inf),
+        bytes_per_s=min(line.bytes_per_s, size or math.inf),
+    )
 
 
 def _took(candidate: Candidate) -> str:

@@ -225,11 +225,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The size of groups in each class: rows, int64 [classes], 0 where rows are not grouped."""
+    """The size of groups in each class: rows, int64 [classes], 0 where rows are not grouped; and
+    whether groups that differ are refined, in a further round trip."""
 
     edges: Floats
     rows: Integers
     bytes_expected: float
+    is_refined: bool = False
 
 
 def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPlan:
@@ -277,8 +279,10 @@ def grouping(
     costs = np.stack([each(ways[0]), each(ways[1]), np.full(len(counts), row_bytes)])
     best = np.argmin(costs, axis=0), np.arange(len(counts))
     rows = ways[best]
-    cost = wait_bytes + float((counts * costs[best]).sum())
-    return whole if whole.bytes_expected <= cost else GroupPlan(histogram.edges, rows, cost)
+    cost = float((counts * costs[best]).sum())
+    if whole.bytes_expected <= cost + wait_bytes:
+        return whole
+    return GroupPlan(histogram.edges, rows, cost, is_refined=True)
 
 
 def key_bytes(rows: int, span: int) -> float:

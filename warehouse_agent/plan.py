@@ -3,10 +3,11 @@
 What follows a verdict is decided from how much seems to differ (`choose`); what goes up before
 there is one, from what earlier refreshes found (`sizing`). Nothing here knows Spark or gRPC.
 
-The cost of a sketch is 8 bytes a cell, some 10 bytes a changed row. That of the range method
-(Carnes and Hanson's RCS refined by row hashes): with D of R finest ranges differing, coarsening by
-2^c sends 8·R/2^c bytes of digests up and 8 bytes for every row of a differing range down; the best
-c balances the two. A full copy sends every row.
+A sketch takes 8 bytes a cell, some 10 bytes a changed row. The range method (Carnes and Hanson's
+RCS refined by row hashes): with D of R finest ranges differing, coarsening by 2^c sends 8·R/2^c
+bytes of digests up and 8 bytes for every row of a differing range down; the best c balances the
+two. A full copy sends every row. Beside the bytes stand the round trips and what the source reads
+for them: the cheapest takes the least time on the measured line and at the source (`Line.cost`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from warehouse_agent.prices import Prices
 from warehouse_agent.sizing import (
     ESTIMATE_ERROR,
     SPARSE,
-    Sketch,
     Stall,
     cells_for,
     fitting,
@@ -58,6 +58,7 @@ QUANTILES = 64  # knots of a partition of integer keys: 5 bytes each in every op
 
 OVER, OVER_BYTES = 1.05, 16_384  # times a copy, and bytes beside, that may be moved at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed where there is no earlier refresh
+INDEX_SHARE = 0.25  # of the rows: if more are wanted again, a source reads all of them
 
 
 class Method(Enum):
@@ -71,13 +72,19 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the warehouse answers to a verdict, with the bytes it expects to move: `coarsen` of
-    ranges, `grid` of cells."""
+    """What the warehouse answers to a verdict, with what it expects of that: bytes that move, round
+    trips, and rows that the source reads again. `coarsen` of ranges, `grid` of cells."""
 
     method: Method
     bytes_expected: int
+    rows_read: int
+    round_trips: int = 1
     coarsen: int = 0
     grid: Grid | None = None
+
+    def cost(self, line: Line) -> float:
+        """As `Line.cost`."""
+        return line.cost(self.bytes_expected, self.round_trips, self.rows_read)
 
 
 def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Partition:
@@ -115,25 +122,27 @@ def choose(
     prices: Prices,
     forced: Method | None,
     line: Line,
+    integer_key: bool,
     stall: Stall | None = None,
 ) -> Choice:
     """What follows a verdict: more cells, range digests at the cheapest coarsening, or everything.
 
-    The cheapest of those that cost not much more than a copy even at worst, when the estimate was
-    too low.
+    The cheapest of those that take not many more bytes than a copy even at worst, when the estimate
+    was too low.
 
     Args:
         ours, theirs: the two totals.
         ranges: of the finest partition.
         differing: ranges that seem to differ, or cells of the finest table where there is a sketch.
         forced: the method that the configuration asks for.
+        integer_key: whether rows are found again by an index of their key.
         stall: the sketch that the source holds.
     """
-    full = Choice(Method.FULL, int(prices.copy(theirs.count)))
+    full = Choice(Method.FULL, int(prices.copy(theirs.count)), theirs.count)
     if forced is Method.FULL:
         return full
     told = _told(ours.count, theirs.count, ranges, differing, stall)
-    by_range = _by_range(told, ranges, prices)
+    by_range = _by_range(told, ranges, prices, integer_key)
     by_sketch = None if stall is None else _by_sketch(told, stall, prices)
     if forced is Method.SKETCH and by_sketch:
         return by_sketch[0]
@@ -142,12 +151,8 @@ def choose(
     spent = stall.bytes_spent if stall else 0
     # What was spent is gone: nothing that costs less than a copy from here on is worse than one.
     most = max(OVER * full.bytes_expected + OVER_BYTES - spent, full.bytes_expected)
-    found = [(full.bytes_expected + 0.0, full)]
-    if by_range and by_range[1] <= most:
-        found.append((by_range[0].bytes_expected + line.round_trip_bytes, by_range[0]))
-    if by_sketch and by_sketch[1] <= most:
-        found.append((by_sketch[0].bytes_expected + 0.0, by_sketch[0]))
-    return min(found, key=lambda option: option[0])[1]
+    usable = [choice for choice, worst in filter(None, (by_sketch, by_range)) if worst <= most]
+    return min([*usable, full], key=lambda choice: choice.cost(line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,9 @@ def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | No
     return _Told(ours, theirs, likely, max(likely, at_most), enough, outside)
 
 
-def _by_range(told: _Told, ranges: int, prices: Prices) -> tuple[Choice, float] | None:
+def _by_range(
+    told: _Told, ranges: int, prices: Prices, integer_key: bool
+) -> tuple[Choice, float] | None:
     """Range digests at the cheapest coarsening, and their bytes at worst; None: too many rows would
     have to be hashed or listed."""
 
@@ -215,7 +222,10 @@ def _by_range(told: _Told, ranges: int, prices: Prices) -> tuple[Choice, float] 
     if not usable:
         return None
     best = min(usable, key=lambda by: cost(by, told.likely))
-    return Choice(Method.RANGE, int(cost(best, told.likely)), coarsen=best), cost(best, told.worst)
+    size, touched = int(cost(best, told.likely)), hashed(best, told.likely) * told.theirs
+    rows = rows_again(touched, told.theirs, by_index=integer_key)
+    choice = Choice(Method.RANGE, size, rows, round_trips=2, coarsen=best)
+    return choice, cost(best, told.worst)
 
 
 def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float] | None:
@@ -236,23 +246,20 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
     likely = CELL_BYTES * sent + prices.changes(told.shipped(told.likely))
     more = max(cells_for(told.worst) - len(wanted), 0)
     worst = CELL_BYTES * (sent + more) + prices.changes(told.shipped(told.worst))
-    return Choice(Method.SKETCH, int(likely), grid=wanted), worst
+    by_index = sketch.embedding.base is not None
+    rows = rows_again(told.shipped(told.likely), told.theirs, by_index=by_index)
+    return Choice(Method.SKETCH, int(likely), rows, grid=wanted), worst
+
+
+def rows_again(wanted: float, total: int, *, by_index: bool) -> int:
+    """How many of `total` rows a source reads to find so many of them again."""
+    return math.ceil(wanted) if by_index and wanted <= INDEX_SHARE * total else total
 
 
 def rows_changed(differing: float, slots: int) -> float:
     """How many scattered changes make so many of the slots (ranges, or cells) differ; as many as
     SATURATED tell where nearly all do."""
     return -slots * math.log1p(-min(differing / slots, SATURATED))
-
-
-def sketch_bytes(partition: Partition, sketch: Sketch, changed: int, payload: float) -> int:
-    """What an exchange takes that finds so many changed rows, and guessed well."""
-    fixed = opening_bytes(partition, sketch.cells) + SKETCH_BYTES + REPLY_BYTES
-    if not changed:
-        return fixed + sketch.bytes_sent
-    # Where nothing goes up at first, how many cells are needed is estimated.
-    need = cells_for(changed if sketch.fold else ESTIMATE_ERROR * changed)
-    return fixed + FOUND_BYTES + int(max(CELL_BYTES * need, sketch.bytes_sent) + payload)
 
 
 def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:

@@ -8,8 +8,8 @@ over its ranges. Nothing here is visible to readers.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
@@ -29,13 +29,12 @@ from warehouse_agent import (
     sizing,
     tally,
 )
+from warehouse_agent.candidates import Known, predicted
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.expect import Expected
 from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout, quoted
-from warehouse_agent.line import Line
 from warehouse_agent.plan import Method
-from warehouse_agent.prices import Prices
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Sums
@@ -43,6 +42,7 @@ from warehouse_agent.remember import Run
 from warehouse_agent.sizing import Sketch
 from warehouse_agent.store import PRIVATE
 from warehouse_agent.tally import Stamp
+from warehouse_agent.tiles import Tiled
 from warehouse_agent.units import Units, in_units
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -59,23 +59,16 @@ class Prepared:
     salt: Salt
     sketch: Sketch | None
     sums: Sums
-    prices: Prices
-    line: Line
     changes_expected: Expected | None
     rows_expected: int  # for progress only
     stamp: Stamp  # of the rows that this refresh writes
+    known: Known  # what the model of costs knows
     units: Units | None = None  # by groups
 
     @property
     def is_part(self) -> bool:
         """Whether some rows are left uncompared."""
         return self.units is not None and self.units.grouped.part is not None
-
-    def bytes_for(self, changed: int) -> int:
-        """What the exchange takes where so many rows changed and the sketch tells them."""
-        assert self.sketch is not None
-        payload = self.prices.changes(changed)
-        return plan.sketch_bytes(self.partition, self.sketch, changed, payload)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
@@ -95,11 +88,20 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     files = _take_up(job, base, layout, files, stamp)
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
-    costs = prices.known(remembered, len(layout.names))
-    line = remember.line(job.store, job.fragment.source)
     changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
     sketch = units = None
     budget = _budget(job, base, layout)
+    known = known_of(
+        job,
+        base,
+        layout,
+        files=files,
+        partition=partition,
+        earlier=earlier,
+        rows_expected=None if base or files else expected,
+        read_at_most=budget,
+    )
+    job.report.predicted = asdict(predicted(known, changes))
     if files and (job.fragment.method is Method.GROUP or budget is not None):
         units = in_units(
             job,
@@ -107,18 +109,18 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             files,
             salt,
             probability_sql=_probability(base, changes, stamp),
-            row_bytes=costs.row,
-            line=line,
+            row_bytes=known.prices.row,
+            line=known.line,
             budget=budget,
         )
         partition = plan.everything()
     elif files and job.fragment.method not in (Method.RANGE, Method.FULL):
         sketch = sizing.open_sketch(
             rows=sum(f.rows for f in files),
-            bounds=publish.bounds(files),
+            bounds=known.bounds,
             expected=changes,
-            prices=costs,
-            line=line,
+            prices=known.prices,
+            line=known.line,
         )
     sums = Sums(RangeSums(partition.ranges))
     if units is not None:
@@ -134,11 +136,43 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         sketch=sketch,
         units=units,
         sums=sums,
-        prices=costs,
-        line=line,
         changes_expected=changes,
         rows_expected=expected,
         stamp=stamp,
+        known=known,
+    )
+
+
+def known_of(
+    job: Job,
+    base: Snapshot | None,
+    layout: Layout,
+    *,
+    files: Sequence[DataFile],
+    partition: Partition,
+    earlier: Sequence[Run],
+    rows_expected: int | None = None,
+    read_at_most: int | None = None,
+    tiled: Tiled | None = None,
+) -> Known:
+    """What the model of costs knows before a refresh."""
+    remembered = job.remembered()
+    return Known(
+        name=job.name,
+        version=base.version if base else None,
+        rows=sum(f.rows for f in files) if base or files else None,
+        rows_expected=rows_expected,
+        prices=prices.known(remembered, len(layout.names)),
+        partition=partition,
+        integer_key=layout.recipe.integer_key,
+        bounds=publish.bounds(files),
+        line=remember.line(job.store, job.fragment.source, remembered),
+        now=datetime.now(UTC),
+        forced=job.fragment.method,
+        read_at_most=read_at_most,
+        runs=tuple(earlier),
+        files=tuple((f.rows, f.size) for f in files),
+        tiled=tiled,
     )
 
 

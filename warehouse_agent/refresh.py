@@ -57,13 +57,12 @@ class Refresh:
             salt=p.salt,
             partition=p.partition,
             sums=p.sums,
-            prices=p.prices,
+            prices=p.known.prices,
             sketch=p.sketch,
             grouped=p.units.grouped if p.units else None,
             forced=self.job.fragment.method,
-            line=p.line,
+            line=p.known.line,
             rows_expected=p.rows_expected,
-            bytes_expected=self._bytes_expected(p),
         )
         spark = self.job.spark
 
@@ -102,19 +101,9 @@ class Refresh:
         )
         report.round_trips += out.round_trips
         report.source_scans, report.source_rows_read = out.scans, out.rows_read
-        report.bytes_expected = out.bytes_expected or None
         if p.is_part:
             assert p.units is not None
             report.rows_left = p.units.grouped.rest.count
-
-    def _bytes_expected(self, p: Prepared) -> int:
-        if p.base is None:
-            return int(p.prices.copy(p.rows_expected))
-        if p.units is not None:
-            return p.units.bytes_expected
-        if p.sketch is None or p.changes_expected is None:
-            return 0
-        return p.bytes_for(p.changes_expected.median)
 
     def settle(self) -> None:
         """Apply, prove and publish what the exchange found."""

@@ -88,21 +88,17 @@ def pasts(runs: list[Run]) -> list[Past]:
     ]
 
 
-def rows_per_s(notes: dict[str, object], usual: float) -> float:
-    """Of the source, read in an exchange, as the last time."""
-    known = notes.get("rows_per_s")
-    return float(known) if isinstance(known, int | float) and known > 0 else usual
-
-
-def line(store: Store, source: Source) -> Line:
-    """The line as it was measured the last time, or an ordinary one."""
+def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
+    """The line as it was measured the last time, or an ordinary one; and how fast the source reads
+    the relation that a fragment's notes are of."""
     notes = store.read_json(PRIVATE, "sources", f"{source.name}.json")
     rtt_s, bytes_per_s = notes.get("rtt_s"), notes.get("bytes_per_s")
-    usual = Line()
+    rows_per_s, usual = remembered.get("rows_per_s"), Line()
     return Line(
         float(rtt_s) if isinstance(rtt_s, int | float) else usual.rtt_s,
         float(bytes_per_s) if isinstance(bytes_per_s, int | float) else usual.bytes_per_s,
         source.objective,
+        float(rows_per_s) if isinstance(rows_per_s, int | float) else usual.rows_per_s,
     )
 
 

@@ -42,8 +42,9 @@ class Report:
     rows_left: int | None = None  # of ours that were not compared: `read_at_most`
     bytes_sent: int = 0
     bytes_received: int = 0
-    bytes_expected: int | None = None
-    bytes_modelled: int | None = None  # what the model says of the changes that were found
+    bytes_rewritten: int = 0  # of files of ours that gave way
+    predicted: dict[str, Any] | None = None  # a `candidates.Candidate`, before the refresh
+    modelled: dict[str, Any] | None = None  # and of the changes that were found
     changes_expected: tuple[int, int, int] | None = None  # low, median, high: four of five within
     round_trips: int = 0
     source_scans: int = 0

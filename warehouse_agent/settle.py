@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 from driftline.errors import (
     ConfigurationError,
@@ -31,6 +32,7 @@ from warehouse_agent import (
     stage,
     tally,
 )
+from warehouse_agent.candidates import modelled
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Outcome
 from warehouse_agent.feed import Feed
@@ -56,6 +58,7 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
         report.checked_at, report.proof = checked, _proof(p)
         report.rows_total = out.theirs.count
         _missed(p, report, 0)
+        _model(job, p, out)
         job.remember(**_notes(job, p, out, checked))
         return
     if p.base and not job.options.allow_shrink and plan.shrank(p.base.rows, out.theirs.count):
@@ -95,15 +98,30 @@ def _missed(p: Prepared, report: Report, changed: int) -> None:
         report.miss_probability = None
 
 
+def _model(job: Job, p: Prepared, out: Outcome) -> None:
+    """Note what the model of costs says of what was found."""
+    found = modelled(p.known, p.changes_expected, job.report.rows_changed, out.method)
+    job.report.modelled = None if found is None else asdict(found)
+
+
 def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | float | None]:
     """When all of it was compared the last time, and how fast; after a part, whose turn is next."""
     if p.is_part:
         assert p.units is not None
         return {TURN: p.units.next_turn}
     as_of = {"as_of": out.as_of} if _accepts(job, out) else {}
-    took = job.report.seconds.get("exchange", 0.0)
-    speed = {"rows_per_s": out.rows_read / took} if out.rows_read > ROWS_TIMED and took else {}
-    return {"checked_at": checked, **as_of, **speed}
+    return {"checked_at": checked, **as_of, **_speed(job, p, out)}
+
+
+def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
+    """How fast the source read, which half of the time at least is taken to be spent on: rows are
+    on the line while others are read."""
+    report = job.report
+    took = report.seconds.get("exchange", 0.0)
+    if out.rows_read <= ROWS_TIMED or not took:
+        return {}
+    waited = p.known.line.seconds(report.bytes_sent + report.bytes_received, out.round_trips, 0)
+    return {"rows_per_s": out.rows_read / max(took - waited, took / 2)}
 
 
 def _accepts(job: Job, out: Outcome) -> bool:
@@ -262,8 +280,8 @@ def _publish(
     )
     report.version, report.rows_total, report.checked_at = version, out.theirs.count, checked
     shipped = sum(f.rows for f in applied.shipped)
-    if p.sketch is not None and out.method is plan.Method.SKETCH:
-        report.bytes_modelled = p.bytes_for(report.rows_changed)
+    report.bytes_rewritten = sum(f.size for f in applied.gone)
+    _model(job, p, out)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)

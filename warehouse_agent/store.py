@@ -28,7 +28,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
 PRIVATE = "_driftline"
-LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 4,000 refreshes
+LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -37,7 +37,6 @@ from driftline.errors import (
 from warehouse_agent import (
     passes,
     prepare,
-    prices,
     publish,
     reduce,
     remember,
@@ -45,6 +44,7 @@ from warehouse_agent import (
     settle,
     tiles,
 )
+from warehouse_agent.candidates import Known, predicted
 from warehouse_agent.configure import Require
 from warehouse_agent.exchange import Conversation, Opening, Outcome
 from warehouse_agent.executors import driver_errors
@@ -58,7 +58,7 @@ from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.refresh import Refresh
 from warehouse_agent.store import PRIVATE
-from warehouse_agent.tiles import Incremental, Tiling
+from warehouse_agent.tiles import Incremental, Tiled, Tiling
 
 QUANTILES_ACCURACY = 32  # steps of rank in a tile, on average
 _REFRESHES_LOOKED_AT = 20  # for how many rows come behind the last key
@@ -70,6 +70,7 @@ class Sweep(Refresh):
 
     _pass: Pass | None = None
     _base: Snapshot | None = None
+    _known: Known | None = None
     _compared: int = 0  # rows of ours in the tiles that this attempt has compared
     _rows_left: int = 0  # in those that it found unfinished
 
@@ -158,16 +159,23 @@ class Sweep(Refresh):
             raise
 
     def _predict(self, base: Snapshot) -> None:
-        """Note what the pass is expected to move, all of it, where something is known."""
-        job = self.job
+        """Note what the pass is expected to take, all of it."""
+        job, p = self.job, self._pass
+        assert p is not None
         earlier = remember.runs(job.store, job.name)
+        self._known = prepare.known_of(
+            job,
+            base,
+            base.layout,
+            files=base.files,
+            partition=p.tiling.cuts,
+            earlier=earlier,
+            tiled=Tiled(self._wanted, len(p.tiling), len(p.outcomes)),
+        )
         expected = remember.changes_expected(earlier, base.rows, datetime.now(UTC))
-        if expected is None:
-            return
-        row = prices.known(job.remembered(), len(base.layout.names)).row
-        size, _ = tiles.pass_cost(base.rows, expected.median, row, self._wanted)
-        job.report.changes_expected = (expected.low, expected.median, expected.high)
-        job.report.bytes_expected = size
+        if expected is not None:
+            job.report.changes_expected = (expected.low, expected.median, expected.high)
+        job.report.predicted = asdict(predicted(self._known, expected))
 
     def _tiling(self, base: Snapshot) -> Tiling:
         wanted = self._wanted
@@ -199,12 +207,12 @@ class Sweep(Refresh):
         return stream
 
     def _compare(self, wire: Stream, tile: int) -> None:
-        p, base, job = self._pass, self._base, self.job
+        p, base, job, known = self._pass, self._base, self.job, self._known
         assert p is not None
         assert base is not None
+        assert known is not None
         key = job.store.read(PRIVATE, "keys", f"{job.name}.key")
         assert key is not None
-        remembered = job.remembered()
         writer, bounds = p.writer(tile), p.tiling.bounds(tile)
         ours = p.sums.of(tile)
         opening = Opening(
@@ -214,9 +222,9 @@ class Sweep(Refresh):
             salt=p.salt,
             partition=p.tiling.partition(tile),
             sums=Sums(ours),
-            prices=prices.known(remembered, len(base.layout.names)),
+            prices=known.prices,
             forced=job.fragment.method,
-            line=remember.line(job.store, job.fragment.source),
+            line=known.line,
             rows_expected=ours.total.count,
             within=bounds,
         )
@@ -298,9 +306,10 @@ class Sweep(Refresh):
         )
 
     def _prepared_for_all(self) -> Prepared:
-        p, base, job = self._pass, self._base, self.job
+        p, base, job, known = self._pass, self._base, self.job, self._known
         assert p is not None
         assert base is not None
+        assert known is not None
         return Prepared(
             base=base,
             layout=base.layout,
@@ -309,11 +318,10 @@ class Sweep(Refresh):
             salt=p.salt,
             sketch=None,
             sums=Sums(p.sums.ranges),
-            prices=prices.known(job.remembered(), len(base.layout.names)),
-            line=remember.line(job.store, job.fragment.source),
             changes_expected=None,
             rows_expected=base.rows,
             stamp=stamp_of(base, remember.runs(job.store, job.name), datetime.now(UTC)),
+            known=known,
         )
 
 

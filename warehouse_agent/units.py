@@ -7,7 +7,7 @@ where the last part ended, so that every row has its turn, and room for rows pas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from driftline.digests import Digest, Salt
@@ -31,14 +31,13 @@ TURN = "turn_from"  # of a fragment's notes: the position after the last window
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """`compared` is the digest of our rows that the exchange is about; `bytes_expected` of it.
+    """`compared` is the digest of our rows that the exchange is about.
 
     `next_turn`: the position where the next part's window begins, once this one is done.
     """
 
     grouped: Grouped
     compared: Digest
-    bytes_expected: int
     next_turn: int | None = None
 
 
@@ -74,7 +73,7 @@ def in_units(
         group.refuse_too_many(job.name, count, "method")
         found = assign.named(rows, layout, probability_sql, grouping, embedding, salt, count=count)
         sent = Grouped(embedding, found.pieces, found.hot, round(row_bytes), round(wait))
-        return Units(sent, found.compared, int(grouping.bytes_expected))
+        return Units(sent, found.compared)
     if embedding.base is None or bounds is None:
         raise ConfigurationError(
             "Only a relation whose key is one integer, with all values within 2^31 of each other, "
@@ -86,7 +85,7 @@ def in_units(
     window, next_turn = _window(job, layout, rows, bounds, int(IN_TURN * budget))
     likeliest = group.most_likely(counted, int(LIKELIEST * budget))
     # A row that is not read by its key is not compared, so all have one.
-    everyone = group.GroupPlan(grouping.edges, np.maximum(grouping.rows, 1), 0.0)
+    everyone = replace(grouping, rows=np.maximum(grouping.rows, 1))
     found = assign.named(
         rows,
         layout,
@@ -103,8 +102,7 @@ def in_units(
     sent = Grouped(
         embedding, found.pieces, found.hot, round(row_bytes), round(wait), found.rest, part
     )
-    size = sum(len(p.ks) + len(p.digests) for p in found.pieces)
-    return Units(sent, found.compared, size, next_turn)
+    return Units(sent, found.compared, next_turn)
 
 
 def _window(
