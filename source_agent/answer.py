@@ -31,6 +31,7 @@ from driftline.errors import (
     InternalError,
     LimitExceeded,
     MalformedMessage,
+    NotNow,
     RecipeChanged,
     SnapshotLost,
 )
@@ -112,6 +113,7 @@ class Conversation:
         self._waiting_since: float | None = time.monotonic()
         self._tally = Tally()
         self._idle_s = source.config.database.limits.idle_s
+        self._ended_as = "cancelled"  # what the audit says of what is stopped from outside
         self.worker = threading.Thread(target=self._work, name="exchange", daemon=True)
 
     def replies(self) -> Iterator[pb.Reply]:
@@ -188,11 +190,11 @@ class Conversation:
         try:
             self._compare(opening, answer)
         except (Stopped, grpc.RpcError):
-            answer.outcome = "cancelled"
+            answer.outcome = self._ended_as
             raise
         except Exception as problem:
             if self._stopping.is_set():
-                answer.outcome = "cancelled"
+                answer.outcome = self._ended_as
                 raise Stopped from None
             error = known(problem)
             answer.outcome = error.code
@@ -283,19 +285,21 @@ class Conversation:
             )
 
     def _overdue(self) -> DriftlineError | None:
-        """Why a client that is being waited for is not waited for any longer."""
+        """Why neither a client that is silent is waited for any longer, nor a statement from which
+        nothing comes, between whose batches the budget would be looked at."""
         since = self._waiting_since
-        if since is None:
-            return None
-        if time.monotonic() - since > self._idle_s:
+        if since is not None and time.monotonic() - since > self._idle_s:
             return LimitExceeded(
                 f"The warehouse sent nothing for {self._idle_s:g} s (database.idle_timeout_s).",
                 remedy="Run the refresh again; nothing was published and what arrived is kept.",
             )
         try:
+            if since is None:
+                self._source.governor.check()
             if self._session is not None:
                 self._check_age()
-        except SnapshotLost as error:
+        except (NotNow, SnapshotLost) as error:
+            self._ended_as = error.code
             return error
         return None
 

@@ -552,6 +552,44 @@ def test_the_pause_file_and_quiet_hours(running: Start, certs: Path) -> None:
         conversation.until("finished")
 
 
+ENDLESS = """[relations.endless]
+key = ["id"]
+query = '''SELECT id, comment FROM orders WHERE id = (
+    WITH RECURSIVE c (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 10000000000)
+    SELECT sum(x) FROM c)'''
+"""
+
+
+@pytest.mark.parametrize("switch", ["pause", "hours", "age"])
+def test_a_statement_from_which_nothing_comes_is_ended(
+    running: Start, certs: Path, switch: str
+) -> None:
+    """Between whose batches the budget is looked at, had it any."""
+    at = [time(12)]
+    age = 0.5 if switch == "age" else 600
+    limits = f'[limits]\nsnapshot_seconds = {age}\npause_file = "pause"\n'
+    limits += 'quiet_hours = ["08:00-10:00"]\n'
+    agent = running(
+        limits,
+        relations=ENDLESS,
+        heartbeat_s=0.05,
+        govern=lambda c: Governor(c.budget, wall=lambda: at[0]),
+    )
+    with peer(agent, certs) as conversation:
+        conversation.send(opening(RECIPE, relation="endless", ours=Digest(1, 1)))
+        while conversation.reply(progress=True).progress.phase != "scan":
+            pass
+        if switch == "pause":
+            (agent.folder / "pause").touch()
+        if switch == "hours":
+            at[0] = time(9)
+        refused = conversation.reply().refused
+        assert refused.code == ("SNAPSHOT_LOST" if switch == "age" else "NOT_NOW")
+        assert agent.engine.closed.acquire(timeout=3), "it is still read"
+        agent.engine.closed.release()
+    assert [line["outcome"] for line in agent.audit()] == [refused.code]
+
+
 @contextmanager
 def impatient(agent: Agent) -> Iterator[Agent]:
     """Another agent on the same database that waits for its clients for 0.3 s only."""
