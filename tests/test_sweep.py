@@ -29,7 +29,6 @@ from warehouse_agent.forecast import forecast
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
 from warehouse_agent.refresh import Options
-from warehouse_agent.report import Report
 from warehouse_agent.store import PRIVATE, Store
 
 pytestmark = pytest.mark.spark
@@ -585,16 +584,16 @@ def test_all_rows_changed(pair: Pair) -> None:
 def test_others_do_not_wait_for_a_pass(
     spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path
 ) -> None:
-    """Fragments of one source in one command: those in tiles are by themselves."""
+    """Fragments of one source in one command: those in tiles are by themselves, and last."""
     relations = {"orders": 'table = "orders"', "again": 'table = "orders"'}
     with Pair(spark, sqlite, tmp_path / "pair", relations) as pair:
         pair.fragment_lines["orders"] = IN_TILES
         pair.reports()
         edit(sqlite, "both")
-        with broken(Pass, "finish", lambda call: call == 3, after=True):
-            done: list[Report] = []
-            with pytest.raises(KeyboardInterrupt):
-                done += pair.reports("orders", "again")
+        interrupted = pytest.raises(KeyboardInterrupt)
+        with broken(Pass, "finish", lambda call: call == 3, after=True), interrupted:
+            pair.reports("orders", "again")
+        assert (pair.version("orders"), pair.version("again")) == (0, 1)
         pair.stop()
         pair.serve()
         reports = {r.name: r for r in pair.reports()}

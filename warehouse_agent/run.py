@@ -59,10 +59,10 @@ class Runner:
         """A report for every fragment, as each is done; failures are in the reports."""
         together: dict[tuple[str, str], list[Fragment]] = {}
         for fragment in fragments:
-            # A pass takes its time, and shares no snapshot: nobody waits for it.
+            # A pass takes its time, and shares no snapshot: what is none does not wait for it.
             alone = fragment.name if fragment.incremental else ""
             together.setdefault((fragment.source.name, alone), []).append(fragment)
-        for group in together.values():
+        for _, group in sorted(together.items(), key=lambda pair: bool(pair[0][1])):
             yield from self._source(group[0].source, group, options)
 
     def _source(
