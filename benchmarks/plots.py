@@ -12,6 +12,7 @@ The files are the same bytes for the same results: no date, no random ids. Needs
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from benchmarks.peer_results import OURS, Result, link_name, percent, read
 FLOOR = "floor"
 NONE_PERCENT = 0.003  # where "no change" is drawn, a step left of 0.01 %
 SIZE_INCHES = (7.2, 5.0)
+RTTS_MIN = 3  # points of a curve
 TICK_RATIO_MIN = 2.5  # of neighbours, or their names would overlap
 STYLES = {  # colours that those who see no red or green can tell apart (Okabe and Ito)
     FLOOR: ("#000000", ":", ""),
@@ -100,8 +102,12 @@ def bytes_against_rate(results: Sequence[Result]) -> Figure:
 
 
 def seconds_against_rtt(results: Sequence[Result]) -> Figure:
-    """One table, pattern and change rate; every link that was measured. By round trip time where
-    the links have one rate, else side by side."""
+    """One table, pattern and change rate. Where RTTS_MIN links have one rate, these by their round
+    trip times; else every link that was measured, side by side."""
+    rates = Counter(rate for _, rate in {(r.rtt_ms, r.rate_mbit) for r in results})
+    usual, count = rates.most_common(1)[0]
+    if count >= RTTS_MIN:
+        results = [result for result in results if result.rate_mbit == usual]
     links = {(r.rtt_ms, -(r.rate_mbit or math.inf)): link_name(r) for r in results}
     is_one_rate = len({rate for _, rate in links}) == 1
     places = {link: link[0] if is_one_rate else float(at) for at, link in enumerate(sorted(links))}
@@ -113,7 +119,11 @@ def seconds_against_rtt(results: Sequence[Result]) -> Figure:
     for name, points in curves(results, where, lambda result: result.known_s).items():
         draw_curve(axes, name, points)
     axes.set(yscale="log", ylabel="seconds until the change is known", xlabel="the link")
-    axes.set_xticks(list(places.values()), [links[link].replace(", ", "\n") for link in places])
+    names = [links[link].replace(", ", "\n") for link in places]
+    if is_one_rate:
+        axes.set_xlabel(f"round trip time, {link_name(results[0]).partition(', ')[2]}")
+        names = [name.partition("\n")[0] for name in names]
+    axes.set_xticks(list(places.values()), names)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     _finish(figure, axes)
     return figure
