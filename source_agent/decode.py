@@ -56,6 +56,7 @@ class Sketching:
     def solved(self) -> bool:
         """Whether what was heard tells every difference inside the embedding."""
         if self._heard is not None:
+            self.cells.shrink()
             self._decoder.take(*self._heard)
             self._heard = None
         return self._decoder.solved

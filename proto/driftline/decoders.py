@@ -25,6 +25,8 @@ from driftline.sketches import PRIME, Bools, Cells, Grid, Indices, Zone, checked
 U64 = npt.NDArray[np.uint64]
 
 _P = np.uint64(PRIME)
+_HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+_NONE = np.zeros(0, np.uint64)
 _ROUNDS_MAX = 200  # of peeling; a table that decodes needs a few dozen
 _CHUNK = 1 << 16  # entries at once
 _HALVINGS = 60  # of an interval of doubles
@@ -70,18 +72,21 @@ class Decoder:
         return sum(int(np.count_nonzero(self.stuck[z.parents])) * (z.group - 1) for z in zones)
 
     def take(self, grid: Grid, ours: Cells) -> None:
-        """Decode with our cells on this grid, as many as `cells_expected`, from `children`."""
-        table, parent = self._theirs.folded(grid), self.grid
-        self.grid = grid
+        """Decode with our cells on this grid, as many as `cells_expected`, from `children`. They
+        are used up: of a large table there is no room for another one."""
+        parent, self.grid = self.grid, grid
+        self._theirs.reduce()
         if parent is None:
-            table.r = (table.r + _P - ours.r) % _P
-            table.kr = (table.kr + _P - ours.kr) % _P
+            table = Cells(0)
+            table.r = _less(grid.folded(self._theirs.r), ours.r)
+            table.kr = _less(grid.folded(self._theirs.kr), ours.kr)
             self.differing = self._tell(grid, table)
         else:
-            zones = parent.zones(grid)
+            table, zones = self._theirs.folded(grid), parent.zones(grid)
             self._subtract(table, self._ks, self._xs)
             table.r = self._refined(table.r, ours.r, self._left.r, zones)
             table.kr = self._refined(table.kr, ours.kr, self._left.kr, zones)
+            self._left, ours.r, ours.kr = Cells(0), _NONE, _NONE
         self._peel(table)
         self.stuck = _busy(table)
         if self.stuck.any():
@@ -107,22 +112,27 @@ class Decoder:
         return max(round(len(self._theirs) * (1 - high)), 1)
 
     def _refined(self, fine: U64, ours: U64, left: U64, zones: list[Zone]) -> U64:
-        """The unexplained difference one level down: zero but below stuck cells."""
-        out, at = np.zeros(len(fine), np.uint64), 0
+        """The unexplained difference one level down, in the place of their cells there: zero but
+        below stuck cells."""
+        at = 0
         for zone in zones:
-            stuck, group = self.stuck[zone.parents], zone.group
-            theirs = fine[zone.children].reshape(-1, group)[stuck, :-1]
-            known = ours[at : at + theirs.size].reshape(theirs.shape)
-            at += theirs.size
-            differs = (theirs + _P - known) % _P
-            # The last child is what the others lack of what was not explained of their parent.
-            last = (left[zone.parents][stuck] + _P - differs.sum(axis=1) % _P) % _P
-            out[zone.children].reshape(-1, group)[stuck] = np.column_stack([differs, last])
-        return out
+            stuck, lacking = self.stuck[zone.parents], left[zone.parents]
+            groups = fine[zone.children].reshape(-1, zone.group)
+            groups[~stuck] = 0
+            for (some,) in _chunks(np.flatnonzero(stuck), size=max(_CHUNK // zone.group, 1)):
+                theirs = groups[some, :-1]
+                known = ours[at : at + theirs.size].reshape(theirs.shape)
+                at += theirs.size
+                differs = (theirs + _P - known) % _P
+                groups[some, :-1] = differs
+                # The last child is what the others lack of what was not explained of their parent.
+                groups[some, -1] = (lacking[some] + _P - differs.sum(axis=1) % _P) % _P
+        return fine
 
     def _peel(self, table: Cells) -> None:
         """Take entries out of the table while a cell holds a single one."""
-        found_ks, found_xs = [self._ks], [self._xs]
+        found = [_packed(self._ks, self._xs)]
+        self._ks = self._xs = np.zeros(0, np.uint64)
         active = np.flatnonzero(_busy(table))
         left = 2 * len(table)  # more are never in it: hostile cells may be read back and forth
         for _ in range(_ROUNDS_MAX):
@@ -130,11 +140,13 @@ class Decoder:
             left -= len(ks)
             if not len(ks) or left < 0:
                 break
-            found_ks.append(ks)
-            found_xs.append(xs)
+            found.append(_packed(ks, xs))
             touched = self._subtract(table, ks, xs)
             active = touched[(table.r[touched] != 0) | (table.kr[touched] != 0)]
-        self._ks, self._xs = _netted(np.concatenate(found_ks), np.concatenate(found_xs))
+        del active
+        entries = np.concatenate(found)
+        found.clear()
+        self._ks, self._xs = _netted(entries)
 
     def _doubt(self, table: Cells) -> None:
         """Put back what touches a stuck cell, for one of those entries may be false.
@@ -169,7 +181,7 @@ class Decoder:
 
     def _pure(self, table: Cells, active: Indices) -> tuple[U64, U64]:
         """The entries of the active cells that seem to hold a single one, each k once."""
-        found_ks, found_rs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+        found = [np.zeros(0, np.uint64)]
         for (cells,) in _chunks(active[table.r[active] != 0]):
             r = table.r[cells]
             ks = table.kr[cells] * _inverse(r) % _P
@@ -177,10 +189,11 @@ class Decoder:
             at, r, ks = cells[small], r[small], ks[small]
             first, second, last = self._places(ks)
             mine = (first == at) | (second == at) | (last == at)
-            found_ks.append(ks[mine])
-            found_rs.append(r[mine])
-        ks, first = np.unique(np.concatenate(found_ks), return_index=True)
-        return ks, np.concatenate(found_rs)[first]
+            found.append(_packed(ks[mine], r[mine]))
+        entries = np.concatenate(found)
+        entries.sort()
+        entries = entries[_firsts(entries)]
+        return entries >> _HALF, entries & _LOW
 
     def _subtract(self, table: Cells, ks: U64, xs: U64) -> Indices:
         """Take these entries out; returns the cells that were touched, ascending."""
@@ -198,10 +211,10 @@ class Decoder:
         return every
 
 
-def _chunks(*columns: Any) -> Iterator[tuple[Any, ...]]:
+def _chunks(*columns: Any, size: int = _CHUNK) -> Iterator[tuple[Any, ...]]:
     """The arrays piece by piece, so that what is computed on the way stays small."""
-    for at in range(0, len(columns[0]), _CHUNK):
-        yield tuple(column[at : at + _CHUNK] for column in columns)
+    for at in range(0, len(columns[0]), size):
+        yield tuple(column[at : at + size] for column in columns)
 
 
 def _busy(table: Cells) -> Bools:
@@ -209,13 +222,41 @@ def _busy(table: Cells) -> Bools:
     return busy
 
 
-def _netted(ks: U64, xs: U64) -> tuple[U64, U64]:
-    """Every k once with the sum of its entries; those that come to zero were no change."""
-    ks, where = np.unique(ks, return_inverse=True)
-    sums = np.zeros(len(ks), np.uint64)
-    np.add.at(sums, where, xs)
+def _packed(ks: U64, xs: U64) -> U64:
+    """Entries as one number each: k, below 2^31, above x. They sort in place."""
+    return ks << _HALF | xs
+
+
+def _firsts(entries: U64) -> Bools:
+    """Of entries in order, the first of each k."""
+    ks = entries >> _HALF
+    return np.append(True, ks[1:] != ks[:-1]) if len(ks) else np.zeros(0, np.bool_)
+
+
+def _netted(entries: U64) -> tuple[U64, U64]:
+    """Every k once, ascending, with the sum of its entries; those that come to zero were no change.
+    Sorts them."""
+    entries.sort()
+    at = np.flatnonzero(_firsts(entries))
+    if not len(at):
+        return entries, entries
+    ks = entries[at]
+    ks >>= _HALF
+    entries &= _LOW
+    sums = np.add.reduceat(entries, at)
     sums %= _P
-    return ks[sums != 0], sums[sums != 0]
+    del at
+    is_change = sums != 0
+    ks = ks[is_change]
+    return ks, sums[is_change]
+
+
+def _less(theirs: U64, ours: U64) -> U64:
+    """What is theirs less ours modulo PRIME, in the place of ours."""
+    np.subtract(_P, ours, out=ours)
+    ours += theirs
+    ours %= _P
+    return ours
 
 
 def _inverse(x: U64) -> U64:

@@ -141,10 +141,11 @@ class Grid:
 
     def folded(self, values: U64) -> U64:
         """Sums modulo PRIME, uint64 [cells here], of those of the finest table, below PRIME."""
-        parts = [
-            values[first:end].reshape(-1, fold).sum(axis=1) % _P
-            for first, end, fold in self.spans()
-        ]
+        parts = []
+        for first, end, fold in self.spans():
+            sums = values[first:end].reshape(-1, fold).sum(axis=1, dtype=np.uint64)
+            sums %= _P
+            parts.append(sums)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def zones(self, finer: Grid) -> list[Zone]:
@@ -189,7 +190,8 @@ class Grid:
 
 
 class Cells:
-    """A table of 3·third cells: r and kr, uint64 [3·third] each, sums modulo PRIME once reduced.
+    """A table of 3·third cells: r and kr, uint64 [3·third] each (uint32 once shrunk), sums modulo
+    PRIME once reduced.
 
     `check` is Σ c(k)·r modulo PRIME of all rows, c another hash of k: what is read from the cells
     must explain it as well, so that entries which share all of their cells are not taken for one.
@@ -218,6 +220,11 @@ class Cells:
         """Modulo PRIME, where they are: a table may be 35 MB."""
         self.r %= _P
         self.kr %= _P
+
+    def shrink(self) -> None:
+        """Reduced, and half as large: nothing is added to it any more."""
+        self.reduce()
+        self.r, self.kr = self.r.astype(np.uint32), self.kr.astype(np.uint32)
 
     def merge(self, other: Cells) -> None:
         self.r += other.r
