@@ -489,3 +489,11 @@ def test_no_honest_sketch_is_refined_too_often(fold: int, third: int) -> None:
     while len(grid) < 3 * fold * third:
         grid, steps = sizing.refined(grid, 0, is_stuck=True), steps + 1
     assert steps <= CELLS_TAKEN_MAX
+
+
+def test_behind_too_few_cells_is_the_largest_table() -> None:
+    """Half of three million rows: 4 % of a copy are too few cells, and 1.9 million are needed."""
+    sketch = opened(alike(1_500_000), rows=3_000_000, prices=flat(35.0), bounds=None)
+    assert sketch.third == THIRD_CELLS_MAX
+    assert 0 < 8 * len(sketch.sent or ()) < sizing.WORTH * 3_000_000 * 35
+    assert cells_for(1.1 * 1_500_000) < sketch.cells

@@ -151,6 +151,10 @@ def open_sketch(
         return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))
     third = -(-chosen // HASHES)
     fits = [f for f in FOLDS if f * third <= THIRD_CELLS_MAX]
+    if chosen == cap and HASHES * fits[-1] * third < target:
+        # They are too few in any case: rather fewer, and behind them the largest table there is.
+        third = next(t for t in (THIRD_CELLS_MAX // f for f in FOLDS) if t <= third)
+        fits = [THIRD_CELLS_MAX // third]
     fold = next((f for f in fits if f * HASHES * third >= target), fits[-1])
     return Sketch(embedding, fold * third, fold)
 

@@ -141,12 +141,11 @@ class Grid:
 
     def folded(self, values: U64) -> U64:
         """Sums modulo PRIME, uint64 [cells here], of those of the finest table, below PRIME."""
-        parts = []
-        for first, end, fold in self.spans():
-            sums = values[first:end].reshape(-1, fold).sum(axis=1, dtype=np.uint64)
-            sums %= _P
-            parts.append(sums)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        spans = [(values[first:end], fold) for first, end, fold in self.spans()]
+        parts = [some.reshape(-1, fold).sum(axis=1, dtype=np.uint64) for some, fold in spans]
+        out: U64 = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        out %= _P
+        return out
 
     def zones(self, finer: Grid) -> list[Zone]:
         """How another grid refines this one, whose cells it has all cut up or left whole, and any
@@ -190,8 +189,7 @@ class Grid:
 
 
 class Cells:
-    """A table of 3·third cells: r and kr, uint64 [3·third] each (uint32 once shrunk), sums modulo
-    PRIME once reduced.
+    """A table of 3·third cells: r and kr, uint64 [3·third] each, sums modulo PRIME once reduced.
 
     `check` is Σ c(k)·r modulo PRIME of all rows, c another hash of k: what is read from the cells
     must explain it as well, so that entries which share all of their cells are not taken for one.
