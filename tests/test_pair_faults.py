@@ -149,13 +149,12 @@ def test_line_reset_anywhere(pair: Pair) -> None:
         for number in range(4):
             edit(pair.legacy, f"edit {number}")
             up = rng.random() < 0.3
-            at = rng.randrange(40, 2_000)
+            at = rng.randrange(40, 800)  # less than the shortest exchange has in either direction
             relay.cut_after(up=at if up else None, down=None if up else at)
             report = pair.refresh("orders", attempts=3)
             where = f"{number}: cut at {at} {'up' if up else 'down'}, {relay.cuts} cuts"
-            assert report.version == number + 1, where
+            assert (report.version, relay.cuts) == (number + 1, number + 1), where
             pair.check("orders")
-        assert relay.cuts >= 3
 
 
 def test_database_crashes_and_comes_back(spark: SparkSession, tmp_path: Path) -> None:
