@@ -151,7 +151,6 @@ class Comparison:
         elif sketching.differing is not None:
             return sketching.differing
         else:
-            sketching.cells.reduce()
             slots = sketching.cells.r
         return estimate_differing(self._strata, strata(slots, self._salt), len(slots))
 

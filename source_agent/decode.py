@@ -54,9 +54,9 @@ class Sketching:
         self._heard = hear.cells(first, more, third, expected)
 
     def solved(self) -> bool:
-        """Whether what was heard tells every difference inside the embedding."""
+        """Whether what was heard tells every difference inside the embedding; after the scan."""
+        self.cells.shrink()
         if self._heard is not None:
-            self.cells.shrink()
             self._decoder.take(*self._heard)
             self._heard = None
         return self._decoder.solved

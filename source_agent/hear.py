@@ -222,14 +222,13 @@ def cells(
         MalformedMessage: no grid, another number of cells, no elements of the field, or something
             else.
     """
-    pieces: list[bytes] = []
+    data = bytearray()
     request, grid = first, _grid(first, third)
     size = expected(grid) * CELL_BYTES
     while True:
         said = request.cells
-        _add(pieces, said.cells, size, said.last)
+        _add(data, said.cells, size, said.last)
         if said.last:
-            data = b"".join(pieces)
             if len(data) != size:
                 raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
             return grid, Cells.from_bytes(data)
@@ -254,7 +253,7 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
     Raises:
         MalformedMessage: not as many as the coarsening has ranges, or something else.
     """
-    pieces: list[bytes] = []
+    data = bytearray()
     request = first
     while True:
         said = request.digests
@@ -265,9 +264,8 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
         if said.coarsen != first.digests.coarsen:
             raise MalformedMessage("The digests of one relation were coarsened differently.")
         expected = coarse_ranges(ranges, said.coarsen) * 8
-        _add(pieces, said.digests, expected, said.last)
+        _add(data, said.digests, expected, said.last)
         if said.last:
-            data = b"".join(pieces)
             if len(data) != expected:
                 raise MalformedMessage(f"{len(data) // 8} digests came, not {expected // 8}.")
             return said.coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
@@ -280,7 +278,7 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
     Raises:
         MalformedMessage: a bitmap of another length, or something else.
     """
-    pieces: list[bytes] = []
+    data = bytearray()
     size = (hashes + 7) // 8
     is_last = False
     while not is_last:
@@ -288,8 +286,7 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
         if request.WhichOneof("message") != "wanted":
             raise MalformedMessage("A bitmap of wanted rows was expected.")
         is_last = request.wanted.last
-        _add(pieces, request.wanted.bitmap, size + _BITMAP_SLACK_BYTES, is_last)
-    data = b"".join(pieces)
+        _add(data, request.wanted.bitmap, size + _BITMAP_SLACK_BYTES, is_last)
     try:
         # The size that a frame declares is allocated: look at it first.
         if zstandard.frame_content_size(data) != size:
@@ -301,10 +298,10 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(bits)
 
 
-def _add(pieces: list[bytes], piece: bytes, limit: int, is_last: bool) -> None:
+def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:
     """One more piece of at most `limit` bytes in all; only the last may be empty."""
     if not piece and not is_last:
         raise MalformedMessage("A piece of a message holds nothing.")
-    pieces.append(piece)
-    if sum(map(len, pieces)) > limit:
+    data += piece
+    if len(data) > limit:
         raise MalformedMessage(f"More than the {limit} bytes of a message came.")

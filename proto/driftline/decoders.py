@@ -79,7 +79,9 @@ class Decoder:
         if parent is None:
             table = Cells(0)
             table.r = _less(grid.folded(self._theirs.r), ours.r)
+            ours.r = _NONE
             table.kr = _less(grid.folded(self._theirs.kr), ours.kr)
+            ours.kr = _NONE
             self.differing = self._tell(grid, table)
         else:
             table, zones = self._theirs.folded(grid), parent.zones(grid)
@@ -252,11 +254,11 @@ def _netted(entries: U64) -> tuple[U64, U64]:
 
 
 def _less(theirs: U64, ours: U64) -> U64:
-    """What is theirs less ours modulo PRIME, in the place of ours."""
-    np.subtract(_P, ours, out=ours)
-    ours += theirs
-    ours %= _P
-    return ours
+    """What is theirs less ours modulo PRIME, in the place of theirs."""
+    theirs += _P
+    theirs -= ours
+    theirs %= _P
+    return theirs
 
 
 def _inverse(x: U64) -> U64:

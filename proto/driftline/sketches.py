@@ -189,7 +189,7 @@ class Grid:
 
 
 class Cells:
-    """A table of 3·third cells: r and kr, uint64 [3·third] each, sums modulo PRIME once reduced.
+    """A table of 3·third cells: r and kr, uint64 or, shrunk, uint32 [3·third], sums modulo PRIME.
 
     `check` is Σ c(k)·r modulo PRIME of all rows, c another hash of k: what is read from the cells
     must explain it as well, so that entries which share all of their cells are not taken for one.
@@ -222,7 +222,8 @@ class Cells:
     def shrink(self) -> None:
         """Reduced, and half as large: nothing is added to it any more."""
         self.reduce()
-        self.r, self.kr = self.r.astype(np.uint32), self.kr.astype(np.uint32)
+        self.r = self.r.astype(np.uint32, copy=False)
+        self.kr = self.kr.astype(np.uint32, copy=False)
 
     def merge(self, other: Cells) -> None:
         self.r += other.r
@@ -265,19 +266,18 @@ class Cells:
     def to_bytes(self) -> bytes:
         """Reduced, as they travel: r and kr of each cell, little-endian uint32."""
         self.reduce()
-        pairs = np.stack([self.r, self.kr], axis=1)
-        return pairs.astype("<u4").tobytes()
+        return np.stack([self.r, self.kr], axis=1).astype("<u4").tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Cells:
-        """A list of cells, or a table when there are 3·third of them. Raises MalformedMessage."""
+    def from_bytes(cls, data: bytes | bytearray) -> Cells:
+        """A list of cells, or a table of 3·third, shrunk. Raises MalformedMessage."""
         if len(data) % CELL_BYTES:
             raise MalformedMessage("A cell is cut off.")
         pairs = np.frombuffer(data, "<u4").reshape(-1, 2)
         if len(pairs) and int(pairs.max()) >= PRIME:
             raise MalformedMessage("A cell is no element of the field.")
         out = cls(len(pairs) // HASHES)
-        out.r, out.kr = (pairs[:, column].astype(np.uint64) for column in range(2))
+        out.r, out.kr = pairs[:, 0].copy(), pairs[:, 1].copy()
         return out
 
 
