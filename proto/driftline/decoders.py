@@ -29,6 +29,7 @@ _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _NONE = np.zeros(0, np.uint64)
 _ROUNDS_MAX = 200  # of peeling; a table that decodes needs a few dozen
 _CHUNK = 1 << 16  # entries at once
+_BLOCK = 1 << 20  # cells that are looked through at once
 _HALVINGS = 60  # of an interval of doubles
 ERROR_MAX = 0.1  # a standard deviation of what cells tell of their number, relative to it
 
@@ -45,7 +46,7 @@ class Decoder:
     def __init__(self, theirs: Cells, span: int, salt: Salt, *, check: int) -> None:
         self._theirs, self._span, self._salt = theirs, np.uint64(span), salt
         self._check = check  # ours
-        self._ks, self._xs = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+        self._entries = _NONE  # read so far, in order: a changed k and the difference of its r
         self._left = Cells(0)  # what is not explained yet, on this grid
         self.grid: Grid | None = None  # none was taken yet
         self.differing: int | None = None
@@ -58,7 +59,7 @@ class Decoder:
     @property
     def ks(self) -> U64:
         """uint64 [n], ascending: every k below which something changed, so far."""
-        return self._ks
+        return self._entries >> _HALF
 
     def cells_expected(self, grid: Grid) -> int:
         """How many cells follow when our side refines to this grid.
@@ -85,7 +86,7 @@ class Decoder:
             self.differing = self._tell(grid, table)
         else:
             table, zones = self._theirs.folded(grid), parent.zones(grid)
-            self._subtract(table, self._ks, self._xs)
+            self._subtract(table, self._entries)
             table.r = self._refined(table.r, ours.r, self._left.r, zones)
             table.kr = self._refined(table.kr, ours.kr, self._left.kr, zones)
             self._left, ours.r, ours.kr = Cells(0), _NONE, _NONE
@@ -95,7 +96,7 @@ class Decoder:
             self._doubt(table)
             self.stuck = _busy(table)
         elif not self._explains():
-            self._put_back(table, np.ones(len(self._ks), np.bool_))
+            self._put_back(table, np.ones(len(self._entries), np.bool_))
             self.stuck[:] = True
         self._left = table
 
@@ -133,22 +134,20 @@ class Decoder:
 
     def _peel(self, table: Cells) -> None:
         """Take entries out of the table while a cell holds a single one."""
-        found = [_packed(self._ks, self._xs)]
-        self._ks = self._xs = np.zeros(0, np.uint64)
-        active = np.flatnonzero(_busy(table))
+        found, self._entries = [self._entries], _NONE
+        active = _busy(table)
         left = 2 * len(table)  # more are never in it: hostile cells may be read back and forth
         for _ in range(_ROUNDS_MAX):
-            ks, xs = self._pure(table, active)
-            left -= len(ks)
-            if not len(ks) or left < 0:
+            entries = self._pure(table, active)
+            left -= len(entries)
+            if not len(entries) or left < 0:
                 break
-            found.append(_packed(ks, xs))
-            touched = self._subtract(table, ks, xs)
-            active = touched[(table.r[touched] != 0) | (table.kr[touched] != 0)]
-        del active
+            found.append(entries)
+            active = self._subtract(table, entries)
+            active &= _busy(table)
         entries = np.concatenate(found)
         found.clear()
-        self._ks, self._xs = _netted(entries)
+        self._entries = _netted(entries)
 
     def _doubt(self, table: Cells) -> None:
         """Put back what touches a stuck cell, for one of those entries may be false.
@@ -159,16 +158,16 @@ class Decoder:
         """
         busy = _busy(table)
         doubted = [np.zeros(0, np.bool_)]
-        for (ks,) in _chunks(self._ks):
-            first, second, last = self._places(ks)
+        for (some,) in _chunks(self._entries):
+            first, second, last = self._places(some >> _HALF)
             doubted.append(busy[first] | busy[second] | busy[last])
         self._put_back(table, np.concatenate(doubted))
 
     def _explains(self) -> bool:
         """Whether what was read explains the difference of the checks as well."""
         found = 0
-        for ks, xs in _chunks(self._ks, self._xs):
-            found += checked(places(ks, 1, self._salt)[1], xs)
+        for (some,) in _chunks(self._entries):
+            found += checked(places(some >> _HALF, 1, self._salt)[1], some & _LOW)
         return (self._theirs.check - self._check - found) % PRIME == 0
 
     def _places(self, ks: U64) -> tuple[Indices, Indices, Indices]:
@@ -178,13 +177,15 @@ class Decoder:
         return self.grid.cells(first), self.grid.cells(second), self.grid.cells(last)
 
     def _put_back(self, table: Cells, which: Bools) -> None:
-        self._subtract(table, self._ks[which], (_P - self._xs[which]) % _P)
-        self._ks, self._xs = self._ks[~which], self._xs[~which]
+        entries = self._entries[which]
+        self._subtract(table, _packed(entries >> _HALF, (_P - (entries & _LOW)) % _P))
+        self._entries = self._entries[~which]
 
-    def _pure(self, table: Cells, active: Indices) -> tuple[U64, U64]:
+    def _pure(self, table: Cells, active: Bools) -> U64:
         """The entries of the active cells that seem to hold a single one, each k once."""
-        found = [np.zeros(0, np.uint64)]
-        for (cells,) in _chunks(active[table.r[active] != 0]):
+        found = [_NONE]
+        for every in _where(active):
+            cells = every[table.r[every] != 0]
             r = table.r[cells]
             ks = table.kr[cells] * _inverse(r) % _P
             small = ks < self._span
@@ -193,24 +194,25 @@ class Decoder:
             mine = (first == at) | (second == at) | (last == at)
             found.append(_packed(ks[mine], r[mine]))
         entries = np.concatenate(found)
+        found.clear()
         entries.sort()
-        entries = entries[_firsts(entries)]
-        return entries >> _HALF, entries & _LOW
+        return entries[_firsts(entries)]
 
-    def _subtract(self, table: Cells, ks: U64, xs: U64) -> Indices:
-        """Take these entries out; returns the cells that were touched, ascending."""
+    def _subtract(self, table: Cells, entries: U64) -> Bools:
+        """Take these entries out; returns which cells were touched, bool [cells]."""
         touched = np.zeros(len(table), np.bool_)
-        for some, values in _chunks(ks, xs):
-            minus = (_P - values) % _P
-            minus_k = some * minus % _P
-            for at in self._places(some):
+        for (some,) in _chunks(entries):
+            ks = some >> _HALF
+            minus = (_P - (some & _LOW)) % _P
+            minus_k = ks * minus % _P
+            for at in self._places(ks):
                 np.add.at(table.r, at, minus)
                 np.add.at(table.kr, at, minus_k)
                 touched[at] = True
-        every = np.flatnonzero(touched)
-        table.r[every] %= _P
-        table.kr[every] %= _P
-        return every
+        for every in _where(touched):
+            table.r[every] %= _P
+            table.kr[every] %= _P
+        return touched
 
 
 def _chunks(*columns: Any, size: int = _CHUNK) -> Iterator[tuple[Any, ...]]:
@@ -219,8 +221,19 @@ def _chunks(*columns: Any, size: int = _CHUNK) -> Iterator[tuple[Any, ...]]:
         yield tuple(column[at : at + size] for column in columns)
 
 
+def _where(mask: Bools) -> Iterator[Indices]:
+    """Where it holds, piece by piece: all at once they would be eight times the mask."""
+    for at in range(0, len(mask), _BLOCK):
+        every = np.flatnonzero(mask[at : at + _BLOCK])
+        every += at
+        for (some,) in _chunks(every):
+            yield some
+
+
 def _busy(table: Cells) -> Bools:
-    busy: Bools = (table.r | table.kr) != 0
+    """Which cells are not zero, bool [cells]."""
+    busy: Bools = table.r != 0
+    busy |= table.kr != 0
     return busy
 
 
@@ -231,26 +244,29 @@ def _packed(ks: U64, xs: U64) -> U64:
 
 def _firsts(entries: U64) -> Bools:
     """Of entries in order, the first of each k."""
-    ks = entries >> _HALF
-    return np.append(True, ks[1:] != ks[:-1]) if len(ks) else np.zeros(0, np.bool_)
+    firsts = np.ones(len(entries), np.bool_)
+    for at in range(1, len(entries), _CHUNK):
+        ks = entries[at - 1 : at + _CHUNK] >> _HALF
+        firsts[at : at + _CHUNK] = ks[1:] != ks[:-1]
+    return firsts
 
 
-def _netted(entries: U64) -> tuple[U64, U64]:
-    """Every k once, ascending, with the sum of its entries; those that come to zero were no change.
-    Sorts them."""
+def _netted(entries: U64) -> U64:
+    """Every k once, in order, with the sum of its entries; those that come to zero were no change.
+    In the place of the entries."""
     entries.sort()
-    at = np.flatnonzero(_firsts(entries))
-    if not len(at):
-        return entries, entries
-    ks = entries[at]
-    ks >>= _HALF
-    entries &= _LOW
-    sums = np.add.reduceat(entries, at)
-    sums %= _P
-    del at
-    is_change = sums != 0
-    ks = ks[is_change]
-    return ks, sums[is_change]
+    at = kept = 0
+    while at < len(entries):
+        last = entries[min(at + _CHUNK, len(entries)) - 1] >> _HALF
+        end = int(np.searchsorted(entries, (last + np.uint64(1)) << _HALF))  # no k is cut up
+        some = entries[at:end]
+        firsts = np.flatnonzero(_firsts(some))
+        sums = np.add.reduceat(some & _LOW, firsts) % _P
+        is_change = sums != 0
+        some = _packed(some[firsts[is_change]] >> _HALF, sums[is_change])
+        entries[kept : kept + len(some)] = some
+        at, kept = end, kept + len(some)
+    return entries[:kept]
 
 
 def _less(theirs: U64, ours: U64) -> U64:
