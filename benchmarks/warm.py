@@ -12,9 +12,10 @@ from warehouse_agent.run import Runner
 def main() -> None:
     config = configure.load(sys.argv[1])
     spark = session.start(dict(config.spark))
+    runner = Runner(spark, config, note=lambda text: print(text, file=sys.stderr, flush=True))
     for line in sys.stdin:
         chosen = configure.select(config, line.split(), False)
-        for report in Runner(spark, config).refresh(chosen, Options()):
+        for report in runner.refresh(chosen, Options()):
             print(report.to_json(), flush=True)
 
 
