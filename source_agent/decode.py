@@ -80,8 +80,9 @@ class Sketching:
         found = np.zeros(len(ks), np.bool_)
         if len(ks) or self._filling.outside:
             self._reader.tally.phase = "ship"
-            outside = 0
+            outside = rows = 0
             for batch in self._find(ks, total):
+                rows += len(batch.positions)
                 k, inside = self._embedding.embed(batch.positions, self._salt)
                 at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
                 named = inside & (ks[at] == k) if len(ks) else np.zeros(len(k), np.bool_)
@@ -89,7 +90,9 @@ class Sketching:
                 outside += len(inside) - int(np.count_nonzero(inside))
                 yield from self._shipper.pick(batch, named | ~inside)
             yield from self._shipper.flush()
-            self._reader.same_snapshot(outside == self._filling.outside)
+            is_scan = self._embedding.base is None
+            agrees = outside == self._filling.outside and (rows == total or not is_scan)
+            self._reader.same_snapshot(agrees)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
 
     def release(self) -> None:

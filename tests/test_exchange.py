@@ -162,6 +162,7 @@ def check(result: Result, theirs: Table) -> None:
     assert out.as_of
     assert (out.scans, out.rows_read) == (result.pair.tally.scans, result.pair.tally.rows_read)
     assert out.frame_bytes == sum(map(len, result.frames))
+    assert out.came == sum((frames.decode(frame).digest for frame in result.frames), Digest())
     kinds = result.pair.kinds()
     assert (
         out.round_trips
@@ -487,6 +488,39 @@ def test_an_engine_without_snapshots_is_not_believed(
         ours = Ours([encode((i, "old", None)) for i in range(12)], shape.recipe, uniform(4))
         with patched(forcing), pytest.raises(SnapshotLost):
             converse(Pair(Forgetful(session, lost), shape), ours, method)
+
+
+def test_a_second_scan_of_fewer_rows_is_not_believed(tmp_path: Path) -> None:
+    """Where keys are hashed no row is outside the sketch, and all of them come by again."""
+    rows = large(60, seed=4)
+    fill(tmp_path / "erp.db", COMPOSITE, table_of(COMPOSITE, edit(rows, 9, seed=5)))
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(COMPOSITE.relation)
+        forgetful = Shortened(session)
+        ours = Ours(
+            [encode(row) for row in table_of(COMPOSITE, rows)],
+            shape.recipe,
+            uniform(4),
+            sketch=sketch_of(COMPOSITE, rows, 360, 1),
+        )
+        with pytest.raises(SnapshotLost):
+            converse(Pair(forgetful, shape), ours)
+        assert forgetful.scans == 2
+
+
+class Shortened:
+    """A session whose second scan ends before its last row, and that does not know it."""
+
+    def __init__(self, session: Any) -> None:
+        self._session, self.scans = session, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def scan(self, shape: Any, *, ordered: bool = False) -> Iterator[list[bytes]]:
+        self.scans += 1
+        rows = [row for some in self._session.scan(shape, ordered=ordered) for row in some]
+        yield rows[:-1] if self.scans == 2 else rows
 
 
 def test_null_keys_are_refused_with_samples(tmp_path: Path) -> None:

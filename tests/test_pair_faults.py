@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import ROOT, Pair, SourceProcess, environment, expect_equal
 from tests.relay import Relay
 from tests.servers import MariaDB, PostgreSQL
+from warehouse_agent import configure, publish, read, settle, ship, stage
 from warehouse_agent import link as link_module
-from warehouse_agent import publish, read, ship, stage
 from warehouse_agent.link import Stream
 from warehouse_agent.refresh import Options
+from warehouse_agent.run import Runner
 from warehouse_agent.store import PRIVATE, Store
 
 ROWS = 600
@@ -456,8 +458,40 @@ def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ship, "_ship", tampered)
     error = pair.error("orders")
     assert (error["code"], error["exit_code"], error["safe_to_retry"]) == ("PROOF", 75, True)
+    assert "the values in the files" in error["details"]["cause"]
     monkeypatch.undo()
     converges(pair)
+
+
+@pytest.mark.parametrize(
+    ("lost", "cause"),
+    [("shipped", "not written as they came"), ("rewritten", "their files were written again")],
+)
+def test_rows_lost_on_their_way(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, lost: str, cause: str
+) -> None:
+    """One attempt loses a file of rows; the next publishes, and the report keeps what happened."""
+    real, calls = settle._apply, []
+
+    def losing(*args: Any) -> Any:
+        applied = real(*args)
+        calls.append(lost)
+        return replace(applied, **{lost: ()}) if len(calls) == 1 else applied
+
+    edit(pair.legacy)
+    pair.fragment_lines["orders"] = 'method = "sketch"'  # a copy would leave nothing of ours
+    monkeypatch.setattr(settle, "_apply", losing)
+    notes: list[str] = []
+    config = pair.config()
+    runner = Runner(pair.spark, config, note=notes.append, sleep=lambda seconds: None)
+    (report,) = runner.refresh(configure.select(config, ["orders"], False), Options())
+    assert (report.error, report.version, report.attempts) == (None, 1, 2)
+    (before,) = report.retried
+    assert before["code"] == "PROOF"
+    assert cause in before["details"]["cause"]
+    assert cause in notes[0]
+    assert len(calls) == 2
+    pair.check("orders")
 
 
 def test_damaged_staged_frames(pair: Pair) -> None:

@@ -444,7 +444,9 @@ def test_frames_that_are_gone_do_not_pass_the_proof(pair: Pair) -> None:
     edit(pair.legacy, "once")
     cut(pair, 5)
     next((staged(pair) / "pass").glob("*/*.frames")).unlink()
-    assert pair.error("orders")["code"] == "PROOF"
+    error = pair.error("orders")
+    assert error["code"] == "PROOF"
+    assert "not all rows that differ came" in error["details"]["cause"]
     assert pair.refresh("orders").resumed_at == 0
     pair.check("orders")
 

@@ -77,6 +77,7 @@ class Outcome:
     below some k is `replaced`, by the rows that came."""
 
     theirs: Digest = field(default_factory=Digest)
+    came: Digest = field(default_factory=Digest)  # of the rows; of a pass it is not kept
     equal: bool = False
     replace_all: bool = False
     removed: Listing | None = None
@@ -312,7 +313,8 @@ class Conversation:
         if self._came is not None:
             self._came.append(self._named(frame))
         self._keep(frame)
-        self._shipping.rows += frames.rows_in(frame)
+        self._out.came += frames.digest_in(frame)
+        self._shipping.rows = self._out.came.count
         self._progress(self._shipping)
 
     def _named(self, frame: bytes) -> npt.NDArray[np.uint64]:

@@ -58,6 +58,7 @@ class Report:
     as_of: str | None = None
     checked_at: str | None = None
     attempts: int = 0
+    retried: list[dict[str, Any]] = field(default_factory=list)  # errors of those that failed
     tiles: int | None = None  # of the pass; None where it was no pass
     tiles_done: int | None = None
     resumed_at: int | None = None  # tiles that earlier commands had finished
@@ -78,6 +79,7 @@ class Report:
     def fail(self, error: DriftlineError) -> None:
         """Note why this relation was not refreshed; the log has the traceback where it is asked."""
         _log.debug("%s failed", self.name, exc_info=error)
+        self.recovered()
         self.error = {
             "code": error.code,
             "message": error.message,
@@ -87,6 +89,12 @@ class Report:
             "exit_code": error.exit_code,
             "details": error.details,
         }
+
+    def recovered(self) -> None:
+        """Another attempt follows, or got through: what was the error is one of those before."""
+        if self.error is not None:
+            self.retried.append(self.error)
+        self.error = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

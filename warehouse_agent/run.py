@@ -117,7 +117,7 @@ class Runner:
             if one.job.name not in failed:
                 with _catching(one, failed):
                     one.settle()
-                    one.job.report.error = None
+                    one.job.report.recovered()
         return [one.job.fragment for one in tries if self._note(one, failed)]
 
     def _note(self, one: Refresh, failed: dict[str, DriftlineError]) -> bool:
@@ -128,7 +128,8 @@ class Runner:
         with contextlib.suppress(DriftlineError):
             one.job.discard()
         if error.is_retryable:
-            self.note(f"{one.job.name}: {error.message} Trying again.")
+            cause = f" The cause: {error.details['cause']}." if "cause" in error.details else ""
+            self.note(f"{one.job.name}: {error.message}{cause} Trying again.")
         return error.is_retryable
 
     def _converse(

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
+from driftline.digests import Digest
 from driftline.errors import (
     ConfigurationError,
+    DriftlineError,
     ProofFailed,
     SnapshotLost,
     TableShrank,
@@ -22,12 +24,14 @@ from driftline.errors import (
 
 from warehouse_agent import (
     apply,
+    blame,
     feed,
     heat,
     plan,
     prices,
     prove,
     publish,
+    reduce,
     schema,
     stage,
     tally,
@@ -237,11 +241,29 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
             theirs=out.theirs,
             name=job.name,
         )
-    except ProofFailed:
+    except ProofFailed as error:
+        with contextlib.suppress(DriftlineError):
+            parts = _parts(job, p, out, applied)
+            error.details.update({"cause": blame.broken(parts), "rows": parts.counted()})
         # What led here must not be built on.
         job.staging.clear()
         raise
     job.report.proof = _proof(p)
+
+
+def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> blame.Parts:
+    def digest(files: Sequence[DataFile]) -> Digest:
+        return reduce.total(job.spark, files, p.layout, p.salt) if files else Digest()
+
+    before = applied.before
+    return blame.Parts(
+        theirs=out.theirs,
+        ours=p.sums.total,
+        came=out.came,
+        shipped=digest(applied.shipped),
+        stayed=digest((*applied.rewritten, *applied.kept)),
+        gone=None if before is None else digest(before),
+    )
 
 
 def _publish(

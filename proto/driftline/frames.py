@@ -110,9 +110,12 @@ def decode(data: bytes) -> Frame:
     return Frame(decoded, Salt(s0, s1), Digest(rows, (high << 64) + low))
 
 
-def rows_in(data: bytes) -> int:
-    """How many rows a frame says it holds, for progress; 0 where that cannot be read."""
-    return int.from_bytes(data[4:8], "little") if len(data) >= _HEADER.size else 0
+def digest_in(data: bytes) -> Digest:
+    """Of the rows that a frame says it holds; of none where that cannot be read."""
+    if len(data) < _HEADER.size:
+        return Digest()
+    _, rows, _, _, _, low, high, _ = _HEADER.unpack_from(data)
+    return Digest(rows, (high << 64) + low)
 
 
 def verify(
