@@ -29,7 +29,7 @@ REPORT = [
     "rows_deleted", "rows_total", "rows_left", "bytes_sent", "bytes_received", "bytes_rewritten",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "seconds", "method", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
-    "checked_at", "attempts", "tiles", "tiles_done", "resumed_at", "error",
+    "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
