@@ -182,7 +182,7 @@ class Warehouse:
         rows = len(self.copy.rows)
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
-        shipped = sum(map(frames.rows_in, came))
+        shipped = sum(frames.digest_in(frame).count for frame in came)
         if not out.equal:
             self._notes |= prices.learnt(
                 self._notes,
