@@ -34,7 +34,6 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import click
-from driftline import frames
 from driftline.digests import Salt
 from driftline.ranges import Partition
 from driftline.types import Recipe
@@ -85,7 +84,7 @@ class Warehouse:
         assert wire.is_done
         assert out.round_trips == wire.round_trips
         inserted, updated, deleted = copy.take(out, opening.salt, came)
-        self._learn(out, at, inserted, updated, deleted, came)
+        self._learn(out, at, inserted, updated, deleted)
         return Record(
             commit=number,
             at=at.isoformat(),
@@ -168,26 +167,17 @@ class Warehouse:
             counted, knots = self._quantiles = rows, self.copy.quantiles()
         return plan.partition_for(knots, rows, integer_key=True)
 
-    def _learn(
-        self,
-        out: Outcome,
-        at: datetime,
-        inserted: int,
-        updated: int,
-        deleted: int,
-        came: list[bytes],
-    ) -> None:
+    def _learn(self, out: Outcome, at: datetime, inserted: int, updated: int, deleted: int) -> None:
         """As `settle` learns."""
         is_load, changed = not self.runs, inserted + updated + deleted
         rows = len(self.copy.rows)
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
-        shipped = sum(frames.digest_in(frame).count for frame in came)
         if not out.equal:
             self._notes |= prices.learnt(
                 self._notes,
                 frame_bytes=out.frame_bytes,
-                shipped=shipped,
+                shipped=out.came.count,
                 changed=changed,
                 is_copy=out.is_copy,
             )

@@ -90,9 +90,8 @@ class Sketching:
                 outside += len(inside) - int(np.count_nonzero(inside))
                 yield from self._shipper.pick(batch, named | ~inside)
             yield from self._shipper.flush()
-            is_scan = self._embedding.base is None
-            agrees = outside == self._filling.outside and (rows == total or not is_scan)
-            self._reader.same_snapshot(agrees)
+            agrees = outside == self._filling.outside
+            self._reader.same_snapshot(agrees and (rows == total or not self._scans(ks, total)))
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
 
     def release(self) -> None:
@@ -100,9 +99,14 @@ class Sketching:
         self._filling.cells = None
         del self.cells, self._decoder
 
+    def _scans(self, ks: U64, total: int) -> bool:
+        """Whether all rows are read to find those below these k."""
+        rows = len(ks) + self._filling.outside
+        return self._embedding.base is None or not self._reader.by_index(rows, total)
+
     def _find(self, ks: U64, total: int) -> Iterator[Batch]:
         """The batches in which these rows are, and perhaps others."""
-        if self._embedding.base is None:
+        if self._scans(ks, total):
             return self._reader.scan()
         first, last = joined(self._embedding.positions(ks))
         if self._filling.outside:

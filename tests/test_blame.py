@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from driftline.digests import Digest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +50,7 @@ def test_each_link(came: Digest, stayed: Digest, gone: Digest, is_known: bool) -
 def test_a_row_that_kept_its_hashes(came: Digest, stayed: Digest, gone: Digest, other: int) -> None:
     """As many rows, and another sum: one that stayed has another value at the source."""
     parts = sound(came, stayed, gone)
-    assert "by chance" not in broken(parts)
+    assert "2^32" not in broken(parts)
     assert "2^32" in broken(replace(parts, theirs=parts.theirs + Digest(0, other)))
 
 
@@ -61,7 +60,6 @@ def test_rows_are_counted() -> None:
     assert "gone" not in replace(parts, gone=None).counted()
 
 
-@pytest.mark.parametrize("came", [Digest(), Digest(0, 0)])
-def test_nothing_came(came: Digest) -> None:
-    parts = replace(sound(came, Digest(3, 6), ROW), theirs=Digest(2, 6))
+def test_nothing_came() -> None:
+    parts = replace(sound(Digest(), Digest(3, 6), ROW), theirs=Digest(2, 6))
     assert "should have given way" in broken(parts)

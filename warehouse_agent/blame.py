@@ -47,7 +47,7 @@ def broken(parts: Parts) -> str:
         return "the values in the files are not those that were written to them"
     if result.count == parts.theirs.count:
         return (
-            "a changed row was taken for an unchanged one: its hashes agree once in 2^32 updates, "
-            "and those of the next attempt are others"
+            "as many rows as the source has, but not the same: a changed row may have been taken "
+            "for an unchanged one, as its hashes agree once in 2^32 updates"
         )
     return "not all rows that differ came, or some stayed that should have given way"

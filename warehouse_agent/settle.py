@@ -242,11 +242,11 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
             name=job.name,
         )
     except ProofFailed as error:
+        # What led here must not be built on.
+        job.staging.clear()
         with contextlib.suppress(DriftlineError):
             parts = _parts(job, p, out, applied)
             error.details.update({"cause": blame.broken(parts), "rows": parts.counted()})
-        # What led here must not be built on.
-        job.staging.clear()
         raise
     job.report.proof = _proof(p)
 
