@@ -372,10 +372,30 @@ def test_what_is_missing_is_enough(share: float) -> None:
         assert decoder.differing is not None
         told = -len(theirs) * math.log1p(-decoder.differing / len(theirs)) / HASHES
         assert told == pytest.approx(changes, rel=0.1)
-        grid = sizing.refined(first, need, is_stuck=True)
+        grid = sizing.refined(first, need, len(first))
         assert len(grid) <= 1.06 * need
         decoder.take(grid, ours.children(first, grid, decoder.stuck))
         unsolved += not decoder.solved
         if decoder.solved:
             assert decoder.ks.tolist() == pair.changed()
     assert unsolved <= 1
+
+
+def test_what_shares_all_cells_takes_one_more_flight() -> None:
+    """Of few changes, two are now and then in the same three cells: chance, whatever the size."""
+    third, changes, stalls = 10_080, 60, 0
+    first = sizing.fitting(third, sizing.cells_for(changes))
+    for seed in range(300):
+        pair = scattered(seed, changes, 1 << 16)
+        ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
+        decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=ours.check)
+        decoder.take(first, ours.folded(first))
+        if not decoder.solved:
+            stalls += 1
+            stuck = int(np.count_nonzero(decoder.stuck))
+            grid = sizing.refined(first, sizing.cells_for(changes), stuck)
+            assert decoder.cells_expected(grid) <= 64
+            decoder.take(grid, ours.children(first, grid, decoder.stuck))
+        assert decoder.solved
+        assert decoder.ks.tolist() == pair.changed()
+    assert 0 < stalls < 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import subprocess
@@ -60,7 +61,8 @@ def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
         assert f"  {table.name} " in out, "its line in the table"
     assert out.count("rows, equal\n") == 3
     assert "equal to the receipt" in out
-    assert "Round trips of a refresh: 2; with nothing changed: 1." in out
+    # Two, and for each of the three tables seven times in a thousand another (`test_decoders`).
+    assert re.search(r"Round trips of a refresh: [23]; with nothing changed: 1\.", out)
     assert marked(mark) == []
     assert (folder / "orders.receipt.json").is_file()
     assert not list(folder.rglob("*.key.tmp"))

@@ -417,12 +417,24 @@ def test_what_follows_refines_what_was_sent(
 ) -> None:
     grid, steps = Grid(fold * third, fold), 0
     while len(grid) < 3 * fold * third:
-        finer = sizing.refined(grid, need, is_stuck=is_stuck)
+        finer = sizing.refined(grid, need, len(grid) if is_stuck else len(grid) // 4)
         assert grid.zones(finer)
         if not grid.cut and is_stuck:
             assert len(finer) >= min(need, 3 * fold * third)
         grid, need, steps = finer, need_again, steps + 1
     assert steps <= 25
+
+
+@pytest.mark.parametrize(
+    ("stuck", "fold", "fold_if_cut"),
+    [(1, 21, 12), (3, 21, 12), (9, 21, 12), (20, 42, 21), (40, 84, 42), (400, 84, 84)],
+)
+def test_few_stuck_cells_are_cut_finely(stuck: int, fold: int, fold_if_cut: int) -> None:
+    """Two entries in the same three cells would else be together again, once in eight times, and
+    always where these cells are as fine as the next ones."""
+    assert sizing.refined(Grid(168 * 600, 168), 10_000, stuck) == Grid(168 * 600, fold)
+    cut = Grid(168 * 600, 168, 1000, 84)
+    assert sizing.refined(cut, 10_000, stuck) == Grid(168 * 600, fold_if_cut)
 
 
 @given(st.sampled_from(sizing.THIRDS) | st.integers(1, 5000), st.integers(0, 2_000_000))
@@ -476,7 +488,7 @@ def test_a_stall_is_answered_with_what_is_missing_whatever_the_fold(fold: int) -
     while len(grid) < 3 * fold * 4000 / 2:
         parts = grid.fold // grid.finer if grid.cut else 2
         need = math.ceil(max(1.2, 1.1 * parts / 2) * len(grid))
-        finer = sizing.refined(grid, need, is_stuck=True)
+        finer = sizing.refined(grid, need, len(grid))
         assert min(need, 3 * fold * 4000) <= len(finer) <= 1.01 * spare * need
         grid = finer
 
@@ -487,7 +499,7 @@ def test_no_honest_sketch_is_refined_too_often(fold: int, third: int) -> None:
     """Even if every estimate is too low."""
     grid, steps = Grid(fold * third, fold), 1
     while len(grid) < 3 * fold * third:
-        grid, steps = sizing.refined(grid, 0, is_stuck=True), steps + 1
+        grid, steps = sizing.refined(grid, 0, len(grid)), steps + 1
     assert steps <= CELLS_TAKEN_MAX
 
 

@@ -12,7 +12,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,17 @@ def cut(pair: Pair, nth: int = 1, *, after: bool = True) -> None:
         pytest.raises(KeyboardInterrupt),
     ):
         pair.reports("orders")
+
+
+def an_hour_apart(pair: Pair) -> None:
+    """What is expected depends on how long ago refreshes were: here, not on how slow a machine is
+    between two calls."""
+    place = pair.warehouse / PRIVATE / "runs" / "orders.jsonl"
+    runs = [json.loads(line) for line in place.read_text().splitlines()]
+    now = datetime.now(UTC)
+    for ago, run in enumerate(reversed(runs), 1):
+        run["checked_at"] = (now - timedelta(hours=ago)).isoformat()
+    place.write_text("".join(json.dumps(run) + "\n" for run in runs))
 
 
 # Right
@@ -490,6 +501,7 @@ def test_pauses_between_tiles(pair: Pair) -> None:
 def test_plan_tells_of_tiles(pair: Pair) -> None:
     edit(pair.legacy, "once")
     pair.refresh("orders")
+    an_hour_apart(pair)
     edit(pair.legacy, "twice")
     store, fragment = Store(str(pair.warehouse)), pair.config().fragments["orders"]
     found = forecast(store, fragment)

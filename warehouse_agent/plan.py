@@ -39,7 +39,6 @@ from warehouse_agent.line import Line
 from warehouse_agent.prices import Prices
 from warehouse_agent.sizing import (
     ESTIMATE_ERROR,
-    SPARSE,
     Stall,
     cells_for,
     fitting,
@@ -241,7 +240,7 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
     elif len(grid) == sketch.cells:
         return None
     else:
-        wanted = refined(grid, need, is_stuck=stall.stuck > SPARSE * len(grid))
+        wanted = refined(grid, need, stall.stuck)
         sent = stall.stuck * (len(wanted) / len(grid) - 1)
     likely = CELL_BYTES * sent + prices.changes(told.shipped(told.likely))
     more = max(cells_for(told.worst) - len(wanted), 0)

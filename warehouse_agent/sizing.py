@@ -35,7 +35,10 @@ FOLDS = tuple(sorted([*(1 << b for b in range(16)), *(3 << b for b in range(3, 1
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
-SPARSE = 0.3  # of the cells are stuck, or fewer: the next finer ones of these will do
+SPARSE = 0.3  # of the cells are stuck, or fewer: finer ones of these will do
+# Entries that share all their cells stay together in all of these cut in n once in n³ times.
+PARTS_SPARSE = 8
+CELLS_SPARSE = 64  # that follow instead of the next finer ones, where these are fewer
 # Thirds whose tables fold to nearly any size, where nothing was predicted.
 THIRDS = (60, 360, 2520, 10080, 27720, 55440, 110880, 221760, 332640, 498960, THIRD_CELLS_MAX)
 
@@ -184,15 +187,17 @@ def fitting(third: int, need: int) -> Grid:
     return _least(third, _divisors(third), need)
 
 
-def refined(grid: Grid, need: int, *, is_stuck: bool) -> Grid:
+def refined(grid: Grid, need: int, stuck: int) -> Grid:
     """The grid to refine one to that is not the finest.
 
-    `need`: cells of one fold from which all changes would be read. `is_stuck`: next to nothing was
-    read; else the next finer cells of what is stuck will do.
+    `need`: cells of one fold from which all changes would be read. `stuck`: cells of the grid; of
+    few of them the next finer ones will do, or ones so fine that they will hardly be stuck again.
     """
     folds = [grid.fold, *_divisors(grid.finer)] if grid.cut else _divisors(grid.fold)
-    if not is_stuck:
-        return Grid(grid.third, folds[1])
+    if stuck <= SPARSE * len(grid):
+        parts = min(1 + CELLS_SPARSE / max(stuck, 1), PARTS_SPARSE)
+        finest = (grid.finer or grid.fold) / parts
+        return Grid(grid.third, min(folds[1], *(f for f in folds if f >= finest)))
     parts = grid.fold // grid.finer if grid.cut else 2  # cut in more, it needs more spare cells
     need = max(need, math.ceil(SOME_MORE * parts / 2 * len(grid)))
     return _least(grid.third, folds, need, before=grid.fold)
