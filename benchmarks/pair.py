@@ -22,6 +22,7 @@ from typing import Any, Self
 import click
 
 from benchmarks import tpch
+from benchmarks.source_memory import peak_mb, status_mb
 from tests.servers import PostgreSQL
 from tests.wan import SOURCE_ADDRESS, Link
 
@@ -34,7 +35,12 @@ class Bench:
     """Both agents around one PostgreSQL database and one link."""
 
     def __init__(
-        self, folder: Path, server: PostgreSQL, link: Link, method: str | None = None
+        self,
+        folder: Path,
+        server: PostgreSQL,
+        link: Link,
+        method: str | None = None,
+        readers: int = 1,
     ) -> None:
         self.folder, self.link = folder, link
         self.database = "bench"
@@ -45,7 +51,7 @@ class Bench:
             f'[database]\nurl = "{server.url("postgres", self.database)}"\n'
             f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
             'key = "certs/source.key"\nclient_ca = "certs/ca.pem"\naudit_file = "audit.jsonl"\n'
-            '[relations.orders]\ntable = "orders"\n'
+            f'[limits]\nreaders = {readers}\n[relations.orders]\ntable = "orders"\n'
         )
         (folder / "warehouse.toml").write_text(
             '[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n'
@@ -105,15 +111,15 @@ class Bench:
         report["link_packets"] = moved.to_source_packets + moved.to_warehouse_packets
         return report
 
-    def source_rss(self) -> int:
-        """Peak resident bytes of the source agent."""
+    def source_peak(self) -> str:
+        """Resident memory of the source agent and its readers."""
         assert self._source is not None
-        return _peak_bytes(self._source.pid)
+        return peak_mb(self._source.pid)
 
-    def driver_rss(self) -> int:
-        """Peak resident bytes of the warehouse agent's Python, which drives Spark."""
+    def driver_peak(self) -> str:
+        """Resident memory of the warehouse agent's Python, which drives Spark."""
         assert self._warehouse is not None
-        return _peak_bytes(self._warehouse.pid)
+        return f"{status_mb(self._warehouse.pid, 'VmHWM'):.1f} MB"
 
     def _enroll(self) -> None:
         command = [
@@ -125,11 +131,6 @@ class Bench:
             SOURCE_ADDRESS,
         ]
         subprocess.run(command, check=True, capture_output=True)
-
-
-def _peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1]) * 1024
 
 
 def program(name: str) -> str:
@@ -154,6 +155,7 @@ def show(what: str, report: dict[str, Any], floor: int | None = None) -> None:
 @click.option("--rate-mbit", default=None, type=float, help="None: unlimited.")
 @click.option("--refreshes", default=6, show_default=True)
 @click.option("--share", default=1.0, show_default=True, help="Per cent changed in each.")
+@click.option("--readers", default=1, show_default=True, help="limits.readers of the source agent.")
 @click.option("--method", default=None, help="range, group, sketch, full; else the agent's choice.")
 def main(
     scale: float,
@@ -161,6 +163,7 @@ def main(
     rate_mbit: float | None,
     refreshes: int,
     share: float,
+    readers: int,
     method: str | None,
 ) -> None:
     """Load, nothing, scattered changes again and again, a second load; orders at a scale factor."""
@@ -168,7 +171,7 @@ def main(
         TemporaryDirectory() as folder,
         PostgreSQL() as server,
         Link(rtt_ms=rtt_ms, rate_mbit=rate_mbit) as link,
-        Bench(Path(folder), server, link, method) as bench,
+        Bench(Path(folder), server, link, method, readers) as bench,
     ):
         rows = tpch.load(bench.connection, tpch.generate(DATA, scale, "orders"), "orders")
         print(f"orders, scale {scale}: {rows:,} rows; {rtt_ms} ms, {rate_mbit or 'no'} Mbit/s")
@@ -188,8 +191,8 @@ def main(
         print(f"last refresh ÷ warm load: {refresh_s / sum(load['seconds'].values()):.2f}")
         line = json.loads(Path(folder, "warehouse/_driftline/sources/erp.json").read_text())
         print(f"the line as the agent measured it: {line}")
-        print(f"source agent, peak resident: {bench.source_rss():,} bytes")
-        print(f"driver (Python), peak resident: {bench.driver_rss():,} bytes")
+        print(f"source agent, peak resident: {bench.source_peak()}")
+        print(f"driver (Python), peak resident: {bench.driver_peak()}")
 
 
 if __name__ == "__main__":
