@@ -3,8 +3,7 @@
     _driftline/changes/<name>/_version=N/…      `_op`, then the data columns
 
 A feed is of the files that the commit names. Images are told by what the other side has under their
-key: looked up in Spark's tasks where a difference is known (`write`), joined by Spark where whole
-files are compared (`joined`).
+key: looked up in Spark's tasks where these can hold it (`write`), else joined by Spark (`joined`).
 """
 
 from __future__ import annotations

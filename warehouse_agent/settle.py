@@ -323,8 +323,8 @@ def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
         return Feed()
     place = (job.spark, job.store, job.name, p.base.version + 1)
     before, after = applied.before, applied.shipped
-    if before is not None and fits(before) and fits(after):
-        return feed.write(*place, before=before, after=after, layout=p.layout)
     if before is None:
         before, after = applied.gone, applied.added
+    if fits(before) and fits(after):
+        return feed.write(*place, before=before, after=after, layout=p.layout)
     return feed.joined(*place, old=before, new=after, layout=p.layout)
