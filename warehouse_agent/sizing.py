@@ -38,7 +38,7 @@ WORTH_BYTES = 8192
 SPARSE = 0.3  # of the cells are stuck, or fewer: finer ones of these will do
 # Entries that share all their cells stay together in all of these cut in n once in n³ times.
 PARTS_SPARSE = 8
-CELLS_SPARSE = 64  # that follow instead of the next finer ones, where these are fewer
+CELLS_SPARSE = 64  # that follow for it, or some more where a grid has coarser cells as well
 # Thirds whose tables fold to nearly any size, where nothing was predicted.
 THIRDS = (60, 360, 2520, 10080, 27720, 55440, 110880, 221760, 332640, 498960, THIRD_CELLS_MAX)
 
