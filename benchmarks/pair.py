@@ -112,12 +112,12 @@ class Bench:
         return report
 
     def source_peak(self) -> str:
-        """Resident memory of the source agent and its readers."""
+        """Peak resident memory of the source agent and of its readers."""
         assert self._source is not None
         return peak_mb(self._source.pid)
 
     def driver_peak(self) -> str:
-        """Resident memory of the warehouse agent's Python, which drives Spark."""
+        """Peak resident memory of the warehouse agent's Python, which drives Spark."""
         assert self._warehouse is not None
         return f"{status_mb(self._warehouse.pid, 'VmHWM'):.1f} MB"
 

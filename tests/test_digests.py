@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +84,14 @@ def test_equal_rows_are_unequal_under_another_salt() -> None:
     assert digest((1, 2), prints) != digest((1, 3), prints) != digest((2, 2), prints)
     first, second = Salt.fresh(), Salt.fresh()
     assert len({first.s0, first.s1, second.s0, second.s1}) == 4
+
+
+def test_no_two_processes_draw_the_same_salt() -> None:
+    """Outside of tests, which draw theirs from a seed."""
+    program = [sys.executable, "-c", "from driftline.digests import Salt; print(Salt.fresh())"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    drawn = {subprocess.check_output(program, env=environment) for _ in range(2)}
+    assert len(drawn) == 2
 
 
 @given(SALTS)
