@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -120,12 +120,22 @@ def serving(folder: Path, url: str, tables: list[str], readers: int) -> Iterator
 def peak_mb(pid: int) -> str:
     """The peak of a process, and of each reader below it with what of that is its own: what it maps
     from files is mapped by the agent as well."""
-    below = [c for t in Path(f"/proc/{pid}/task").glob("*/children") for c in t.read_text().split()]
     shown = [f"{status_mb(pid, 'VmHWM'):.1f}"]
-    for reader in map(int, below):
+    for reader in readers_of(pid):
         peak = status_mb(reader, "VmHWM")
         shown.append(f"{peak:.1f} ({peak - status_mb(reader, 'RssFile'):.1f} its own)")
     return " + ".join(shown) + " MB"
+
+
+def readers_of(pid: int) -> list[int]:
+    """The processes whose parent it is; `task/*/children` misses some while threads end."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                found.append(int(path.parent.name))
+    return found
 
 
 def status_mb(pid: int, field: str) -> float:

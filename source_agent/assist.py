@@ -1,9 +1,10 @@
 """A process beside the agent that reads parts of a scan.
 
 Started by `share`, with a pipe to the agent as its standard input. A job comes through it, then the
-numbers of the parts to read, one by one; what was added up goes back as arrays of a fixed size. The
-job holds the fragment key and the database's password, which are on the pipe and in memory, and
-nowhere else: not in the arguments, the environment or a log.
+numbers of the parts to read, one by one; the hashes of their rows go back (`fill.Hashed`), for the
+agent to add up: this process has no tables. The job holds the fragment key and the database's
+password, which are on the pipe and in memory, and nowhere else: not in the arguments, the
+environment or a log.
 
 Invariants: it reads through a read-only session like the agent's own, over the agent's snapshot. It
 lives as long as the pipe: when that ends, however the agent ended, it cancels its statement, closes
@@ -27,11 +28,9 @@ from multiprocessing.connection import Connection
 
 from driftline.digests import Salt
 from driftline.errors import DatabaseUnavailable, DriftlineError, InternalError
-from driftline.ranges import Partition
-from driftline.sketches import Embedding
 
 from source_agent.engine import Session, Shape, Split
-from source_agent.fill import Filling
+from source_agent.fill import Hashed
 from source_agent.heap import keep_heap_small
 from source_agent.read import Reader, Tally
 
@@ -46,27 +45,24 @@ class Job:
     shape: Shape
     fragment_key: bytes = field(repr=False)
     salt: Salt
-    partition: Partition
-    embedding: Embedding | None
-    third: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A part was read, with so many rows."""
+    """A part was read to its end: so many rows, whose `Hashed` came before."""
 
     part: int
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """All parts were read; the `Filling.pieces` follow, raw."""
+class Done:
+    """All parts were read, and the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ended; nothing of what was read counts."""
+    """It ended in the middle of a part."""
 
     error: DriftlineError
 
@@ -110,19 +106,17 @@ class Assistant:
     def _work(self, job: Job) -> bool:
         """Whether it went well; after a failure the process is not used again."""
         try:
-            filling = self._fill(job)
+            self._join(job)
         except DriftlineError as error:
             self._pipe.send(Failed(error))
             return False
         except Exception as problem:
             self._pipe.send(Failed(InternalError(f"A reader met {type(problem).__name__}.")))
             return False
-        self._pipe.send(Filled())
-        for piece in filling.pieces():
-            self._pipe.send_bytes(piece)
+        self._pipe.send(Done())
         return True
 
-    def _fill(self, job: Job) -> Filling:
+    def _join(self, job: Job) -> None:
         split = job.join()
         with closing(split.session):
             with self._lock:
@@ -130,23 +124,21 @@ class Assistant:
                 if self._is_over:
                     raise DatabaseUnavailable("The read was interrupted.")
             try:
-                return self._read(job, split)
+                self._read(job, split)
             finally:
                 with self._lock:
                     self._session = None
 
-    def _read(self, job: Job, split: Split) -> Filling:
+    def _read(self, job: Job, split: Split) -> None:
         tally = Tally()
         reader = Reader(
             split.session, job.shape, fragment_key=job.fragment_key, salt=job.salt, tally=tally
         )
-        filling = Filling(job.partition, job.salt, job.embedding, job.third)
         while isinstance(part := self._heard.get(), int):
             before = tally.rows_read
             for batch in reader.batches(split.read(part)):
-                filling.add(batch)
+                self._pipe.send(Hashed.of(batch))
             self._pipe.send(Read(part, tally.rows_read - before))
-        return filling
 
 
 def main() -> None:

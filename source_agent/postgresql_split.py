@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
-PARTS_MAX: Final = 4096
-PACED_PARTS_MAX: Final = 1 << 16  # where parts are small for the sake of a rate
+PARTS_MAX: Final = 1 << 16  # parts grow beyond 256 GiB: a part's hashes wait for its end
 ROWS_PER_BLOCK: Final = 100  # of a table that nobody has analysed
 
 SPLIT = """
@@ -79,7 +78,7 @@ def cut(blocks: int, *, rows: float, rows_max: int | None) -> Cut | None:
     step = max(PART_BLOCKS, -(-blocks // PARTS_MAX))
     if rows_max is not None:
         known = rows if rows >= 1 else blocks * ROWS_PER_BLOCK
-        step = max(-(-blocks // PACED_PARTS_MAX), min(step, int(rows_max * blocks / known)), 1)
+        step = max(-(-blocks // PARTS_MAX), min(step, int(rows_max * blocks / known)), 1)
     return Cut(max(-(-blocks // step), 1), step)
 
 

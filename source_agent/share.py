@@ -1,19 +1,21 @@
 """One scan shared with further processes, where the DBA allows it (`limits.readers`).
 
 Hashing is what a scan waits for, and Python hashes on one core: so further processes (`assist`)
-read parts of the same snapshot and add them up for themselves, and their sums are added to ours.
-The parts are given out one by one to whoever is free, this process among them; the fetch of changed
+read parts of the same snapshot and hash their rows, and we add the hashes up with our own. The
+parts are given out one by one to whoever is free, this process among them; the fetch of changed
 rows, and everything else of an exchange, stays here.
 
-Invariants: a part counts once, from whoever delivers sums that hold it. What a process read counts
-only when it has delivered: if it dies, or cannot connect, or loses its connection, its parts are
-read again here. What is wrong with the rows themselves ends the exchange with that error. On the
-way out, whatever the reason, no process is left with a statement. The governor is asked about every
-part that another process has read, as it is about every batch read here.
+Invariants: a part counts once, from whoever read it to its end: what has come of it is added up
+only then. If a process dies, or cannot connect, or loses its connection, its open parts are read
+again here. What is wrong with the rows themselves ends the exchange with that error. On the way
+out, whatever the reason, no process is left with a statement. The governor is asked about every
+part that another process has read, as it is about every batch read here. Memory: tables are here
+alone, and of each process AHEAD parts wait to be added.
 
 Rejected: threads (the interpreter's lock), `multiprocessing` (it forks or runs the main module
-again; an agent has threads, and its main module is the DBA's program), shared memory (the arrays
-are copied once at the end, some milliseconds, and nothing can be left behind).
+again; an agent has threads, and its main module is the DBA's program), shared memory (something
+can be left behind; a pipe carries 16 bytes a row), tables in every process (35 MB each, for the
+tenth of a scan's work that adding up is; and a process that dies takes all it has read along).
 """
 
 from __future__ import annotations
@@ -31,21 +33,21 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from driftline.errors import (
-    DatabaseUnavailable,
     DriftlineError,
     LimitExceeded,
     NullKey,
     ValueDoesNotFit,
 )
 
-from source_agent.assist import END_S_MAX, Failed, Filled, Job, Read
+from source_agent.assist import END_S_MAX, Done, Failed, Job, Read
 from source_agent.engine import Split
-from source_agent.fill import Filling
+from source_agent.fill import Filling, Hashed
 from source_agent.read import Reader
 
 AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for this one
 # Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
 _PROGRAM: Final = "from source_agent.assist import main; main()"
+TURN: Final = 4  # messages taken from one process before our own statement goes on
 LOOK_S: Final = 0.25  # at most this late is a cancellation seen while others read
 _OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again is no help
 _SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no use for
@@ -74,10 +76,10 @@ class Process:
         self.begin()
 
     def begin(self) -> None:
-        """For the scan that begins: which parts it was given, how many of them it has not yet
-        reported, whether it knows that there are no more."""
+        """For the scan that begins: which parts it has at hand, what has come of the first of them,
+        whether it knows that there are no more."""
         self.parts: list[int] = []
-        self.unread = 0
+        self.found: list[Hashed] = []
         self.knows_all = False
 
     @property
@@ -90,7 +92,6 @@ class Process:
             self.knows_all = True
         else:
             self.parts.append(part)
-            self.unread += 1
         self.pipe.send(part)
 
     def end(self) -> None:
@@ -157,7 +158,7 @@ def fill(reader: Reader, filling: Filling, crew: Crew | None) -> None:
                 Sharing(reader, split, filling, processes).run()
                 return
     for batch in reader.survey():
-        filling.add(batch)
+        filling.add(Hashed.of(batch))
 
 
 class Sharing:
@@ -177,9 +178,6 @@ class Sharing:
             shape=self._reader.shape,
             fragment_key=self._reader.fragment_key,
             salt=self._filling.salt,
-            partition=self._filling.partition,
-            embedding=self._filling.embedding,
-            third=self._filling.third,
         )
         for process in self._working[:]:
             self._begin(process, job)
@@ -195,7 +193,7 @@ class Sharing:
         # Closed, or the statement outlives what others raise between two batches.
         with closing(self._reader.batches(self._split.read(part))) as batches:
             for batch in batches:
-                self._filling.add(batch)
+                self._filling.add(Hashed.of(batch))
                 self._hear(0)
 
     def _begin(self, process: Process, job: Job) -> None:
@@ -211,7 +209,7 @@ class Sharing:
         """The next part, or word that there are no more."""
         if self._left:
             process.give(self._left.popleft())
-        elif not process.unread and not process.knows_all:
+        elif not process.parts and not process.knows_all:
             process.give(None)
 
     def _hear(self, timeout_s: float) -> None:
@@ -219,27 +217,34 @@ class Sharing:
         pipes = {p.pipe: p for p in self._working}
         for pipe in wait(list(pipes), timeout_s):
             process = pipes[pipe]  # type: ignore[index]
-            try:
-                said = process.pipe.recv()
-            except (EOFError, OSError) as error:
-                self._lost(process, error)
-            else:
+            for said in self._said(process):
                 self._take(process, said)
 
+    def _said(self, process: Process) -> Iterator[object]:
+        """What one of them has said, at least one message."""
+        try:
+            for _ in range(TURN):
+                yield process.pipe.recv()
+                if process not in self._working or not process.pipe.poll():
+                    return
+        except (EOFError, OSError) as error:
+            self._lost(process, error)
+
     def _take(self, process: Process, said: object) -> None:
-        if isinstance(said, Read):
-            process.unread -= 1
+        if isinstance(said, Hashed):
+            process.found.append(said)
+        elif isinstance(said, Read):
+            process.parts.remove(said.part)
+            found, process.found = process.found, []
+            for rows in found:
+                self._filling.add(rows)
             self._reader.tally.rows_read += said.rows
             self._split.note(said.rows)
             try:
                 self._give(process)
             except OSError as error:
                 self._lost(process, error)
-        elif isinstance(said, Filled):
-            try:
-                self._filling.take(iter(process.pipe.recv_bytes, None))
-            except (EOFError, OSError):
-                raise DatabaseUnavailable("A reader process died as it delivered.") from None
+        elif isinstance(said, Done):
             self._working.remove(process)
         elif isinstance(said, Failed):
             if isinstance(said.error, _OF_THE_ROWS):
@@ -249,7 +254,7 @@ class Sharing:
             raise AssertionError(f"a reader said {type(said).__name__}")
 
     def _lost(self, process: Process, why: OSError | EOFError | DriftlineError) -> None:
-        """What it read is read again, and it is not used any more."""
+        """Its open parts are read again, and it is not used any more."""
         _log.warning("a reader process was lost; its part is read again: %s", why or "it ended")
         self._working.remove(process)
         self._kept.remove(process)

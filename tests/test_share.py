@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,21 +28,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from source_agent import postgresql_split, share
-from source_agent.assist import Failed, Job, Read
+from source_agent.assist import Done, Failed, Job, Read
 from source_agent.check import check
 from source_agent.configure import Budget, load
 from source_agent.engine import Limits, Relation, Session, Split
 from source_agent.engines import connect
 from source_agent.explain import explain
-from source_agent.fill import Filling
+from source_agent.fill import Filling, Hashed
 from source_agent.govern import GovernedSession, Governor, Stopped
 from source_agent.grant import grants
 from source_agent.hold import Batch
 from source_agent.postgresql import PostgresqlEngine
-from source_agent.postgresql_split import BLOCKS_MIN, PACED_PARTS_MAX, PARTS_MAX, Cut, cut
+from source_agent.postgresql_split import BLOCKS_MIN, PARTS_MAX, Cut, cut
 from source_agent.read import Reader, Tally
 from source_agent.serve import start
-from source_agent.share import Crew, Process
+from source_agent.share import Crew, Process, Sharing
 from tests.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
 from tests.legacies import OfPostgreSQL
 from tests.servers import PostgreSQL
@@ -62,7 +63,7 @@ def test_parts_cover_every_place_once(blocks: int, rows: float, rows_max: int | 
         assert found is None
         return
     assert found is not None
-    assert found.parts <= (PARTS_MAX if rows_max is None else PACED_PARTS_MAX)
+    assert found.parts <= PARTS_MAX
     shown = [0, *range(max(found.parts - 3, 0), found.parts)]
     bounds = [found.bounds(part) for part in shown]
     assert bounds[0][0] == "(0,0)"
@@ -79,25 +80,20 @@ def test_parts_cover_every_place_once(blocks: int, rows: float, rows_max: int | 
     ),
     st.booleans(),
 )
-def test_fillings_add_up(rows: list[tuple[int, int, int]], has_sketch: bool) -> None:
-    """In pieces from three processes, whatever each has seen, it is what one process has."""
+def test_rows_are_added_in_any_order(rows: list[tuple[int, int, int]], has_sketch: bool) -> None:
+    """In three lots that came through a pipe it is what one lot is."""
 
-    def filled(chosen: list[tuple[int, int, int]]) -> Filling:
-        embedding = EMBEDDING if has_sketch else None
-        filling = Filling(uniform(16), SALT, embedding, THIRD if has_sketch else 0)
+    def hashed(chosen: list[tuple[int, int, int]]) -> Hashed:
         where = np.array([w for w, _, _ in chosen], np.int64)
         hashes = np.array([h for _, h, _ in chosen], np.uint64)
-        filling.add(Batch(gather([]), where, Mixed(hashes, hashes[::-1].copy())))
-        return filling
+        return Hashed.of(Batch(gather([]), where, Mixed(hashes, hashes ^ np.uint64(7))))
 
-    whole, ours = filled(rows), filled([row for row in rows if row[2] == 0])
-    # The second lane must not depend on how rows are cut.
-    whole.sums.total = sum(
-        (filled([r for r in rows if r[2] == n]).sums.total for n in range(3)),
-        start=Filling(uniform(16), SALT).sums.total,
-    )
-    for number in (1, 2):
-        ours.take(filled([row for row in rows if row[2] == number]).pieces())
+    embedding, third = (EMBEDDING, THIRD) if has_sketch else (None, 0)
+    whole, ours = (Filling(uniform(16), SALT, embedding, third) for _ in range(2))
+    whole.add(hashed(rows))
+    for number in (2, 0, 1):
+        lot = hashed([row for row in rows if row[2] == number])
+        ours.add(pickle.loads(pickle.dumps(lot)))
     assert_equal(ours, whole)
 
 
@@ -386,7 +382,16 @@ def job_of(session: Session, relation: Relation = ITEMS) -> Job:
     shape = session.describe(relation)
     split = session.split(shape)
     assert split is not None
-    return Job(split.join, shape, FRAGMENT_KEY, SALT, uniform(4), None, 0)
+    return Job(split.join, shape, FRAGMENT_KEY, SALT)
+
+
+def of_a_part(reader: Process) -> tuple[list[Hashed], Read]:
+    """What a reader says of its next part."""
+    found = []
+    while not isinstance(said := reader.pipe.recv(), Read):
+        assert isinstance(said, Hashed), said
+        found.append(said)
+    return found, said
 
 
 @contextmanager
@@ -428,7 +433,7 @@ def test_nothing_secret_is_in_arguments_or_environment(
         job = job_of(session)
         reader.pipe.send(job)
         reader.give(0)
-        assert isinstance(reader.pipe.recv(), Read)
+        of_a_part(reader)
         folder = Path(f"/proc/{reader.pid}")
         seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
         assert b"PYTHONPATH" in seen
@@ -444,11 +449,11 @@ def test_a_reader_ignores_signals_and_ends_with_its_pipe(pg: OfPostgreSQL) -> No
         with process() as reader:
             reader.pipe.send(job_of(session))
             reader.give(0)
-            assert isinstance(reader.pipe.recv(), Read)
+            of_a_part(reader)
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(reader.pid, number)
             reader.give(1)
-            assert isinstance(reader.pipe.recv(), Read)
+            of_a_part(reader)
             assert others(pg) == 2
         until(lambda: others(pg) == 1, "the reader's connection is left")
 
@@ -469,11 +474,62 @@ def test_a_killed_reader_costs_nothing_but_time(pg: OfPostgreSQL) -> None:
 
         found, tally = scanned(session, crew, wrap=lambda split: Killing(split, kill))
         assert_equal(found, alone)
-        assert tally.rows_read > 5000, "what it had read was read again"
+        assert tally.rows_read == 5000, "what it had read to the end was read once"
         assert not crew._idle
         assert_equal(scanned(session, crew)[0], alone)  # with a new one
     crew.close()
     until(lambda: others(pg) == 0, "a connection is left")
+
+
+def test_what_came_of_a_part_without_its_end_does_not_count(
+    pg: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of a part, of which some batches had come."""
+    monkeypatch.setattr(postgresql_split, "PART_BLOCKS", 128)
+    pg.run(
+        "CREATE TABLE items (id bigint PRIMARY KEY, name text)",
+        "INSERT INTO items SELECT g, 'n' || g FROM generate_series(1, 100000) g",
+        "ANALYZE items",
+    )
+    crew = Crew(1)
+    came: list[int] = []
+    take = Sharing._take
+
+    def spy(self: Sharing, process: Process, said: object) -> None:
+        take(self, process, said)
+        if isinstance(said, Hashed) and not came:
+            came.append(len(said.positions))
+            os.kill(process.pid, signal.SIGKILL)
+            until(lambda: is_gone(process.pid), "it lives on")
+
+    with session_of(pg) as session:
+        alone, _ = scanned(session, None)
+        monkeypatch.setattr(Sharing, "_take", spy)
+        found, tally = scanned(session, crew)
+    assert_equal(found, alone)
+    assert came[0] > 0
+    assert tally.rows_read == 100_000
+    assert not crew._idle
+
+
+def test_a_reader_says_every_row_of_its_parts_and_then_that_it_is_done(pg: OfPostgreSQL) -> None:
+    fill_items(pg, 2000)
+    with session_of(pg) as session, process() as reader:
+        split = session.split(session.describe(ITEMS))
+        assert split is not None
+        reader.pipe.send(job_of(session))
+        rows = 0
+        for part in range(split.parts):
+            reader.give(part)
+            found, read = of_a_part(reader)
+            assert read.part == part
+            assert read.rows == sum(f.digest.count for f in found)
+            assert all(len(f.positions) == len(f.row_hashes) == f.digest.count for f in found)
+            rows += read.rows
+        assert rows == 2000
+        reader.give(None)
+        assert isinstance(reader.pipe.recv(), Done)
+        until(lambda: others(pg) == 1, "its connection is left")
 
 
 class Killing:

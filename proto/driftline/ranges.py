@@ -141,9 +141,13 @@ class RangeSums:
 
     def add(self, indices: Indices, mixed: Mixed) -> None:
         """Add rows: the range of each, int64 [n], and its mixed fingerprint."""
+        self.add_hashes(indices, mixed.m0, mixed.digest())
+
+    def add_hashes(self, indices: Indices, row_hashes: U64, digest: Digest) -> None:
+        """Add rows: the range and the row hash of each, [n], and the digest of all."""
         np.add.at(self.counts, indices, 1)
-        np.add.at(self.sums, indices, mixed.m0)
-        self.total += mixed.digest()
+        np.add.at(self.sums, indices, row_hashes)
+        self.total += digest
 
     def merge(self, other: RangeSums) -> None:
         self.counts += other.counts
