@@ -96,7 +96,8 @@ def patched(forcing: str, coarsen: int | None = None) -> Iterator[None]:
         for (module, name), value in FORCINGS[forcing].items():
             patch.setattr(module, name, value)
         if coarsen is not None:
-            patch.setattr(exchange, "choose", lambda **_: Choice(Method.RANGE, 0, coarsen))
+            choice = Choice(Method.RANGE, 0, rows_read=0, coarsen=coarsen)
+            patch.setattr(exchange, "choose", lambda **_: choice)
         yield
 
 
@@ -306,7 +307,7 @@ def test_a_table_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though what follows tells no more than what came before: 96 cells of 10,000 changes."""
     rows = large(20_000, seed=1)
     ours, others = table_of(INTEGER, rows), table_of(INTEGER, edit(rows, 10_000, seed=2))
-    answers = [Choice(Method.SKETCH, 0, 0, grid=Grid(20_160, 630))]
+    answers = [Choice(Method.SKETCH, 0, rows_read=0, grid=Grid(20_160, 630))]
     monkeypatch.setattr(exchange, "choose", lambda **told: (answers or [choose(**told)]).pop())
     result = run(INTEGER, ours, others, sketch=sketch_of(INTEGER, rows, 20_160, 2520))
     said = [reply.verdict for reply in result.pair.received if reply.HasField("verdict")]
@@ -828,6 +829,8 @@ def test_a_hostile_warehouse(bench: Bench, name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
+    is_compared = CONVERSATIONS[name][:1] == [digests(ALL)]
+    assert bench.tally.scans == (2 if is_compared else 1), "what is refused is not read for"
 
 
 def test_a_sound_warehouse_on_the_same_bench(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+import tracemalloc
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -41,13 +42,23 @@ from tests.exchange_pair import (
 )
 from tests.exchange_pair import exchange as exchanged
 from tests.test_exchange import (
+    END,
+    FINISHED,
     FORCINGS,
+    PACKED,
     SCHEMAS,
+    Script,
+    bomb,
+    converse,
+    counts,
     edit,
     edited,
+    hashes,
     large,
+    mismatch,
     patched,
     table_of,
+    verdict,
 )
 from warehouse_agent.plan import Method
 from warehouse_agent.regroup import PartOf
@@ -448,3 +459,78 @@ def test_a_source_without_room_for_hashes_ships_units_whole(
             result = exchanged(session, INTEGER.relation, OURS, units=units)
     assert "row_hashes" not in result.pair.kinds()
     assert result.state() == Counter(encode(row) for row in theirs)
+
+
+# A hostile source. Of forty rows the last twenty are in five units of four; the others in none.
+
+
+def gone(*ks: int) -> pb.Reply:
+    return pb.Reply(deleted=pb.Deleted(ks=pack(np.array(ks, np.uint64))))
+
+
+DIFFERS = mismatch(PACKED(b"\x01"), counts(4))  # the first unit, four rows at the source
+TOO_MANY_HASHES = pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
+REPLIES: dict[str, list[pb.Reply]] = {
+    "nothing": [pb.Reply()],
+    "a message from later": [END],
+    "a verdict": [verdict()],
+    "an end that is not equal": [FINISHED],
+    "a bitmap that is not zstd": [mismatch(b"??", PACKED(b""))],
+    "a bitmap of more units": [mismatch(PACKED(bytes(2)), PACKED(b""))],
+    "a bomb as bitmap": [mismatch(bomb(1 << 40), PACKED(b""))],
+    "no counts": [mismatch(PACKED(b"\x01"), PACKED(b""))],
+    "bombs as counts": [mismatch(PACKED(b"\x01"), bomb(1 << 40))],
+    "pieces of nothing": [mismatch(b"", b"", last=False)],
+    "hashes instead of what is gone": [DIFFERS, hashes(4)],
+    "what is gone is not zstd": [DIFFERS, pb.Reply(deleted=pb.Deleted(ks=b"??"))],
+    "what is gone lies about its size": [DIFFERS, pb.Reply(deleted=pb.Deleted(ks=bomb(1 << 40)))],
+    "what is gone is beyond the span": [DIFFERS, gone(40)],
+    "a key is gone twice": [
+        DIFFERS,
+        pb.Reply(deleted=pb.Deleted(ks=PACKED(b"\x14\0" + bytes(6)))),
+    ],
+    "a key is gone that is in no unit": [DIFFERS, gone(3), hashes(4), END],
+    "a key is gone from a unit that does not differ": [DIFFERS, gone(37), hashes(4), END],
+    "no end of the hashes": [DIFFERS, gone(), hashes(4), FINISHED],
+    "half a hash": [DIFFERS, gone(), pb.Reply(row_hashes=pb.RowHashes(hashes=bytes(15)))],
+    "no hashes in a piece": [DIFFERS, gone(), hashes(0)],
+    "a hash too few": [DIFFERS, gone(), hashes(3), END],
+    "a hash too many": [DIFFERS, gone(), hashes(5), END],
+    "a hash for each row of a unit that lost one": [DIFFERS, gone(20), hashes(4), END],
+    "too many hashes after all": [DIFFERS, gone(), TOO_MANY_HASHES],
+    "more hashes than any": [DIFFERS, gone(), *[hashes(1 << 16)] * 70],
+    "billions of rows": [mismatch(PACKED(b"\x01"), counts(2**32 - 1)), gone(), END],
+    "only what is gone, in no zstd": [pb.Reply(deleted=pb.Deleted(ks=b"??"))],
+    "only what is gone, beyond the span": [gone(40)],
+}
+
+
+def ours_in_units(folder: Path) -> Ours:
+    fill(folder / "erp.db", INTEGER, OURS)
+    with closing(open_session(folder / "erp.db")) as session:
+        recipe = session.describe(INTEGER.relation).recipe
+    units = Units(Embedding(40, 0), (0, 4))
+    return Ours([encode(r) for r in OURS], recipe, Partition((POSITION_MIN,), (63,)), None, units)
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_hostile_source(tmp_path: Path, name: str) -> None:
+    ours = ours_in_units(tmp_path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            converse(Script(REPLIES[name]), ours)
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()
+    assert ours.listed == 0, "Spark was asked before the source was believed"
+
+
+def test_a_sound_source_on_the_same_bench(tmp_path: Path) -> None:
+    """Four rows that are all others: ours of that unit give way, and those of no unit."""
+    ours = ours_in_units(tmp_path)
+    result = converse(Script([DIFFERS, gone(), hashes(4), END, FINISHED]), ours)
+    assert result.outcome.method is Method.GROUP
+    assert ours.listed == 1
+    assert result.outcome.removed is not None
+    assert sorted(result.outcome.removed.positions) == list(range(24))

@@ -133,7 +133,8 @@ def refreshes(
     if sketch is not None and sketch.tells(changed):  # there is no verdict
         size = int(known.prices.changes(changed))
         again = plan.rows_again(changed, theirs, by_index=by_index)
-        chosen, options[Method.SKETCH] = Method.SKETCH, Choice(Method.SKETCH, size, again, 0)
+        chosen = Method.SKETCH
+        options[chosen] = Choice(chosen, size, rows_read=again, round_trips=0)
     fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
     for method in (Method.SKETCH, Method.RANGE, Method.GROUP, Method.FULL):
         choice, d = options[method], ours if method is Method.FULL else changed
@@ -217,12 +218,12 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
     )
     n = int(sizes.rows.max())
     if not n:  # not worth comparing
-        return Choice(Method.GROUP, int(rows * row), 0)
+        return Choice(Method.GROUP, int(rows * row), rows_read=0)
     differing = rows * (1 - (1 - min(changed / max(rows, 1), 1)) ** n)
     size = rows * (key + ROW_HASH_BYTES / n)
     size += ROW_HASH_BYTES * differing + changed * row if sizes.is_refined else differing * row
     trips = 1 + (sizes.is_refined and changed > 0)
-    return Choice(Method.GROUP, int(size), math.ceil(differing), trips)
+    return Choice(Method.GROUP, int(size), rows_read=math.ceil(differing), round_trips=trips)
 
 
 def _candidate(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import pairwise
 
@@ -76,6 +76,7 @@ class Choice:
 
     method: Method
     bytes_expected: int
+    _: KW_ONLY
     rows_read: int
     round_trips: int = 1
     coarsen: int = 0
@@ -137,7 +138,7 @@ def choose(
         integer_key: whether rows are found again by an index of their key.
         stall: the sketch that the source holds.
     """
-    full = Choice(Method.FULL, int(prices.copy(theirs.count)), theirs.count)
+    full = Choice(Method.FULL, int(prices.copy(theirs.count)), rows_read=theirs.count)
     if forced is Method.FULL:
         return full
     told = _told(ours.count, theirs.count, ranges, differing, stall)
@@ -223,7 +224,7 @@ def _by_range(
     best = min(usable, key=lambda by: cost(by, told.likely))
     size, touched = int(cost(best, told.likely)), hashed(best, told.likely) * told.theirs
     rows = rows_again(touched, told.theirs, by_index=integer_key)
-    choice = Choice(Method.RANGE, size, rows, round_trips=2, coarsen=best)
+    choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, coarsen=best)
     return choice, cost(best, told.worst)
 
 
@@ -247,7 +248,7 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
     worst = CELL_BYTES * (sent + more) + prices.changes(told.shipped(told.worst))
     by_index = sketch.embedding.base is not None
     rows = rows_again(told.shipped(told.likely), told.theirs, by_index=by_index)
-    return Choice(Method.SKETCH, int(likely), rows, grid=wanted), worst
+    return Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst
 
 
 def rows_again(wanted: float, total: int, *, by_index: bool) -> int:
