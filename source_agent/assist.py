@@ -93,14 +93,14 @@ class Assistant:
         try:
             while True:
                 self._heard.put(self._pipe.recv())
-        except (EOFError, OSError):
-            pass
-        self._is_over = True
-        self._heard.put(None)
+        except Exception:  # it ended; or an agent of another release is at its other end
+            self._is_over = True
+            self._heard.put(None)
         with self._lock:
-            if self._session is not None:
-                self._session.interrupt()
-        time.sleep(END_S_MAX)  # as a daemon, it is not waited for
+            if self._session is None:
+                os._exit(0)  # it may be connecting, which nothing interrupts
+            self._session.interrupt()
+        time.sleep(END_S_MAX / 2)  # as a daemon, it is not waited for
         os._exit(1)
 
     def _work(self, job: Job) -> bool:

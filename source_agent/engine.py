@@ -223,6 +223,10 @@ class Split(Protocol):
     def note(self, rows: int) -> None:
         """So many more rows were read elsewhere. Raises what ends a scan between two batches."""
 
+    def wait(self) -> None:
+        """Nothing is read here while others read, and no statement runs: the session is kept from
+        being taken for idle. Raises as `note`."""
+
 
 class Engine(Protocol):
     """One database, named by the DBA's URL."""

@@ -246,6 +246,10 @@ class GovernedSplit:
         self._split.note(rows)
         self.session.note(rows)
 
+    def wait(self) -> None:
+        self._split.wait()
+        self.session.note(0)
+
 
 def _bucket(rate: float | None, clock: Callable[[], float]) -> Bucket | None:
     return None if rate is None else Bucket(rate, clock)

@@ -55,6 +55,7 @@ from source_agent.postgresql_sql import (
     ROLLBACK_TO,
     SAVEPOINT,
     copy_of,
+    timeouts,
 )
 from source_agent.postgresql_types import SETTINGS, range_sql, scan_sql
 from source_agent.printable import printable_row
@@ -81,12 +82,8 @@ class PostgresqlSession:
         """`snapshot`: one that another session has exported; None takes a new one."""
         self._connection, self._engine = connection, engine
         self._interrupted = False
-        self._exported: str | None = None
-        settings = SETTINGS | {
-            "statement_timeout": _ms(limits.statement_s),
-            "lock_timeout": _ms(limits.lock_s),
-            "idle_in_transaction_session_timeout": _ms(limits.idle_s),
-        }
+        self._exported: tuple[str, str] | None = None  # its name, and what it sees
+        settings = SETTINGS | timeouts(limits)
         try:
             connection.execute(PIN, (list(settings), list(settings.values())))
             connection.execute(BEGIN)
@@ -152,10 +149,16 @@ class PostgresqlSession:
             return None
         if self._exported is None:  # never below a savepoint, which PostgreSQL refuses
             try:
-                self._exported = str(self.ask(EXPORT)[0][0])
+                ((name, sees),) = self.ask(EXPORT)
+                self._exported = str(name), str(sees)
             except Error as error:
                 raise translate(error, shape.relation) from error
-        return PostgresqlSplit(self, PostgresqlJoin(self._engine, self._exported, shape, cut))
+        return PostgresqlSplit(self, PostgresqlJoin(self._engine, *self._exported, shape, cut))
+
+    def keep(self, relation: Relation) -> None:
+        """Statements, so that the server does not take this session for idle."""
+        with self._reading(relation):
+            pass
 
     def read_part(self, shape: Shape, first: str, last: str) -> Iterator[Rows]:
         """The rows at places from `first` on and before `last`."""
@@ -285,10 +288,6 @@ def _check_size(shape: Shape, rows: Rows) -> None:
     row = max(rows, key=len)
     if len(row) > ROW_BYTES_MAX:
         raise too_large(shape, printable_row(row, shape.recipe), len(row))
-
-
-def _ms(seconds: float | None) -> str:
-    return "0" if seconds is None else str(max(1, round(seconds * 1000)))
 
 
 class PostgresqlEngine:

@@ -7,8 +7,10 @@ takes the next.
 
 Invariants: only a plain heap table is split, as a whole: no `where`, no row security, no heirs or
 partitions. Conditions may depend on the transaction that asks (`now()`), places of partitions are
-not unique, and only heaps have them. The planner must agree: a TID range scan (PostgreSQL 14), or
-each part would be a scan of everything. Whatever does not hold leaves the scan to one session.
+not unique, and only heaps have them. A table that gets an heir in the middle is read without it to
+the end (ONLY): each part is a statement, and would see it. The planner must agree: a TID range scan
+(PostgreSQL 14), or each part would be a scan of everything. Whatever does not hold leaves the scan
+to one session.
 
 Rejected: ranges of the key. They read the heap in the order of an index, and need one.
 Rejected: PostgreSQL's own parallel scan. The backends are not what is slow; who hashes is.
@@ -17,6 +19,7 @@ Rejected: PostgreSQL's own parallel scan. The backends are not what is slow; who
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -33,20 +36,21 @@ if TYPE_CHECKING:
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
-PARTS_MAX: Final = 1 << 16  # parts grow beyond 256 GiB: a part's hashes wait for its end
+KEEP_S: Final = 1.0  # between two statements while others read: no server takes us for idle
 ROWS_PER_BLOCK: Final = 100  # of a table that nobody has analysed
 
 SPLIT = """
 SELECT pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8,
-       c.reltuples::pg_catalog.float8
+       c.reltuples::pg_catalog.float8 / NULLIF(c.relpages, 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_am a ON a.oid = c.relam
 WHERE c.oid = pg_catalog.to_regclass(%s)::pg_catalog.oid AND a.amname = 'heap'
   AND c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT c.relrowsecurity
   AND pg_catalog.has_column_privilege(c.oid, 'ctid', 'SELECT')
   AND pg_catalog.has_function_privilege('pg_catalog.pg_export_snapshot()', 'EXECUTE')"""
 IMPORT = "SET TRANSACTION SNAPSHOT '{snapshot}'"
-STATEMENTS: Final = (SPLIT, IMPORT.format(snapshot="…"))
+SEES = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text"  # which transactions it does
+STATEMENTS: Final = (SPLIT, IMPORT.format(snapshot="…"), SEES)
 
 _SNAPSHOT: Final = re.compile(r"[0-9A-Fa-f-]{1,64}")
 _END: Final = "(4294967295,0)"  # behind the last block that a table can have
@@ -66,19 +70,18 @@ class Cut:
         return f"({part * self.step},0)", end
 
 
-def cut(blocks: int, *, rows: float, rows_max: int | None) -> Cut | None:
-    """How to cut so many blocks with about so many rows; None: not worth it.
+def cut(blocks: int, *, rows_per_block: float | None, rows_max: int | None) -> Cut | None:
+    """How to cut so many blocks; None: not worth it.
 
     Args:
-        rows: below 0 where it is not known.
+        rows_per_block: about, when the table was last analysed; None: never.
         rows_max: of one part, about; None is no limit.
     """
     if blocks < BLOCKS_MIN:
         return None
-    step = max(PART_BLOCKS, -(-blocks // PARTS_MAX))
+    step = PART_BLOCKS
     if rows_max is not None:
-        known = rows if rows >= 1 else blocks * ROWS_PER_BLOCK
-        step = max(-(-blocks // PARTS_MAX), min(step, int(rows_max * blocks / known)), 1)
+        step = max(min(step, int(rows_max / (rows_per_block or ROWS_PER_BLOCK))), 1)
     return Cut(max(-(-blocks // step), 1), step)
 
 
@@ -89,7 +92,7 @@ def part_sql(shape: Shape) -> str:
         for name in ("first", "last")
     )
     return (
-        f"{scan_sql(shape)}\nWHERE ctid OPERATOR(pg_catalog.>=) {next(bounds)}"
+        f"{scan_sql(shape, only=True)}\nWHERE ctid OPERATOR(pg_catalog.>=) {next(bounds)}"
         f" AND ctid OPERATOR(pg_catalog.<) {next(bounds)}"
     )
 
@@ -120,11 +123,19 @@ class PostgresqlJoin:
 
     engine: Joins
     snapshot: str
+    sees: str
     shape: Shape
     cut: Cut
 
     def __call__(self) -> PostgresqlSplit:
-        return PostgresqlSplit(self.engine.join(self.snapshot), self)
+        session = self.engine.join(self.snapshot)
+        if session.ask(SEES)[0][0] != self.sees:
+            session.close()
+            raise DatabaseUnavailable(
+                "A reader's connection sees another snapshot than the one it was to share.",
+                remedy="Have `database.url` name one server, not a list or a balancer of several.",
+            )
+        return PostgresqlSplit(session, self)
 
 
 class PostgresqlSplit:
@@ -132,6 +143,7 @@ class PostgresqlSplit:
 
     def __init__(self, session: PostgresqlSession, join: PostgresqlJoin) -> None:
         self._session, self.join = session, join
+        self._kept_at = time.monotonic()
 
     @property
     def session(self) -> Session:
@@ -147,6 +159,12 @@ class PostgresqlSplit:
     def note(self, rows: int) -> None:
         self._session.refuse_interrupted()
 
+    def wait(self) -> None:
+        self._session.refuse_interrupted()
+        if time.monotonic() - self._kept_at > KEEP_S:
+            self._session.keep(self.join.shape.relation)
+            self._kept_at = time.monotonic()
+
 
 def choose(session: Asks, shape: Shape, rows_max: int | None) -> Cut | None:
     """How this relation is cut now; None: one session has to read it all."""
@@ -155,7 +173,8 @@ def choose(session: Asks, shape: Shape, rows_max: int | None) -> Cut | None:
     found = session.ask(SPLIT, plan_of(shape).source)
     if not found:
         return None
-    chosen = cut(int(found[0][0]), rows=float(found[0][1]), rows_max=rows_max)
+    blocks, rows_per_block = found[0]
+    chosen = cut(int(blocks), rows_per_block=rows_per_block, rows_max=rows_max)
     if chosen is None or chosen.parts == 1:
         return None
     session.ask(BOUNDS, *chosen.bounds(0))

@@ -315,12 +315,13 @@ def describing_sql(shape: Shape) -> list[str]:
     return asked
 
 
-def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
-    """The SELECT of a scan, in tuple order."""
+def scan_sql(shape: Shape, *, ordered: bool = False, only: bool = False) -> str:
+    """The SELECT of a scan, in tuple order; `only`: whatever may inherit from the table."""
     plan = plan_of(shape)
     where = f"\nWHERE {plan.where}" if plan.where else ""
     tail = "\nORDER BY 1" if ordered else ""
-    return f"SELECT {', '.join(plan.reads)}\nFROM {plan.source}{where}{tail}"
+    source = f"ONLY {plan.source}" if only else plan.source
+    return f"SELECT {', '.join(plan.reads)}\nFROM {source}{where}{tail}"
 
 
 def range_sql(shape: Shape, *, literal: bool = False) -> str:

@@ -3,12 +3,13 @@
     _driftline/changes/<name>/_version=N/…      `_op`, then the data columns
 
 A feed is of the files that the commit names. Images are told by what the other side has under their
-key: looked up in Spark's tasks where these can hold it (`write`), else joined by Spark (`joined`).
+key: looked up in Spark's tasks, a lot of it after the other (`write`), and where these are many,
+joined by Spark (`joined`): tasks read all lots, joins move all columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from warehouse_agent.executors import driver_errors
-from warehouse_agent.known import Known
+from warehouse_agent.known import ROWS_MAX, Known
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import rows_of
@@ -29,6 +30,7 @@ from warehouse_agent.store import PRIVATE, Store
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
 # Of rows that the other side has in another way, and does not have.
 _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
+LOTS_MAX = 8  # every task reads all lots; Spark's joins scale better, and begin at 20 s
 _THERE = f"{RESERVED}there"
 
 
@@ -56,8 +58,8 @@ def write(
 ) -> Feed:
     """The feed between the rows that a version lost and those that it got; one Spark job.
 
-    The keys and fingerprints of both are held in memory. A row that both have as it is was shipped,
-    but is no change.
+    A task holds the keys and fingerprints of its rows, and of the other side ROWS_MAX at once. A
+    row that both have as it is was shipped, but is no change.
     """
     place, folder = _place(store, name, version)
     store.make_folder(*place)
@@ -113,41 +115,46 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     schema = pa.schema([pa.field("_op", pa.string()), *data])
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        others: dict[bool, Known] = {}
+        mine = set(uris)
         with ExitStack() as stack:
             sinks = {op: stack.enter_context(Sink(folder, op, schema)) for op in OPERATIONS}
-            for uri in uris:
-                is_before = uri in before
-                if is_before not in others:
-                    others[is_before] = Known.read(after if is_before else before, lanes, key)
-                ops = _operations(
-                    Known.read([uri], lanes, key),
-                    others[is_before],
-                    *(_BEFORE_OPERATIONS if is_before else _AFTER_OPERATIONS),
-                )
+            for side, others, operations in (
+                (before, after, _BEFORE_OPERATIONS),
+                (after, before, _AFTER_OPERATIONS),
+            ):
+                some = [uri for uri in side if uri in mine]
+                if not some:
+                    continue
+                rows = Known.read(some, lanes, key)
+                ops = _operations(rows, Known.lots(others, lanes, key, ROWS_MAX), *operations)
                 at = 0
-                for batch in read_batches(uri, data):
-                    some = ops[at : at + len(batch)]
+                for batch in (batch for uri in some for batch in read_batches(uri, data)):
+                    its = ops[at : at + len(batch)]
                     at += len(batch)
-                    for op in np.unique(some):
+                    for op in np.unique(its):
                         if op:
                             named = [pa.array([op] * len(batch), pa.string()), *batch.columns]
-                            rows = pa.RecordBatch.from_arrays(named, schema=schema)
-                            sinks[op].add(rows, some == op)
+                            images = pa.RecordBatch.from_arrays(named, schema=schema)
+                            sinks[op].add(images, its == op)
             found = [row for sink in sinks.values() for row in sink.finish()]
         yield from found
 
     return run
 
 
-def _operations(rows: Known, others: Known, paired: str, alone: str) -> np.ndarray:
+def _operations(rows: Known, others: Iterable[Known], paired: str, alone: str) -> np.ndarray:
     """The operation of each row, str [n]; empty for a row that the others have as it is."""
-    where = others.find(rows.columns[rows.key])
-    there = [column.fill_null(0).to_numpy() for column in others.at(where, (HI, LO))]
-    is_same = where >= 0
-    for name, lane in zip((HI, LO), there, strict=True):
-        is_same &= rows.columns[name].to_numpy() == lane
-    return np.where(is_same, "", np.where(where < 0, alone, paired))
+    keys = rows.columns[rows.key]
+    lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
+    is_there, is_same = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+    for lot in others:
+        where = lot.find(keys)
+        found = where >= 0
+        is_there |= found
+        for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
+            found &= lane == theirs.fill_null(0).to_numpy()
+        is_same |= found
+    return np.where(is_same, "", np.where(is_there, paired, alone))
 
 
 def _imaged(

@@ -1,13 +1,14 @@
 """Rows that tasks look up by key: some columns of a few files, which every task reads for itself.
 
 A difference is small beside the table, so the rows that a refresh removed, or shipped, fit into the
-memory of a task, and what is known of each key needs no join and no shuffle. Beyond ROWS_MAX rows
-the same is done by Spark's joins (`tally.joined`, `feed.joined`).
+memory of a task, and what is known of each key needs no join and no shuffle. A feed looks at some
+ROWS_MAX of them after the other; beyond that the same is done by Spark's joins (`tally.joined`,
+`feed.joined`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,6 +36,19 @@ class Known:
         batches = [batch for uri in uris for batch in read_batches(uri, columns)]
         return cls(pa.Table.from_batches(batches, columns), key)
 
+    @classmethod
+    def lots(cls, uris: Sequence[str], columns: pa.Schema, key: str, rows: int) -> Iterator[Self]:
+        """The same rows, at most `rows` and a batch more at once. Raises WarehouseUnavailable."""
+        held: list[pa.RecordBatch] = []
+        for uri in uris:
+            for batch in read_batches(uri, columns):
+                held.append(batch)
+                if sum(map(len, held)) >= rows:
+                    yield cls(pa.Table.from_batches(held, columns), key)
+                    held = []
+        if held:
+            yield cls(pa.Table.from_batches(held, columns), key)
+
     def find(self, keys: pa.Array) -> Integers:
         """Where each key is among the rows, int64 [n]; of those alike the first, −1 where none."""
         at = pc.index_in(keys, value_set=self.columns[self.key])
@@ -46,6 +60,6 @@ class Known:
         return [self.columns[name].take(indices) for name in names]
 
 
-def fits(files: Sequence[DataFile]) -> bool:
-    """Whether every task may hold the rows of these files."""
-    return sum(f.rows for f in files) <= ROWS_MAX
+def fits(files: Sequence[DataFile], lots: int = 1) -> bool:
+    """Whether every task may hold the rows of these files, in so many lots."""
+    return sum(f.rows for f in files) <= lots * ROWS_MAX

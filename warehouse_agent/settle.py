@@ -325,6 +325,6 @@ def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
     before, after = applied.before, applied.shipped
     if before is None:
         before, after = applied.gone, applied.added
-    if fits(before) and fits(after):
+    if fits(before, feed.LOTS_MAX) and fits(after, feed.LOTS_MAX):
         return feed.write(*place, before=before, after=after, layout=p.layout)
     return feed.joined(*place, old=before, new=after, layout=p.layout)
