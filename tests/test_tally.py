@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import apply, heat, known, settle, tally
-from warehouse_agent.layout import CHANGED, FIRST, RATE, STATISTICS, UPDATES
+from warehouse_agent import apply, feed, heat, known, settle, tally
+from warehouse_agent.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.publish import Snapshot, head
 from warehouse_agent.readers import rows_of
 from warehouse_agent.refresh import Options
@@ -71,14 +71,21 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "held"),
-    [("sketch", True), ("range", True), ("full", True), ("sketch", False), ("full", False)],
+    [
+        ("sketch", ROWS + 1),
+        ("range", ROWS + 1),
+        ("full", ROWS + 1),
+        ("full", ROWS // feed.LOTS_MAX + 1),
+        ("sketch", 0),
+        ("full", 0),
+    ],
 )
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_are_counted(
-    pair: Pair, name: str, method: str, held: bool, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether tasks hold the rows before, or there are too many and Spark joins them."""
-    monkeypatch.setattr(known, "ROWS_MAX", ROWS + 1 if held else 0)
+    """Whether tasks hold the rows before, in one lot or some, or Spark joins them."""
+    monkeypatch.setattr(known, "ROWS_MAX", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
@@ -294,3 +301,24 @@ def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[byt
     (numbers,) = found.at(where, ["n"])
     all_numbers = found.columns["n"].to_pylist()
     assert numbers.to_pylist() == [None if w < 0 else all_numbers[w] for w in where]
+
+
+HASHED = st.dictionaries(st.integers(-3, 12), st.integers(0, 2), max_size=12)
+
+
+@given(HASHED, HASHED, st.integers(1, 5))
+def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: int) -> None:
+    """Of each side's rows, whatever lots the other comes in."""
+    lanes = pa.schema([("k", pa.int64()), (HI, pa.int64()), (LO, pa.int64())])
+
+    def of(rows: list[tuple[int, int]]) -> known.Known:
+        columns = [[k for k, _ in rows], [h for _, h in rows], [h // 2 for _, h in rows]]
+        arrays = [pa.array(c, pa.int64()) for c in columns]
+        return known.Known(pa.Table.from_arrays(arrays, schema=lanes), "k")
+
+    others = list(theirs.items())
+    lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
+    found = feed._operations(of(list(ours.items())), lots, "both", "alone")
+    assert found.tolist() == [
+        "" if theirs.get(k) == h else "both" if k in theirs else "alone" for k, h in ours.items()
+    ]

@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from warehouse_agent import known
 from warehouse_agent.executors import driver_errors
-from warehouse_agent.known import ROWS_MAX, Known
+from warehouse_agent.known import Known
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile
 from warehouse_agent.readers import rows_of
@@ -113,6 +114,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
     data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
     schema = pa.schema([pa.field("_op", pa.string()), *data])
+    lot_rows = known.ROWS_MAX
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine = set(uris)
@@ -126,7 +128,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
                 if not some:
                     continue
                 rows = Known.read(some, lanes, key)
-                ops = _operations(rows, Known.lots(others, lanes, key, ROWS_MAX), *operations)
+                ops = _operations(rows, Known.lots(others, lanes, key, lot_rows), *operations)
                 at = 0
                 for batch in (batch for uri in some for batch in read_batches(uri, data)):
                     its = ops[at : at + len(batch)]
