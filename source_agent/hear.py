@@ -26,6 +26,7 @@ from driftline.errors import (
 )
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.limits import (
+    BITMAP_SLACK_BYTES,
     GROUP_KEYS_MAX,
     PART_RANGES_MAX,
     PROTOCOL_VERSION,
@@ -40,7 +41,6 @@ from driftline.units import Run, UnitSums
 
 from source_agent.engine import Shape
 
-_BITMAP_SLACK_BYTES = 4096  # of zstd, over what does not compress
 _SALT_BYTES = _SUM_BYTES = 16
 
 Hear = Callable[[], pb.Request]
@@ -286,7 +286,7 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
         if request.WhichOneof("message") != "wanted":
             raise MalformedMessage("A bitmap of wanted rows was expected.")
         is_last = request.wanted.last
-        _add(data, request.wanted.bitmap, size + _BITMAP_SLACK_BYTES, is_last)
+        _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, is_last)
     try:
         # The size that a frame declares is allocated: look at it first.
         if zstandard.frame_content_size(data) != size:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from driftline.columns import Block
 from driftline.digests import Mixed
-
-ROWS_HELD_BYTES = 32 << 20  # of identified rows, between their hashes and the reply
+from driftline.limits import ROWS_HELD_BYTES
 
 Positions = npt.NDArray[np.int64]
 

@@ -29,6 +29,7 @@ from driftline.limits import (
     HEARTBEAT_S,
     RECEIVE_BYTES_MAX_SOURCE,
     RECEIVE_BYTES_MAX_WAREHOUSE,
+    RPCS_MAX,
 )
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -43,7 +44,6 @@ from source_agent.heap import keep_heap_small
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 
-RPCS_MAX = 8
 STOP_GRACE_S = 30.0
 # Trailing metadata of a Describe that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"

@@ -19,12 +19,12 @@ import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.digests import Salt
 from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.limits import TILE_HELD_BYTES
 
 from source_agent.engine import Session, Shape
 from source_agent.hold import Batch, Positions
 from source_agent.read import Reader, Tally
 
-TILE_HELD_BYTES = 32 << 20  # 100,000 rows of some 300 bytes
 _DERIVED_BYTES = 48  # of a row beside its bytes: offsets, position, mixed fingerprint
 
 Bounds = tuple[int, int]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.digests import Salt
+from driftline.limits import PEELING_ROUNDS_MAX
 from driftline.sketches import PRIME, Bools, Cells, Grid, Indices, Zone, checked, places
 
 U64 = npt.NDArray[np.uint64]
@@ -27,7 +28,6 @@ U64 = npt.NDArray[np.uint64]
 _P = np.uint64(PRIME)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _NONE = np.zeros(0, np.uint64)
-_ROUNDS_MAX = 200  # of peeling; a table that decodes needs a few dozen
 _CHUNK = 1 << 16  # entries at once
 _BLOCK = 1 << 20  # cells that are looked through at once
 _HALVINGS = 60  # of an interval of doubles
@@ -137,7 +137,7 @@ class Decoder:
         found, self._entries = [self._entries], _NONE
         active = _busy(table)
         left = 2 * len(table)  # more are never in it: hostile cells may be read back and forth
-        for _ in range(_ROUNDS_MAX):
+        for _ in range(PEELING_ROUNDS_MAX):
             entries = self._pure(table, active)
             left -= len(entries)
             if not len(entries) or left < 0:

@@ -41,6 +41,13 @@ GROUP_HASHES_MAX = 1 << 19  # rows of units hashed one by one, and a quarter of 
 UNIT_KEYS_MAX = 1 << 12  # of one unit: more are worth one hash no longer than these
 UNIT_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB, where every unit has one key
 PART_RANGES_MAX = 64  # read beside the named keys
+PEELING_ROUNDS_MAX = 200  # of one decoding; a table that decodes needs a few dozen
+BITMAP_SLACK_BYTES = 4096  # of zstd, over what does not compress
+
+# The source's memory and its work at once.
+ROWS_HELD_BYTES = 32 << 20  # of identified rows, between their hashes and the reply
+TILE_HELD_BYTES = 32 << 20  # 100,000 rows of some 300 bytes
+RPCS_MAX = 8  # each a thread and a session; health answers beside them
 
 # Time.
 HEARTBEAT_S = 5.0  # a source that scans says so at least this often
