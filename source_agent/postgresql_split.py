@@ -81,7 +81,7 @@ def cut(blocks: int, *, rows_per_block: float | None, rows_max: int | None) -> C
         return None
     step = PART_BLOCKS
     if rows_max is not None:
-        step = max(min(step, int(rows_max / (rows_per_block or ROWS_PER_BLOCK))), 1)
+        step = max(int(min(step, rows_max / (rows_per_block or ROWS_PER_BLOCK))), 1)
     return Cut(max(-(-blocks // step), 1), step)
 
 
