@@ -42,7 +42,7 @@ ROWS_PER_BLOCK: Final = 100  # of a table that nobody has analysed
 SPLIT = """
 SELECT pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8,
-       c.reltuples::pg_catalog.float8 / NULLIF(c.relpages, 0)
+       NULLIF(GREATEST(c.reltuples, 0), 0)::pg_catalog.float8 / NULLIF(c.relpages, 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_am a ON a.oid = c.relam
 WHERE c.oid = pg_catalog.to_regclass(%s)::pg_catalog.oid AND a.amname = 'heap'
   AND c.relkind IN ('r', 'm') AND NOT c.relhassubclass AND NOT c.relrowsecurity
