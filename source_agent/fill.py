@@ -38,7 +38,7 @@ class Hashed:
 
     def __reduce__(self) -> tuple[object, ...]:
         """As bytes: a pickled array has a dtype object of its own, with which `np.add.at` takes
-        five times as long."""
+        five times as long and more."""
         return Hashed.from_bytes, (
             self.positions.tobytes(),
             self.row_hashes.tobytes(),

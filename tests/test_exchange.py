@@ -918,15 +918,21 @@ REPLIES: dict[str, list[pb.Reply]] = {
 }
 
 
-@pytest.mark.parametrize("name", REPLIES)
-def test_a_hostile_source(bench: Bench, name: str) -> None:
+def refused(replies: list[pb.Reply], ours: Ours, bytes_max: int = 128 << 20) -> None:
+    """A source that says so is not believed, and takes little memory."""
     tracemalloc.start()
     try:
-        with patched("as it is", coarsen=0), pytest.raises(MalformedMessage):
-            converse(Script(REPLIES[name]), bench.ours)
-        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+        with pytest.raises(MalformedMessage):
+            converse(Script(replies), ours)
+        assert tracemalloc.get_traced_memory()[1] < bytes_max
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_hostile_source(bench: Bench, name: str) -> None:
+    with patched("as it is", coarsen=0):
+        refused(REPLIES[name], bench.ours)
     if name not in {"no end"}:
         assert bench.ours.listed == 0, "Spark was asked before the source was believed"
 
@@ -956,13 +962,7 @@ DELETED: dict[str, list[pb.Reply]] = {
 def test_a_hostile_source_of_a_sketch(bench: Bench, name: str) -> None:
     sketch = None if "without" in name else Sketch(Embedding(1 << 30), 60, 4)
     ours = Ours(bench.ours.rows, bench.shape.recipe, uniform(16), sketch)
-    tracemalloc.start()
-    try:
-        with pytest.raises(MalformedMessage):
-            converse(Script(DELETED[name]), ours)
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20
-    finally:
-        tracemalloc.stop()
+    refused(DELETED[name], ours, bytes_max=32 << 20)
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0" * 9], ids=["NULL", "short", "long"])

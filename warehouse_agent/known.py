@@ -1,9 +1,9 @@
 """Rows that tasks look up by key: some columns of a few files, which every task reads for itself.
 
 A difference is small beside the table, so the rows that a refresh removed, or shipped, fit into the
-memory of a task, and what is known of each key needs no join and no shuffle. A feed looks at some
-ROWS_MAX of them after the other; beyond that the same is done by Spark's joins (`tally.joined`,
-`feed.joined`).
+memory of a task, and what is known of each key needs no join and no shuffle. Statistics are looked
+up in ROWS_MAX rows at most; a feed in `feed.LOTS_MAX` lots of so many, one after the other. Beyond
+that the same is done by Spark's joins (`tally.joined`, `feed.joined`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ class Known:
     def lots(cls, uris: Sequence[str], columns: pa.Schema, key: str, rows: int) -> Iterator[Self]:
         """The same rows, at most `rows` and a batch more at once. Raises WarehouseUnavailable."""
         held: list[pa.RecordBatch] = []
-        for uri in uris:
-            for batch in read_batches(uri, columns):
-                held.append(batch)
-                if sum(map(len, held)) >= rows:
-                    yield cls(pa.Table.from_batches(held, columns), key)
-                    held = []
+        for batch in (batch for uri in uris for batch in read_batches(uri, columns)):
+            held.append(batch)
+            if sum(map(len, held)) >= rows:
+                yield cls(pa.Table.from_batches(held, columns), key)
+                held = []
         if held:
             yield cls(pa.Table.from_batches(held, columns), key)
 
