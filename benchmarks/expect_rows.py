@@ -15,7 +15,8 @@ second on, every row gets a probability from what was known before. Estimators:
 Columns: log-loss, Σ −ln P of what every row did, in nats per updated row, in usual refreshes (at
 most BULK_SHARE of the rows updated) and in all; Σ P ÷ updates of usual refreshes; and calibration:
 the rows of usual refreshes in classes a decade wide by P, as updates found ÷ Σ P where that is
-EXPECTED_MIN or more.
+EXPECTED_MIN or more. And the largest P of any row: beside a sketch, which takes 10 bytes a change,
+a row of B bytes on the line is worth asking for without comparing it where P > B / (B + 10).
 """
 
 from __future__ import annotations
@@ -188,12 +189,14 @@ class Score:
 
     usual_nats: float = 0.0
     bulk_nats: float = 0.0
+    largest: float = 0.0
     expected: Floats = field(default_factory=lambda: np.zeros(len(DECADES) + 1))
     found: Floats = field(default_factory=lambda: np.zeros(len(DECADES) + 1))
 
     def add(self, p: Floats, is_updated: npt.NDArray[np.bool_], *, is_bulk: bool) -> None:
         with np.errstate(divide="ignore"):
             nats = float(-np.log1p(-p[~is_updated]).sum() - np.log(p[is_updated]).sum())
+        self.largest = max(self.largest, float(p.max(initial=0.0)))
         if is_bulk:
             self.bulk_nats += nats
             return
@@ -278,8 +281,9 @@ def forecast(table: Table, elapsed_s: float) -> Expected:
 
 def lines() -> Iterator[str]:
     """The table, in Markdown."""
-    yield "| history | updates (bulk) | estimator | usual | all | Σ P ÷ updates | found ÷ Σ P |"
-    yield "|---|---|---|---|---|---|---|"
+    columns = "usual | all | Σ P ÷ updates | found ÷ Σ P | largest P"
+    yield f"| history | updates (bulk) | estimator | {columns} |"
+    yield "|---|---|---|---|---|---|---|---|"
     for name in HISTORIES:
         for schedule in Schedule:
             result = score(name, schedule)
@@ -289,7 +293,8 @@ def lines() -> Iterator[str]:
                     f"| {name}, {schedule.value} | {usual:,} ({bulk:,}) | {title} "
                     f"| {found.usual_nats / usual:.3f} "
                     f"| {(found.usual_nats + found.bulk_nats) / (usual + bulk):.3f} "
-                    f"| {found.expected.sum() / usual:.2f} | {found.calibration()} |"
+                    f"| {found.expected.sum() / usual:.2f} | {found.calibration()} "
+                    f"| {found.largest:.2g} |"
                 )
 
 
