@@ -44,9 +44,10 @@ from source_agent.engine import Session, Shape
 from tests.histories import DATA, History, available
 from warehouse_agent import plan, prices, remember, sizing
 from warehouse_agent.candidates import Known, modelled
-from warehouse_agent.exchange import Conversation, Opening, Outcome
+from warehouse_agent.exchange import Conversation, Opening
 from warehouse_agent.expect import Expected
 from warehouse_agent.line import Line, Objective
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.plan import Method
 from warehouse_agent.remember import Run
 

@@ -37,8 +37,8 @@ from source_agent.ship import Shipper
 from tests.exchange_pair import Pair
 from tests.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
-from warehouse_agent.exchange import Outcome
 from warehouse_agent.line import LOAD_LEVEL
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.plan import QUANTILES
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.sizing import Sketch

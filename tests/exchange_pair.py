@@ -32,8 +32,9 @@ from source_agent.engine import Limits, Relation, Session, Shape
 from source_agent.engines import connect
 from source_agent.refuse import refusal
 from tests.reference.rows import row_bytes
-from warehouse_agent.exchange import Conversation, Opening, Outcome, Replaced
+from warehouse_agent.exchange import Conversation, Opening
 from warehouse_agent.line import Line
+from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Method
 from warehouse_agent.prices import flat
 from warehouse_agent.reduce import Listing, Sums

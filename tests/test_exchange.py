@@ -61,6 +61,7 @@ from tests.exchange_pair import (
 from tests.row_samples import block, recipe
 from warehouse_agent import exchange, refine
 from warehouse_agent.exchange import Conversation
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.refine import multiset_difference
 from warehouse_agent.sizing import Sketch, embedding_for
@@ -433,7 +434,7 @@ class Meddler(Pair):
 
 
 def converse(pair: Any, ours: Ours, forced: Method | None = None) -> Result:
-    result = Result(exchange.Outcome(), pair, ours)
+    result = Result(Outcome(), pair, ours)
     result.outcome = Conversation(
         pair,
         ours.opening(forced),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.reference import digests as reference
 from warehouse_agent import tiles
+from warehouse_agent.outcome import Emptied
 from warehouse_agent.tiles import Incremental, PassSums, Tiling, count_for, pass_cost, tiling
 
 KEYS = st.integers(-60, 60) | st.integers(POSITION_MIN, POSITION_MAX)
@@ -79,15 +80,17 @@ def test_digests_of_tiles_add_up(made: tuple[Tiling, list[int]], data: st.DataOb
 
 
 @given(tilings(), st.data())
-def test_chosen_ranges_are_those_of_the_tiles(
+def test_what_tiles_empty_is_what_lies_in_them(
     made: tuple[Tiling, list[int]], data: st.DataObject
 ) -> None:
     cut, keys = made
-    some = data.draw(st.lists(st.integers(0, len(cut) - 1), unique=True))
-    mask = cut.chosen(some)
-    where = np.array(keys, np.int64)
-    named = [any(a <= k <= b for a, b in map(cut.bounds, some)) for k in keys]
-    assert mask[cut.cuts.indices(where)].tolist() == named
+    some = data.draw(st.lists(st.integers(0, len(cut) - 1), min_size=1, unique=True).map(sorted))
+    zones = list(map(cut.bounds, some))
+    emptied = Emptied.of(zones, 0)
+    named = [any(a <= k <= b for a, b in zones) for k in keys]
+    assert emptied.holds(np.array(keys, np.int64)).tolist() == named
+    first, last = sorted(data.draw(st.tuples(*[st.sampled_from(keys) | KEYS] * 2)))
+    assert emptied.meets(first, last) == any(a <= last and first <= b for a, b in zones)
 
 
 def test_sums_of_another_size_are_no_sums() -> None:

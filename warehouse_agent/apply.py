@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from pyspark.sql import DataFrame
 
-from warehouse_agent.exchange import Replaced
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.layout import RESERVED, Layout
+from warehouse_agent.outcome import Replaced
 from warehouse_agent.publish import DataFile, data_files
 from warehouse_agent.store import Store
 

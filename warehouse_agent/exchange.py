@@ -30,9 +30,10 @@ from driftline.types import Recipe
 from warehouse_agent import refine, regroup
 from warehouse_agent.line import LOAD_LEVEL, Line
 from warehouse_agent.link import refusal
+from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.prices import Prices
-from warehouse_agent.reduce import Listing, Sums
+from warehouse_agent.reduce import Sums
 from warehouse_agent.sizing import Sample, Sketch, Stall
 
 
@@ -61,41 +62,6 @@ class Opening:
     line: Line = field(default_factory=Line)
     rows_expected: int = 0
     within: tuple[int, int] | None = None  # of a tile, both inclusive
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """k, uint64 [n] ascending, below which the source's rows take the place of all of ours."""
-
-    ks: npt.NDArray[np.uint64]
-    embedding: Embedding
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What an exchange found: everything is replaced, or rows of ours are `removed`, or what is
-    below some k is `replaced`, by the rows that came."""
-
-    theirs: Digest = field(default_factory=Digest)
-    came: Digest = field(default_factory=Digest)  # of the rows; of a pass it is not kept
-    equal: bool = False
-    replace_all: bool = False
-    removed: Listing | None = None
-    replaced: Replaced | None = None
-    method: Method = Method.RANGE
-    round_trips: int = 1
-    as_of: str = ""
-    consistency: str = ""
-    changed: bool = False
-    vouched: bool = False
-    scans: int = 0
-    rows_read: int = 0
-    frame_bytes: int = 0
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether all rows came: a load, or a table that was not worth comparing."""
-        return self.method is Method.FULL or self.replace_all
 
 
 class Conversation:

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from warehouse_agent import reduce
 from warehouse_agent.configure import Fragment
-from warehouse_agent.exchange import Outcome
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.plan import Method
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.reduce import Listing

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from driftline import wire_pb2 as pb
 
 from warehouse_agent import prepare, reduce, settle
-from warehouse_agent.exchange import Conversation, Opening, Outcome, Wire
+from warehouse_agent.exchange import Conversation, Opening, Wire
 from warehouse_agent.job import Job, Options
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Describe, Prepared
 from warehouse_agent.store import PRIVATE
 

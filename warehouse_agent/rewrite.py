@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.heat import Hot
 from warehouse_agent.layout import CHANGED, RATE, Layout
+from warehouse_agent.outcome import Emptied
 from warehouse_agent.publish import DataFile
 from warehouse_agent.reduce import Files, Integers, Listing, check_rows, numbers
 from warehouse_agent.scan import Function, Piece, scan
@@ -77,6 +78,18 @@ class ByK:
         at = np.minimum(np.searchsorted(self.ks, found), max(len(self.ks) - 1, 0))
         named: Bools = inside & (self.ks[at] == found) if len(self.ks) else inside & False
         return named
+
+
+@dataclass(frozen=True, slots=True)
+class InTiles:
+    """What tiles come to: every row of those that are emptied, and listed rows of others."""
+
+    emptied: Emptied
+    listed: ByHash
+
+    def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
+        found: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
+        return found
 
 
 def files_holding(

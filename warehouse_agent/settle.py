@@ -38,15 +38,15 @@ from warehouse_agent import (
 )
 from warehouse_agent.candidates import modelled
 from warehouse_agent.configure import Require
-from warehouse_agent.exchange import Outcome
 from warehouse_agent.feed import Feed
 from warehouse_agent.job import Job
 from warehouse_agent.known import fits
+from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.report import Report, utc_now
-from warehouse_agent.rewrite import ByHash, ByK, Removal, files_holding, rewrite
+from warehouse_agent.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
 from warehouse_agent.units import TURN
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
@@ -190,7 +190,7 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
         is_asked = job.fragment.method is plan.Method.FULL  # whatever changed
         return None if is_asked else sum(f.rows for f in p.files)
     if out.removed is not None:
-        return len(out.removed.positions)
+        return len(out.removed.positions) + (out.emptied.rows if out.emptied else 0)
     if out.replaced is None:
         return 0
     new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
@@ -206,11 +206,17 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
         if len(out.replaced.ks) < CHANGES_PER_FILE * len(files):
             files = files_holding(job.spark, files, p.layout, removal)
         return removal, files
-    if out.removed is not None and len(out.removed.positions):
-        numbers = set(out.removed.file.tolist())
-        holding = [f for i, f in enumerate(p.files) if i in numbers]
-        return ByHash.of(out.removed, p.salt), holding
-    return None, []
+    if out.removed is None:
+        return None, []
+    listed, numbers = ByHash.of(out.removed, p.salt), set(out.removed.file.tolist())
+    if out.emptied is None:
+        return listed, [f for i, f in enumerate(p.files) if i in numbers]
+    holding = [
+        f
+        for i, f in enumerate(p.files)
+        if i in numbers or f.bounds is None or out.emptied.meets(*f.bounds)
+    ]
+    return InTiles(out.emptied, listed), holding
 
 
 def _shipped(

@@ -46,10 +46,11 @@ from warehouse_agent import (
 )
 from warehouse_agent.candidates import Known, predicted
 from warehouse_agent.configure import Require
-from warehouse_agent.exchange import Conversation, Opening, Outcome
+from warehouse_agent.exchange import Conversation, Opening
 from warehouse_agent.executors import driver_errors
 from warehouse_agent.layout import Layout
 from warehouse_agent.link import Link, Stream
+from warehouse_agent.outcome import Emptied, Outcome
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
 from warehouse_agent.prepare import Describe, Prepared, stamp_of
@@ -274,35 +275,24 @@ class Sweep(Refresh):
         ours = [p.sums.digest(tile) for tile in range(len(p.tiling))]
         whole = [tile for tile, outcome in enumerate(found) if outcome.replace_all]
         replace_all = bool(whole) and len(whole) == sum(1 for digest in ours if digest.count)
-        listings = [o.removed for o in found if o.removed is not None]
+        emptied = None
         if whole and not replace_all:
-            listings.append(self._listed(whole))
+            # By their bounds and not row by row: of these the driver holds nothing.
+            bounds, rows = map(p.tiling.bounds, whole), sum(ours[tile].count for tile in whole)
+            emptied = Emptied.of(list(bounds), rows)
+        listings = [o.removed for o in found if o.removed is not None]
         return Outcome(
             theirs=sum((o.theirs for o in found), Digest()),
             equal=all(o.equal for o in found),
             replace_all=replace_all,
             removed=None if replace_all else _joined(listings),
+            emptied=emptied,
             method=Method.FULL if replace_all else Method.RANGE,
             as_of=min(o.as_of for o in found),
             consistency=found[0].consistency if len(found) == 1 else Require.FUZZY.value,
             changed=any(o.changed for o in found),
             vouched=all(o.vouched for o in found),
             frame_bytes=sum(o.frame_bytes for o in found),
-        )
-
-    def _listed(self, whole: list[int]) -> Listing:
-        """All our rows of tiles that came as they are."""
-        p, base = self._pass, self._base
-        assert p is not None
-        assert base is not None
-        return reduce.list_rows(
-            self.job.spark,
-            base.files,
-            base.layout,
-            p.tiling.cuts,
-            p.salt,
-            by=0,
-            chosen=p.tiling.chosen(whole),
         )
 
     def _prepared_for_all(self) -> Prepared:

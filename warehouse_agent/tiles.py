@@ -107,13 +107,6 @@ class Tiling:
             starts, shifts = (*starts, last + 1), (*shifts, SHIFT_MAX)
         return Partition(starts, shifts)
 
-    def chosen(self, tiles: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """bool [ranges of cuts]: those of these tiles."""
-        mask = np.zeros(self.cuts.ranges, np.bool_)
-        for tile in tiles:
-            mask[self.ranges(tile)] = True
-        return mask
-
 
 class PassSums:
     """Our side of all tiles: sums over the ranges of the cuts, and what makes a digest of a tile.
