@@ -248,11 +248,13 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
             name=job.name,
         )
     except ProofFailed as error:
-        # What led here must not be built on.
-        job.staging.clear()
+        is_right_so_far = False
         with contextlib.suppress(DriftlineError):
             parts = _parts(job, p, out, applied)
             error.details.update({"cause": blame.broken(parts), "rows": parts.counted()})
+            is_right_so_far = blame.is_missed_update(parts)
+        if not is_right_so_far:
+            job.staging.clear()  # what led here must not be built on
         raise
     job.report.proof = _proof(p)
 
