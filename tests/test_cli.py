@@ -26,10 +26,11 @@ from warehouse_agent import cli
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
-    "rows_deleted", "rows_total", "rows_left", "bytes_sent", "bytes_received", "bytes_rewritten",
-    "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
-    "seconds", "method", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
-    "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "error",
+    "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",
+    "bytes_rewritten", "predicted", "modelled", "changes_expected", "round_trips", "source_scans",
+    "source_rows_read", "seconds", "method", "consistency", "proof", "fingerprint",
+    "miss_probability", "as_of", "checked_at", "attempts", "retried", "tiles", "tiles_done",
+    "resumed_at", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [

@@ -43,6 +43,8 @@ def test_only_refreshes_that_went_well_count() -> None:
         "[]",
         "{}",
         said(rows_total=None),
+        said(rows_left=5),
+        said(schema_changed=True),
         said(checked_at=None),
         said(checked_at="yesterday"),
         said(rows_inserted=1, rows_updated=2, rows_deleted=3, seconds={"a": 1.0, "b": 0.5}),

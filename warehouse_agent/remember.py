@@ -122,7 +122,8 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
 def _run(body: dict[str, Any]) -> Run | None:
     if body["error"] is not None or body["command"] != "refresh":
         return None
-    if body.get("rows_left"):  # what changed in a part tells little of the whole
+    # What changed in a part tells little of the whole, and other columns nothing of the rows.
+    if body.get("rows_left") or body.get("schema_changed"):
         return None
     at = datetime.fromisoformat(body["checked_at"])
     return Run(

@@ -38,6 +38,7 @@ class Report:
     rows_inserted: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
+    schema_changed: bool = False  # with this version: how many rows changed is not known
     rows_total: int | None = None
     rows_left: int | None = None  # of ours that were not compared: `read_at_most`
     bytes_sent: int = 0

@@ -104,6 +104,8 @@ def _missed(p: Prepared, report: Report, changed: int) -> None:
 
 def _model(job: Job, p: Prepared, out: Outcome) -> None:
     """Note what the model of costs says of what was found."""
+    if job.report.schema_changed:  # it is not known how many rows changed
+        return
     found = modelled(p.known, p.changes_expected, job.report.rows_changed, out.method)
     job.report.modelled = None if found is None else asdict(found)
 
@@ -282,7 +284,9 @@ def _publish(
     report.rows_inserted = out.theirs.count if p.base is None else changes.counts.get("insert", 0)
     report.rows_updated = changes.counts.get("update_after", 0)
     report.rows_deleted = changes.counts.get("delete", 0)
-    _missed(p, report, report.rows_changed)
+    report.schema_changed = p.base is not None and schema.differs(p.layout, p.base.layout)
+    shipped = sum(f.rows for f in applied.shipped)
+    _missed(p, report, shipped if report.schema_changed else report.rows_changed)
     meta = {
         "as_of": p.base.meta["as_of"] if p.base and p.is_part else out.as_of,
         "consistency": out.consistency,
@@ -309,7 +313,6 @@ def _publish(
         meta=meta,
     )
     report.version, report.rows_total, report.checked_at = version, out.theirs.count, checked
-    shipped = sum(f.rows for f in applied.shipped)
     report.bytes_rewritten = sum(f.size for f in applied.gone)
     _model(job, p, out)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
