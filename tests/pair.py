@@ -158,23 +158,29 @@ class Pair:
         return None if snapshot is None else snapshot.version
 
     def check_feed(self, name: str, version: int) -> None:
-        """The version before, with the change feed applied, is this version."""
-        rows = Counter(tuple(map(plain, row)) for row in self.published(name, version - 1))
-        feed = changes(self.spark, self.warehouse, name, since=version - 1, upto=version)
-        ops: Counter[str] = Counter()
-        for found, op, *values in feed.collect():
-            assert found == version
-            ops[op] += 1
-            row = tuple(map(plain, values))
-            if op in ("delete", "update_before"):
-                assert rows[row], f"{op} of a row that was not there: {row}"
-                rows[row] -= 1
-            else:
-                assert op in ("insert", "update_after"), op
-                rows[row] += 1
-        assert ops["update_before"] == ops["update_after"]
-        after = Counter(tuple(map(plain, row)) for row in self.published(name, version))
-        assert +rows == after
+        """The change feed says of each key what became of it since the version before."""
+        snapshot = head(Store(str(self.warehouse)), name, version=version)
+        assert snapshot is not None
+        layout = snapshot.layout
+        at = [layout.data_names.index(column.name) for column in layout.recipe.key]
+        before, after = (
+            {tuple(row[i] for i in at): row for row in (tuple(map(plain, r)) for r in rows)}
+            for rows in (self.published(name, version - 1), self.published(name, version))
+        )
+        expected: Counter[tuple[Any, ...]] = Counter()
+        for key in before.keys() | after.keys():
+            old, new = before.get(key), after.get(key)
+            if new is None:
+                expected["delete", old] += 1
+            elif old is None:
+                expected["insert", new] += 1
+            elif old != new:
+                expected["update_before", old] += 1
+                expected["update_after", new] += 1
+        feed = changes(self.spark, self.warehouse, name, since=version - 1, upto=version).collect()
+        assert {row[0] for row in feed} <= {version}
+        found = Counter((row[1], tuple(map(plain, row[2:]))) for row in feed)
+        assert found == expected, (found - expected, expected - found)
 
     def check(self, name: str, table: str | None = None) -> None:
         """Published == source, row for row."""

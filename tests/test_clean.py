@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from driftline.errors import UsageError, WarehouseUnavailable
+from driftline.errors import NotFound, UsageError, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
@@ -136,6 +136,11 @@ def test_after_every_retention_only_the_newest_is_left(pair: Pair) -> None:
     feeds = {f.name for f in (pair.warehouse / PRIVATE / "changes" / "orders").iterdir()}
     assert feeds == {"_version=3"}
     assert changes(pair.spark, pair.warehouse, "orders", since=2).count() > 0
+    with pytest.raises(NotFound, match="Version 1 has lost 3 files of its change feed"):
+        changes(pair.spark, pair.warehouse, "orders", since=0)
+    with pytest.raises(NotFound, match="Version 4 is not there; the newest is 3"):
+        changes(pair.spark, pair.warehouse, "orders", since=4)
+    assert changes(pair.spark, pair.warehouse, "orders", since=3).count() == 0
     assert clean(store, datetime.now(UTC) + LATER) == Garbage((), 0)
     left = {f.name for f in (pair.warehouse / "orders").iterdir()}
     table = pair.warehouse / "orders"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import apply, feed, heat, known, settle, tally
+from warehouse_agent import apply, changes, feed, heat, known, remember, scan, settle, tally
 from warehouse_agent.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.publish import Snapshot, head
 from warehouse_agent.readers import rows_of
@@ -47,8 +49,8 @@ def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
     legacy.close()
 
 
-def snapshot_of(pair: Pair, name: str) -> Snapshot:
-    found = head(Store(str(pair.warehouse)), name)
+def snapshot_of(pair: Pair, name: str, version: int | None = None) -> Snapshot:
+    found = head(Store(str(pair.warehouse)), name, version=version)
     assert found is not None
     return found
 
@@ -75,7 +77,6 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
         ("sketch", ROWS + 1),
         ("range", ROWS + 1),
         ("full", ROWS + 1),
-        ("full", ROWS // feed.LOTS_MAX + 1),
         ("sketch", 0),
         ("full", 0),
     ],
@@ -84,7 +85,7 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
 def test_rows_are_counted(
     pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether tasks hold the rows before, in one lot or some, or Spark joins them."""
+    """Whether tasks look the rows before up, or Spark joins them."""
     monkeypatch.setattr(known, "ROWS_MAX", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
@@ -170,11 +171,15 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     pair.legacy.execute("ALTER TABLE orders ADD COLUMN more TEXT")
     update(pair, "orders", 8, text="two")
     pair.restart()
-    pair.refresh("orders", options=Options(accept_schema=True))
+    report = pair.refresh("orders", options=Options(accept_schema=True))
+    assert (report.schema_changed, report.modelled) == (True, None)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
     expected |= {7: (0, 1, 1), 8: (0, 1, 2)}
     assert counts(pair, "orders") == expected
     pair.check("orders")
+    # How many rows changed with it is not known, and is not taken for none.
+    past = remember.runs(Store(str(pair.warehouse)), "orders")
+    assert [run.changed for run in past] == [ROWS, 1]
 
 
 def forget(pair: Pair, name: str) -> None:
@@ -318,7 +323,53 @@ def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: in
 
     others = list(theirs.items())
     lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
-    found = feed._operations(of(list(ours.items())), lots, "both", "alone")
+    found = feed._told(of(list(ours.items())), lots)
     assert found.tolist() == [
-        "" if theirs.get(k) == h else "both" if k in theirs else "alone" for k, h in ours.items()
+        feed.SAME if theirs.get(k) == h else feed.PAIRED if k in theirs else feed.ALONE
+        for k, h in ours.items()
     ]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 30), st.integers(1, 9))
+def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> None:
+    """Of files of so many rows: lots of `rows` and less than a batch more, but for the last."""
+    schema, total = pa.schema([("k", pa.int64())]), sum(files)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BATCH_ROWS", at_once)
+        uris, first = [], 0
+        for number, count in enumerate(files):
+            keys = pa.array(range(first, first := first + count), pa.int64())
+            pq.write_table(pa.table([keys], schema=schema), f"{folder}/{number}.parquet")
+            uris.append(f"file://{folder}/{number}.parquet")
+        found = [lot.columns["k"].to_pylist() for lot in known.Known.lots(uris, schema, "k", rows)]
+    assert [key for lot in found for key in lot] == list(range(total))
+    assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
+    assert all(found)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_feed_in_many_lots_and_batches_is_the_same(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The task's function by itself, where limits that are set here count."""
+    pair.refresh(name)
+    values = [(9_000 + i, "new") if name == "orders" else (9_000 + i, "c", "new") for i in range(9)]
+    marks = ", ".join("?" * len(values[0]))
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", values)
+    pair.legacy.execute(f"UPDATE {name} SET note = 'edited' WHERE id % 3 = 0 AND id < 9000")
+    pair.legacy.execute(f"DELETE FROM {name} WHERE id % 7 = 0")
+    pair.refresh(name)
+    pair.check_feed(name, 1)
+    old, new = (snapshot_of(pair, name, version) for version in (0, 1))
+    monkeypatch.setattr(scan, "BATCH_ROWS", 7)
+    monkeypatch.setattr(known, "ROWS_MAX", 50)
+    run = feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
+    written = [row for batch in run(iter([*old.uris(), *new.uris()])) for row in batch.to_pylist()]
+    found = Counter(
+        tuple(row.values())
+        for file in written
+        for row in pq.read_table(tmp_path / file["path"]).to_pylist()
+    )
+    rows = changes(pair.spark, pair.warehouse, name, since=0).drop("_version").collect()
+    assert found == Counter(map(tuple, rows))
+    assert sum(file["rows"] for file in written) == len(rows) > 300

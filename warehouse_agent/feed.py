@@ -1,10 +1,11 @@
 """The change feed of a version: its differential file Δ+ Δ−, before- and after-images, no no-ops.
 
-    _driftline/changes/<name>/_version=N/…      `_op`, then the data columns
+    _driftline/changes/<name>/_version=N/<attempt>/…      `_op`, then the data columns
 
-A feed is of the files that the commit names. Images are told by what the other side has under their
-key: looked up in Spark's tasks, a lot of it after the other (`write`), and where these are many,
-joined by Spark (`joined`): tasks read all lots, joins move all columns.
+A feed is of the files that the commit names, in a folder of the attempt's own: where storage has no
+locks two agents may write the same version, of which one is committed. Images are told by what the
+other side has under their key: looked up in Spark's tasks, a lot of it after the other (`write`),
+and where these are many, joined by Spark (`joined`): tasks read all lots, joins move all columns.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -29,8 +32,9 @@ from warehouse_agent.sink import WRITTEN, Sink
 from warehouse_agent.store import PRIVATE, Store
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
-# Of rows that the other side has in another way, and does not have.
+# Of rows that are PAIRED and ALONE.
 _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
+SAME, PAIRED, ALONE = range(3)  # as the other side has it; in another way; not at all
 LOTS_MAX = 8  # every task reads all lots; Spark's joins scale better, and begin at 20 s
 _THERE = f"{RESERVED}there"
 
@@ -59,10 +63,11 @@ def write(
 ) -> Feed:
     """The feed between the rows that a version lost and those that it got; one Spark job.
 
-    A task holds the keys and fingerprints of its rows, and of the other side ROWS_MAX at once. A
-    row that both have as it is was shipped, but is no change.
+    A task holds the keys and fingerprints of its rows of one side, of LOTS_MAX · ROWS_MAX at most,
+    and of the other side ROWS_MAX at once. A row that both have as it is was shipped, but is no
+    change.
     """
-    place, folder = _place(store, name, version)
+    place, folder = _place(name, version)
     store.make_folder(*place)
     sides = [[f.uri for f in files] for files in (before, after)]
     function = _write(store.uri(*place), layout, sides[0], sides[1])
@@ -95,7 +100,7 @@ def joined(
     observed = images.observe(
         counted, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
     )
-    place, folder = _place(store, name, version)
+    place, folder = _place(name, version)
     with driver_errors():
         observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
         counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
@@ -103,10 +108,9 @@ def joined(
     return Feed(folder, tuple(names), counts)
 
 
-def _place(store: Store, name: str, version: int) -> tuple[tuple[str, ...], str]:
-    folder = f"_version={version}"
-    store.remove(PRIVATE, "changes", name, folder)  # of an attempt that failed
-    return (PRIVATE, "changes", name, folder), folder
+def _place(name: str, version: int) -> tuple[tuple[str, ...], str]:
+    folder = f"_version={version}/{uuid4().hex[:12]}"
+    return (PRIVATE, "changes", name, *folder.split("/")), folder
 
 
 def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> OfFiles:
@@ -114,7 +118,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
     data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
     schema = pa.schema([pa.field("_op", pa.string()), *data])
-    lot_rows = known.ROWS_MAX
+    lot_rows = known.ROWS_MAX  # bound here: what a test sets must reach the workers
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine = set(uris)
@@ -127,36 +131,37 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
                 some = [uri for uri in side if uri in mine]
                 if not some:
                     continue
-                rows = Known.read(some, lanes, key)
-                ops = _operations(rows, Known.lots(others, lanes, key, lot_rows), *operations)
+                told = _told(Known.read(some, lanes, key), Known.lots(others, lanes, key, lot_rows))
                 at = 0
                 for batch in (batch for uri in some for batch in read_batches(uri, data)):
-                    its = ops[at : at + len(batch)]
+                    its = told[at : at + len(batch)]
                     at += len(batch)
-                    for op in np.unique(its):
-                        if op:
+                    for code, op in zip((PAIRED, ALONE), operations, strict=True):
+                        chosen = its == code
+                        if chosen.any():
                             named = [pa.array([op] * len(batch), pa.string()), *batch.columns]
                             images = pa.RecordBatch.from_arrays(named, schema=schema)
-                            sinks[op].add(images, its == op)
-            found = [row for sink in sinks.values() for row in sink.finish()]
-        yield from found
+                            sinks[op].add(images, chosen)
+            written = [row for sink in sinks.values() for row in sink.finish()]
+        yield from written
 
     return run
 
 
-def _operations(rows: Known, others: Iterable[Known], paired: str, alone: str) -> np.ndarray:
-    """The operation of each row, str [n]; empty for a row that the others have as it is."""
+def _told(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
+    """What the others have under the key of each row, uint8 [n]: SAME, PAIRED or ALONE."""
     keys = rows.columns[rows.key]
     lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
-    is_there, is_same = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+    told = np.full(len(keys), ALONE, np.uint8)
     for lot in others:
         where = lot.find(keys)
         found = where >= 0
-        is_there |= found
+        told[found] = PAIRED  # a key is in one lot
         for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
             found &= lane == theirs.fill_null(0).to_numpy()
-        is_same |= found
-    return np.where(is_same, "", np.where(is_there, paired, alone))
+        told[found] = SAME
+        del lot  # before the next is read
+    return told
 
 
 def _imaged(

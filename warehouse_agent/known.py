@@ -38,13 +38,19 @@ class Known:
 
     @classmethod
     def lots(cls, uris: Sequence[str], columns: pa.Schema, key: str, rows: int) -> Iterator[Self]:
-        """The same rows, at most `rows` and a batch more at once. Raises WarehouseUnavailable."""
+        """The same rows, at most `rows` and a batch more at once, where the caller lets go of a lot
+        before it asks for the next. Raises WarehouseUnavailable."""
         held: list[pa.RecordBatch] = []
+        count = 0
         for batch in (batch for uri in uris for batch in read_batches(uri, columns)):
             held.append(batch)
-            if sum(map(len, held)) >= rows:
-                yield cls(pa.Table.from_batches(held, columns), key)
-                held = []
+            count += len(batch)
+            if count >= rows:
+                lot = cls(pa.Table.from_batches(held, columns), key)
+                held.clear()
+                count = 0
+                yield lot
+                del lot
         if held:
             yield cls(pa.Table.from_batches(held, columns), key)
 
@@ -60,5 +66,5 @@ class Known:
 
 
 def fits(files: Sequence[DataFile], lots: int = 1) -> bool:
-    """Whether every task may hold the rows of these files, in so many lots."""
+    """Whether every task may look up the rows of these files, in so many lots."""
     return sum(f.rows for f in files) <= lots * ROWS_MAX

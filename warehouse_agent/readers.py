@@ -50,23 +50,26 @@ def changes(
     Only feeds that a commit names are read.
 
     Raises:
-        NotFound: a version in between has no feed (the first load, or a changed schema).
+        NotFound: there is no version `since`, as after a new first load; or a version in between
+            has no feed (the first load, or a changed schema), or none any more (`clean`).
     """
     store = open_store(path)
     newest = head(store, name)
     if newest is None:
         raise NotFound("Nothing has been published yet.", where=name)
+    if since > newest.version:
+        raise NotFound(
+            f"Version {since} is not there; the newest is {newest.version}.",
+            where=name,
+            remedy="The table began anew: read its newest version once and the feed from there on.",
+        )
     last = newest.version if upto is None else upto
     parts = []
     for number in range(since + 1, last + 1):
         snapshot = head(store, name, version=number)
         feed = snapshot.meta.get("changes") if snapshot else None
         if snapshot is None or feed is None:
-            raise NotFound(
-                f"Version {number} has no change feed.",
-                where=name,
-                remedy="Read the whole version once and the feed from there on.",
-            )
+            raise _no_feed(name, number, "no change feed")
         parts.append(_feed_rows(spark, store, name, snapshot, str(feed)))
     if not parts:
         empty = rows_of(spark, newest.layout, [])
@@ -79,12 +82,21 @@ def changes(
 def _feed_rows(
     spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
 ) -> DataFrame:
-    """The feed of one version."""
+    """The feed of one version. Raises NotFound: it was removed."""
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
+    place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
-    uris = [store.uri(PRIVATE, "changes", name, feed, file) for file in files]
+    if missing := {file for file in files if file} - {file for file, _ in store.files(*place)}:
+        lost = f"lost {len(missing)} files of its change feed"
+        raise _no_feed(name, snapshot.version, lost)
+    uris = [store.uri(*place, file) for file in files]
     rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
     return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+
+
+def _no_feed(name: str, version: int, has: str) -> NotFound:
+    remedy = "Read the newest version once and the feed from there on."
+    return NotFound(f"Version {version} has {has}.", where=name, remedy=remedy)
 
 
 def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
