@@ -136,6 +136,13 @@ def test_after_every_retention_only_the_newest_is_left(pair: Pair) -> None:
     feeds = {f.name for f in (pair.warehouse / PRIVATE / "changes" / "orders").iterdir()}
     assert feeds == {"_version=3"}
     assert changes(pair.spark, pair.warehouse, "orders", since=2).count() > 0
+    (feed,) = (pair.warehouse / PRIVATE / "changes" / "orders" / "_version=3").iterdir()
+    crashed = feed.with_name("0123456789ab")
+    crashed.mkdir()
+    (crashed / "insert-x.zstd.parquet").write_bytes(b"of an attempt that was not published")
+    clean(store, datetime.now(UTC) + LATER)
+    assert feed.exists()
+    assert not crashed.exists()
     with pytest.raises(NotFound, match="Version 1 has lost 3 files of its change feed"):
         changes(pair.spark, pair.warehouse, "orders", since=0)
     with pytest.raises(NotFound, match="Version 4 is not there; the newest is 3"):

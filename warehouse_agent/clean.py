@@ -7,7 +7,7 @@ leftovers of attempts that crashed, is kept while it is younger than `keep_hours
 attempt may be writing it. A file goes when both have passed, and only from folders that we name.
 
     data-<id>-<part>/…                      of the table: files of no kept version
-    _driftline/changes/<name>/_version=N/…  feeds that lead to versions before the oldest kept
+    _driftline/changes/<name>/_version=N/…  feeds that no kept version names
     _driftline/staging/<name>/…             exchanges compared with a version that is not the newest
     *.tmp                                   small files whose writer died
 
@@ -33,7 +33,7 @@ from warehouse_agent.store import PRIVATE, Entry, Store
 KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
 
 _DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
-_FEED = re.compile(r"_version=(\d+)")
+_FEED = re.compile(r"_version=\d+")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp")
 _COMMIT_TEMPORARY = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
 
@@ -48,11 +48,12 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The versions that stay: the oldest, the newest, and the paths of all files they have."""
+    """What stays: the newest version, the paths of all files that kept ones have, and the folders
+    of their feeds."""
 
-    oldest: int
     newest: int
     paths: frozenset[str]
+    feeds: frozenset[str]
 
 
 def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> Garbage:
@@ -106,9 +107,11 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     first = publish.head(store, name, version=oldest)
     assert first is not None
     paths = {file.path for file in (*first.files, *head.files)}
+    feeds = {first.meta.get("changes")}
     for version in range(oldest + 1, head.version + 1):
         paths |= _added(store, name, version)
-    return _Kept(oldest, head.version, frozenset(paths))
+        feeds.add((publish.commit_meta(store, name, version) or {}).get("changes"))
+    return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
 
 
 def _times(store: Store, name: str, table: DeltaTable) -> list[tuple[int, datetime]]:
@@ -158,12 +161,11 @@ def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
 
 def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
     for folder in store.folders(PRIVATE, "changes", name):
-        match = _FEED.fullmatch(folder)
-        if match is None:
+        if not _FEED.fullmatch(folder):
             continue
-        version = int(match[1])
-        if kept is None or not kept.oldest <= version <= kept.newest:
-            yield from store.walk(PRIVATE, "changes", name, folder)
+        for entry in store.walk(PRIVATE, "changes", name, folder):
+            if kept is None or "/".join(entry.place[3:-1]) not in kept.feeds:
+                yield entry
 
 
 def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:

@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from driftline.errors import ProofFailed
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -66,6 +67,9 @@ def write(
     A task holds the keys and fingerprints of its rows of one side, of LOTS_MAX · ROWS_MAX at most,
     and of the other side ROWS_MAX at once. A row that both have as it is was shipped, but is no
     change.
+
+    Raises:
+        ProofFailed: the operations do not add up.
     """
     place, folder = _place(name, version)
     store.make_folder(*place)
@@ -76,6 +80,7 @@ def write(
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:
         counts[row.path.partition("-")[0]] += row.rows
+    _check(counts, before, after, name)
     return Feed(folder, tuple(sorted(row.path for row in rows)), counts)
 
 
@@ -89,7 +94,11 @@ def joined(
     new: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """The feed between two sets of files of any size, which may have most rows in common."""
+    """The feed between two sets of files of any size, which may have most rows in common.
+
+    Raises:
+        ProofFailed: the operations do not add up.
+    """
     before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
     on = [*layout.key_names, HI, LO]
     gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
@@ -104,8 +113,23 @@ def joined(
     with driver_errors():
         observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
         counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
+    _check(counts, old, new, name)
     names = (file for file, _ in store.files(*place) if file.endswith(".parquet"))
     return Feed(folder, tuple(names), counts)
+
+
+def _check(
+    counts: dict[str, int], before: Sequence[DataFile], after: Sequence[DataFile], name: str
+) -> None:
+    """Whether these operations can lead from so many rows to so many. Raises ProofFailed."""
+    more = sum(f.rows for f in after) - sum(f.rows for f in before)
+    is_paired = counts["update_before"] == counts["update_after"]
+    if not is_paired or counts["insert"] - counts["delete"] != more:
+        raise ProofFailed(
+            f"The change feed does not add up: {counts} for {more:+} rows; nothing was published.",
+            where=name,
+            remedy="Run the refresh again; report it if it happens twice.",
+        )
 
 
 def _place(name: str, version: int) -> tuple[tuple[str, ...], str]:

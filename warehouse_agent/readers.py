@@ -76,7 +76,7 @@ def changes(
         return empty.selectExpr(
             "0L as _version", "'' as _op", *(quoted(c) for c in newest.layout.data_names)
         )
-    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+    return reduce(DataFrame.unionByName, parts)  # no feed leads across a change of columns
 
 
 def _feed_rows(
@@ -86,7 +86,8 @@ def _feed_rows(
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
     place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
-    if missing := {file for file in files if file} - {file for file, _ in store.files(*place)}:
+    there = {"" for _ in store.files(*place)} | {file for file, _ in store.files(*place)}
+    if missing := set(files) - there:
         lost = f"lost {len(missing)} files of its change feed"
         raise _no_feed(name, snapshot.version, lost)
     uris = [store.uri(*place, file) for file in files]

@@ -148,7 +148,7 @@ def list_keys(
     ks: npt.NDArray[np.uint64],
 ) -> Listing:
     """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job."""
-    return _listed(spark, files, layout, lambda where: _below(where, embedding, salt, ks), salt)
+    return _listed(spark, files, layout, lambda where: below(where, embedding, salt, ks), salt)
 
 
 def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
@@ -165,10 +165,10 @@ def long(unsigned: int) -> Column:
     return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
 
 
-def _below(
+def below(
     where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
 ) -> Integers:
-    """int64 [n]: k of every position, −1 where it is none of `ks`."""
+    """int64 [n]: k of every position, −1 where it is none of `ks`, uint64 [m] ascending."""
     found, inside = embedding.embed(where, salt)
     at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
     is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)

@@ -26,7 +26,7 @@ from warehouse_agent.heat import Hot
 from warehouse_agent.layout import CHANGED, RATE, Layout
 from warehouse_agent.outcome import Emptied
 from warehouse_agent.publish import DataFile
-from warehouse_agent.reduce import Files, Integers, Listing, check_rows, numbers
+from warehouse_agent.reduce import Files, Integers, Listing, below, check_rows, numbers
 from warehouse_agent.scan import Function, Piece, scan
 from warehouse_agent.sink import WRITTEN, Sink, written
 from warehouse_agent.store import Store
@@ -74,10 +74,8 @@ class ByK:
     salt: Salt
 
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
-        found, inside = self.embedding.embed(where, self.salt)
-        at = np.minimum(np.searchsorted(self.ks, found), max(len(self.ks) - 1, 0))
-        named: Bools = inside & (self.ks[at] == found) if len(self.ks) else inside & False
-        return named
+        found: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
+        return found
 
 
 @dataclass(frozen=True, slots=True)

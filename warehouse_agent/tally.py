@@ -9,7 +9,8 @@ fingerprints and statistics are read and looked up (`known`). Rows that are mere
  2. A known key with another fingerprint is an update: `first` stays, `updates` is one more,
     `changed` is this version, `rate` is what is left of it and the weight of this update.
  3. A known key with the same fingerprint was shipped in vain, and keeps what it had; so does one
-    that already has this version, having been staged by an attempt that was cut.
+    that already has this version, having been staged by an attempt that was cut: an update that
+    came with it and was taken back before this refresh stays counted.
  4. A null before-image (a file without statistics) counts as never updated; `first` stays null.
 """
 
