@@ -65,10 +65,12 @@ class Regrouping:
         lost = units.lost()
         differs = lost | (units.short_digests() != self._digests)
         del self._digests
-        rows = int(units.counts[differs].sum())
+        rows, kept, losers = int(units.counts[differs].sum()), differs & ~lost, int(lost.sum())
         is_refined = rows + len(units) // 4 <= GROUP_HASHES_MAX and refines(
             rows=rows,
-            differing=int(np.count_nonzero(differs)),
+            hashes=int(units.counts[kept].sum()) + losers,
+            differing=int(np.count_nonzero(kept)),
+            lost=losers,
             units=len(units),
             row_bytes=self._said.row_bytes,
             wait_bytes=self._said.wait_bytes,

@@ -308,5 +308,9 @@ def exchange(
         list_keys=mine.list_keys,
         progress=lambda _: None,
     )
-    result.outcome = conversation.run()
+    result.outcome = found = conversation.run()
+    if units is not None and units.part is None and found.replaced is not None:
+        # However many rows are new, the driver keeps no more than there are of ours.
+        named, _ = found.replaced.embedding.embed(mine._where, SALT)
+        assert np.isin(found.replaced.ks, named).all()
     return result

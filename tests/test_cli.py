@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from source_agent.enroll import enroll
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair, SourceProcess, environment
 from tests.test_store import held
-from warehouse_agent import cli
+from warehouse_agent import cli, commands
+from warehouse_agent.report import Report
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
@@ -94,6 +95,17 @@ def run(
 
     monkeypatch.setattr("warehouse_agent.session.start", lambda settings: spark)
     return run
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_of_a_part_it_is_said_what_was_not_compared(
+    version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report("orders", version=version, previous_version=3, rows_total=5000, as_of="then")
+    commands._say(report, print)
+    assert "not compared" not in capsys.readouterr().out
+    commands._say(replace(report, proof="part", rows_left=1234), print)
+    assert "as of then, 1,234 rows not compared (" in capsys.readouterr().out
 
 
 def written(folder: Path, address: str = NOBODY, more: str = "") -> Path:

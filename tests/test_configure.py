@@ -261,6 +261,12 @@ require = "fuzzy"
         ),
         (
             'relation = "orders"',
+            'read_at_most = 1048577\nrequire = "fuzzy"',
+            "fragments.orders.read_at_most",
+            "Groups name at most 1,048,576 rows",
+        ),
+        (
+            'relation = "orders"',
             'read_at_most = 10\nrequire = "fuzzy"',
             "fragments.orders.read_at_most",
             "1000",

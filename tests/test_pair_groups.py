@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from pyspark.sql import SparkSession
 from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair, plain
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
-from warehouse_agent import prepare, publish, show
+from warehouse_agent import prepare, publish, settle, show
 from warehouse_agent.refresh import Options
 from warehouse_agent.store import Store
 
 BUDGET = 1000
+SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
 
 
 @pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
@@ -95,6 +98,64 @@ def test_a_part_of_a_table(pair: Pair) -> None:
     assert (last.rows_changed, last.proof) == (0, "total")
 
 
+@SQLITE
+def test_a_part_compares_what_is_likely_to_have_changed(pair: Pair) -> None:
+    """Also where parts alone have told what that is."""
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    hot = [row[0] for row in sorted(pair.published("orders"))[:40]]  # the first window has them
+    for turn in range(3):
+        pair.legacy.many("UPDATE orders SET note = ? WHERE id = ?", [(f"{turn}", i) for i in hot])
+        report = pair.refresh("orders")
+        # By chance it would be one in four of them.
+        assert report.rows_updated == len(hot)
+    pair.check("orders")
+
+
+@SQLITE
+def test_rows_before_the_least_key_have_their_turn(pair: Pair) -> None:
+    """A part as large as the table leaves nothing, wherever its turns begin and end."""
+    last = sorted(row[0] for row in pair.legacy.rows("orders"))[200]
+    pair.legacy.execute("DELETE FROM orders WHERE id > ?", last)
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    for key in (-1, -7, -100):
+        pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
+        assert pair.refresh("orders").rows_inserted == 1
+        pair.check("orders")
+
+
+@SQLITE
+def test_a_part_of_what_is_gone_is_refused(pair: Pair) -> None:
+    """Long before the table has half of its rows."""
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    pair.legacy.execute("DELETE FROM orders")
+    error = pair.error("orders")
+    assert error["code"] == "SHRANK"
+    assert "of those that were compared" in error["message"]
+    report = pair.refresh("orders", options=Options(allow_shrink=True))
+    assert BUDGET / 2 < report.rows_deleted <= BUDGET
+
+
+@SQLITE
+def test_a_part_that_is_not_proven_says_what_broke(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(10**6), order(10**6 + 1)])
+    real = settle._apply
+    monkeypatch.setattr(settle, "_apply", lambda *given: replace(real(*given), shipped=()))
+    error = pair.error("orders")
+    assert (error["code"], error["details"]["cause"]) == (
+        "PROOF",
+        "rows that came were not written as they came",
+    )
+    monkeypatch.undo()
+    assert pair.refresh("orders").rows_inserted == 2
+
+
 def test_a_part_of_too_much_is_refused(pair: Pair) -> None:
     pair.refresh("orders")
     pair.fragment_lines["orders"] = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
@@ -123,10 +184,6 @@ def interrupted(pair: Pair) -> None:
         patch.setattr(publish, "commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pair.reports("orders")
-
-
-SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
-PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
 
 
 @SQLITE

@@ -15,6 +15,7 @@ from warehouse_agent.remember import (
     line,
     note_line,
     parse,
+    pasts,
 )
 from warehouse_agent.report import Report
 from warehouse_agent.store import Store
@@ -44,16 +45,21 @@ def test_only_refreshes_that_went_well_count() -> None:
         "{}",
         said(rows_total=None),
         said(rows_left=5),
-        said(schema_changed=True),
         said(checked_at=None),
         said(checked_at="yesterday"),
         said(rows_inserted=1, rows_updated=2, rows_deleted=3, seconds={"a": 1.0, "b": 0.5}),
+        said(checked_at="2026-01-03T03:04:05Z", schema_changed=True),
+        said(checked_at="2026-01-03T04:04:05Z", rows_updated=1),
     ]
     found = parse("\n".join(lines).encode())
     assert [(run.changed, run.rows, run.is_load, run.seconds) for run in found] == [
         (0, 10, True, 0),
         (6, 10, False, 1.5),
+        (0, 10, False, 0),
+        (1, 10, False, 0),
     ]
+    # What came with other columns does not count as nothing, and its time does.
+    assert [(past.elapsed_s, past.updated) for past in pasts(found)] == [(0, 2), (3600, 1)]
     assert found[1].at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 

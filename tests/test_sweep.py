@@ -23,12 +23,14 @@ from source_agent import tile
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair, expect_equal
 from tests.relay import Relay
-from warehouse_agent import passes, publish
+from warehouse_agent import passes, publish, settle
 from warehouse_agent.clean import unreferenced
 from warehouse_agent.forecast import forecast
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
+from warehouse_agent.publish import DataFile
 from warehouse_agent.refresh import Options
+from warehouse_agent.rewrite import InTiles
 from warehouse_agent.store import PRIVATE, Store
 
 pytestmark = pytest.mark.spark
@@ -581,8 +583,15 @@ def test_a_table_that_shrank(pair: Pair) -> None:
     pair.check("orders")
 
 
-def test_all_rows_changed(pair: Pair) -> None:
-    """Every tile comes as it is; then some of them."""
+def files(pair: Pair) -> list[DataFile]:
+    """Of the newest version."""
+    found = publish.head(Store(str(pair.warehouse)), "orders")
+    assert found is not None
+    return list(found.files)
+
+
+def test_all_rows_changed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tile comes as it is; then some of them, which are emptied and not listed."""
     pair.fragment_lines["orders"] = FREE
     pair.legacy.execute("UPDATE orders SET note = 'all ' || id")
     report = pair.refresh("orders")
@@ -590,9 +599,37 @@ def test_all_rows_changed(pair: Pair) -> None:
     pair.check("orders")
     pair.legacy.execute("UPDATE orders SET note = 'some ' || id WHERE id < 1600")
     pair.legacy.execute("UPDATE orders SET note = 'and a few' WHERE id IN (3000, 5001)")
+    removals: list[tuple[Any, list[DataFile]]] = []
+    real = settle._removal
+
+    def noted(*given: Any) -> Any:
+        removals.append(real(*given))
+        return removals[-1]
+
+    monkeypatch.setattr(settle, "_removal", noted)
     assert pair.refresh("orders").method == Method.RANGE.value
     pair.check("orders")
     pair.check_feed("orders", 2)
+    ((removal, _),) = removals
+    assert isinstance(removal, InTiles)
+    assert removal.emptied.rows > TILE
+    assert len(removal.listed.hashes) < TILE
+    # A file around the emptied tiles that has no row in them stays as it is.
+    ends = [min(row[0] for row in pair.published("orders")), 10**6]
+    pair.legacy.execute("UPDATE orders SET note = 'end' WHERE id = ?", ends[0])
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?)", [(ends[1], "n", 1, "end")])
+    pair.fragment_lines.clear()
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = FREE
+    around = [f for f in files(pair) if f.bounds == tuple(ends)]
+    assert len(around) == 1
+    pair.legacy.execute("UPDATE orders SET note = 'middle ' || id WHERE id BETWEEN 1500 AND 4500")
+    pair.refresh("orders")
+    assert isinstance(removals[-1][0], InTiles)
+    assert around[0] not in removals[-1][1]
+    assert around[0] in files(pair)
+    pair.check("orders")
+    pair.check_feed("orders", 4)
 
 
 def test_others_do_not_wait_for_a_pass(

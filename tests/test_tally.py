@@ -77,6 +77,7 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
         ("sketch", ROWS + 1),
         ("range", ROWS + 1),
         ("full", ROWS + 1),
+        ("full", ROWS // feed.LOTS_MAX + 1),
         ("sketch", 0),
         ("full", 0),
     ],
@@ -85,7 +86,7 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
 def test_rows_are_counted(
     pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether tasks look the rows before up, or Spark joins them."""
+    """Whether tasks look the rows before up, at once or as lots, or Spark joins them."""
     monkeypatch.setattr(known, "ROWS_MAX", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
@@ -125,6 +126,8 @@ def test_rows_are_counted(
     pair.check(name)
     for version in (1, 2, 3):
         pair.check_feed(name, version)
+    together = changes(pair.spark, pair.warehouse, name, since=0).collect()
+    assert Counter(row[0] for row in together) == {1: 7, 2: 6, 3: 1}
 
 
 def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +181,8 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     assert counts(pair, "orders") == expected
     pair.check("orders")
     # How many rows changed with it is not known, and is not taken for none.
-    past = remember.runs(Store(str(pair.warehouse)), "orders")
-    assert [run.changed for run in past] == [ROWS, 1]
+    past = remember.pasts(remember.runs(Store(str(pair.warehouse)), "orders"))
+    assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
 
 
 def forget(pair: Pair, name: str) -> None:
@@ -345,6 +348,30 @@ def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> No
     assert [key for lot in found for key in lot] == list(range(total))
     assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
     assert all(found)
+
+
+@pytest.mark.parametrize("held", [0, ROWS + 1])
+def test_a_feed_that_does_not_add_up_is_not_published(
+    pair: Pair, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 1, 2, text="one")
+    monkeypatch.setattr(known, "ROWS_MAX", held)
+    with monkeypatch.context() as patch:
+        # What joins, or tasks, count: updates without their after-images.
+        patch.setattr(feed, "_AFTER_OPERATIONS", ("insert", "insert"))
+        patch.setattr(
+            feed,
+            "spread",
+            lambda *_: pair.spark.createDataFrame(
+                [("insert-x", 2), ("update_before-x", 2)], "path string, rows bigint"
+            ),
+        )
+        error = pair.error("orders")
+    assert (error["code"], error["safe_to_retry"]) == ("PROOF", True)
+    assert "The change feed does not add up" in error["message"]
+    pair.refresh("orders")
+    pair.check_feed("orders", 1)
 
 
 @pytest.mark.parametrize("name", TABLES)

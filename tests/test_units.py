@@ -103,10 +103,17 @@ def test_keys_named_one_by_one_take_no_more_memory() -> None:
 
 
 def test_when_row_hashes_pay() -> None:
-    case = {"rows": 1000, "differing": 100, "units": 10_000, "row_bytes": 300, "wait_bytes": 0}
+    case = {"rows": 1000, "hashes": 1000, "differing": 100, "lost": 0, "units": 10_000}
+    case |= {"row_bytes": 300, "wait_bytes": 0}
     assert refines(**case)
     assert not refines(**case | {"row_bytes": 8})
     assert not refines(**case | {"wait_bytes": 300_000})
     # Nearly all differ: nearly all rows changed, and their hashes tell nothing.
-    assert not refines(**case | {"rows": 100, "differing": 100, "units": 100, "row_bytes": 100})
-    assert not refines(rows=0, differing=0, units=0, row_bytes=10, wait_bytes=0)
+    nearly = {"rows": 100, "hashes": 100, "differing": 100, "units": 100, "row_bytes": 100}
+    assert not refines(**case | nearly)
+    # A unit that lost a key is hashed again without it: one hash, whatever is in it.
+    lost = {"rows": 99_000, "hashes": 1000, "differing": 0, "lost": 1000, "units": 1000}
+    assert refines(**case | lost | {"row_bytes": 8})
+    assert not refines(**case | lost | {"row_bytes": 8, "hashes": 99_000})
+    nothing = dict.fromkeys(case, 0)
+    assert not refines(**nothing | {"row_bytes": 10})

@@ -99,7 +99,7 @@ def refreshes(
     if known.tiled is not None:
         return _in_tiles(known, known.tiled, ours, changed)
     if known.forced is Method.GROUP:
-        group.refuse_too_many(known.name, ours, "method")
+        group.refuse_too_many(known.name, ours)
     theirs = ours if known.rows_expected is None else known.rows_expected
     sketch = _sketch(known, expected)
     fixed = plan.REPLY_BYTES + plan.opening_bytes(
@@ -299,6 +299,7 @@ def _seconds(known: Known, method: Method | None) -> float | None:
         r.seconds
         for r in known.runs
         if not r.is_load
+        and r.tells
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None

@@ -225,14 +225,16 @@ def _say(report: Report, note: Callable[[str], None]) -> None:
         after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
         moved = f"{report.tiles} tiles{after}, {moved}"
     seconds = sum(report.seconds.values())
+    # Of a part only what was compared is equal.
+    compared = f", {report.rows_left:,} rows not compared" if report.proof == "part" else ""
     if report.version == report.previous_version:
         print(
             f"{report.name}: nothing changed, version {report.version} is equal to the source "
-            f"as of {report.as_of} ({moved}, {seconds:.1f} s)"
+            f"as of {report.as_of}{compared} ({moved}, {seconds:.1f} s)"
         )
         return
     print(
         f"{report.name}: version {report.version}, {report.rows_total:,} rows, "
         f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
-        f"proven equal as of {report.as_of} ({report.method}, {moved}, {seconds:.1f} s)"
+        f"proven equal as of {report.as_of}{compared} ({report.method}, {moved}, {seconds:.1f} s)"
     )

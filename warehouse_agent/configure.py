@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from driftline.errors import ConfigurationError, UsageError
-from driftline.limits import NAME_BYTES_MAX
+from driftline.limits import GROUP_KEYS_MAX, NAME_BYTES_MAX
 from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
 
 from warehouse_agent.carry import Carrier
@@ -237,7 +237,14 @@ def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragmen
 def _read_at_most(table: Table) -> int | None:
     if not table.has("read_at_most"):
         return None
-    return table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+    found = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+    if found > GROUP_KEYS_MAX:
+        raise table.error(
+            "read_at_most",
+            f"Groups name at most {GROUP_KEYS_MAX:,} rows, and it is {found:,}.",
+            "Make it smaller, or remove it: a refresh of everything has no such limit.",
+        )
+    return found
 
 
 def _check_part(table: Table, fragment: Fragment) -> None:

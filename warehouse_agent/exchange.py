@@ -85,6 +85,7 @@ class Conversation:
         self._shipping = pb.Progress(phase="ship", rows_expected=opening.rows_expected)
         # What came while cells or units of ours may have been read: the k of its rows inside.
         self._came: list[npt.NDArray[np.uint64]] | None = None
+        self._ours: npt.NDArray[np.uint64] | None = None  # of units: the only k that count
         # Whether the source has ended this relation, so that the next may follow in the stream.
         self.ended = False
 
@@ -131,8 +132,13 @@ class Conversation:
         for request in grouped.requests():
             self._wire.send(request)
         self._came = []
+        if grouped.part is None:
+            # Below others there is nothing of ours, however many rows the source has there. A part
+            # has a budget, and rows that were left: one of these that came must fail the proof.
+            self._ours = grouped.ours()
         reply = self._receive()
         if reply.WhichOneof("message") == "mismatch":
+            self._came = None
             assert self._list_keys is not None
             found = regroup.regroup(
                 grouped,
@@ -284,14 +290,15 @@ class Conversation:
         self._progress(self._shipping)
 
     def _named(self, frame: bytes) -> npt.NDArray[np.uint64]:
-        """The k of the rows of a frame that are inside, uint64 [n]. Raises FrameDamaged."""
+        """The k of the rows of a frame that are inside, and may be ours, uint64 [n]. Raises
+        FrameDamaged."""
         o = self._opening
         within = o.sketch or o.grouped
         assert within is not None
         keys = join(received(frames.decode(frame).columns, o.recipe))
         where = positions(keys, o.recipe, position_seed(o.fragment_key))
         ks, inside = within.embedding.embed(where, o.salt)
-        return ks[inside]
+        return ks[inside] if self._ours is None else _among(ks[inside], self._ours)
 
 
 def _described(sketch: Sketch, check: int) -> pb.Sketch:
@@ -304,6 +311,15 @@ def _described(sketch: Sketch, check: int) -> pb.Sketch:
         fold=sketch.fold,
         check=check,
     )
+
+
+def _among(ks: npt.NDArray[np.uint64], named: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Those of these k that are among the named, which ascend."""
+    if not len(named):
+        return named
+    at = np.minimum(np.searchsorted(named, ks), len(named) - 1)
+    found: npt.NDArray[np.uint64] = ks[named[at] == ks]
+    return found
 
 
 def _count(stuck: npt.NDArray[np.bool_] | None) -> int:

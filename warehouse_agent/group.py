@@ -310,11 +310,11 @@ def most_likely(histogram: Histogram, rows: int) -> Selection:
     return Selection(0, 0.0)
 
 
-def refuse_too_many(name: str, keys: int, setting: str) -> None:
+def refuse_too_many(name: str, keys: int) -> None:
     """Raise ConfigurationError where a fragment has more rows than groups can name."""
     if keys > GROUP_KEYS_MAX:
         raise ConfigurationError(
             f"Groups name at most {GROUP_KEYS_MAX:,} rows by their keys, and these are {keys:,}.",
             where=name,
-            remedy=f"Change `{setting}` of the fragment: a sketch has no such limit.",
+            remedy="Change `method` of the fragment: a sketch has no such limit.",
         )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
-from driftline.digests import Salt
+from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition, RangeSums
@@ -69,6 +69,11 @@ class Prepared:
     def is_part(self) -> bool:
         """Whether some rows are left uncompared."""
         return self.units is not None and self.units.grouped.part is not None
+
+    @property
+    def left(self) -> Digest:
+        """Of our rows that are left uncompared."""
+        return self.units.grouped.rest if self.units is not None else Digest()
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
@@ -193,10 +198,12 @@ def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
 
 
 def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
-    """Spark SQL for how likely a row is to have been updated."""
-    if base is None or changes is None:
+    """Spark SQL for how likely a row is to have been updated. Where no refresh of everything tells
+    how many are, parts may have told which."""
+    if base is None:
         return f"cast({plan.CHANGE_SHARE} as double)"
-    return heat.probability_sql(stamp.view)
+    view = stamp.view if changes is not None else replace(stamp.view, share=plan.CHANGE_SHARE)
+    return heat.probability_sql(view)
 
 
 def stamp_of(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:

@@ -88,6 +88,10 @@ class Grouped:
         span, most = self.embedding.span, UNIT_KEYS_PER_MESSAGE
         return UnitSums([Run(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces])
 
+    def ours(self) -> U64:
+        """The k, ascending, below which there are rows of ours that give way to what comes."""
+        return np.union1d(self.sums().all_ks(), self.hot)
+
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
@@ -115,6 +119,8 @@ def regroup(
         MalformedMessage, and whatever `receive` raises.
     """
     units = grouped.sums()
+    if not len(units):
+        raise MalformedMessage("Units differ where none were sent.")
     differs, counts = mismatch(_with(first, receive), len(units))
     gone = gone_of(grouped, receive())
     hashes = row_hashes(receive)

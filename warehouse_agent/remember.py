@@ -26,7 +26,10 @@ RTT_DAYS = 7  # a measurement is a connection of its own
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An earlier refresh that went well. `rows` are after it; `changed` is d; `at` when it ran."""
+    """An earlier refresh that went well. `rows` are after it; `changed` is d; `at` when it ran.
+
+    `tells`: whether it says how many rows changed; other columns came with one that does not.
+    """
 
     at: datetime
     inserted: int
@@ -37,6 +40,7 @@ class Run:
     method: str | None
     scans: int
     seconds: float
+    tells: bool = True
 
     @property
     def changed(self) -> int:
@@ -85,6 +89,7 @@ def pasts(runs: list[Run]) -> list[Past]:
             run.deleted,
         )
         for before, run in pairwise(runs)
+        if run.tells
     ]
 
 
@@ -122,8 +127,7 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
 def _run(body: dict[str, Any]) -> Run | None:
     if body["error"] is not None or body["command"] != "refresh":
         return None
-    # What changed in a part tells little of the whole, and other columns nothing of the rows.
-    if body.get("rows_left") or body.get("schema_changed"):
+    if body.get("rows_left"):  # what changed in a part tells little of the whole
         return None
     at = datetime.fromisoformat(body["checked_at"])
     return Run(
@@ -136,4 +140,5 @@ def _run(body: dict[str, Any]) -> Run | None:
         body["method"],
         int(body["source_scans"]),
         sum(body["seconds"].values()),
+        not body.get("schema_changed"),
     )

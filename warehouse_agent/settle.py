@@ -13,14 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from driftline.digests import Digest
-from driftline.errors import (
-    ConfigurationError,
-    DriftlineError,
-    ProofFailed,
-    SnapshotLost,
-    TableShrank,
-    WarehouseUnavailable,
-)
+from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
 
 from warehouse_agent import (
     apply,
@@ -35,9 +28,9 @@ from warehouse_agent import (
     schema,
     stage,
     tally,
+    withhold,
 )
 from warehouse_agent.candidates import modelled
-from warehouse_agent.configure import Require
 from warehouse_agent.feed import Feed
 from warehouse_agent.job import Job
 from warehouse_agent.known import fits
@@ -59,20 +52,17 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     checked = utc_now()
     if out.equal and p.base is not None and _says_all(p, p.base):
         job.staging.clear()
+        # Another agent may have published what an earlier attempt of this one was to.
+        report.rows_inserted = report.rows_updated = report.rows_deleted = 0
+        report.schema_changed = False
         report.checked_at, report.proof = checked, _proof(p)
         report.rows_total = out.theirs.count
         _missed(p, report, 0)
         _model(job, p, out)
         job.remember(**_notes(job, p, out, checked))
         return
-    if p.base and not job.options.allow_shrink and plan.shrank(p.base.rows, out.theirs.count):
-        raise TableShrank(
-            f"The source has {out.theirs.count} rows and the warehouse {p.base.rows}: more than "
-            "half are gone.",
-            where=job.name,
-            remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
-        )
-    _check_consistency(job, out)
+    withhold.shrunk(job, p, out)
+    withhold.inconsistent(job, out)
     with report.phase("apply"):
         applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
@@ -115,7 +105,7 @@ def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str |
     if p.is_part:
         assert p.units is not None
         return {TURN: p.units.next_turn}
-    as_of = {"as_of": out.as_of} if _accepts(job, out) else {}
+    as_of = {"as_of": out.as_of} if withhold.accepts(job, out) else {}
     return {"checked_at": checked, **as_of, **_speed(job, p, out)}
 
 
@@ -128,27 +118,6 @@ def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
         return {}
     waited = p.known.line.seconds(report.bytes_sent + report.bytes_received, out.round_trips, 0)
     return {"rows_per_s": out.rows_read / max(took - waited, took / 2)}
-
-
-def _accepts(job: Job, out: Outcome) -> bool:
-    return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY
-
-
-def _check_consistency(job: Job, out: Outcome) -> None:
-    if _accepts(job, out):
-        return
-    allow = 'allow it: `require = "fuzzy"` in the fragment.'
-    if out.changed:
-        raise SnapshotLost(
-            "The data changed while it was read, and the source cannot hold it still.",
-            where=job.name,
-            remedy=f"Run the refresh again, at a quieter time, or {allow}",
-        )
-    raise ConfigurationError(
-        "The source cannot read this relation as of one instant: its engine has no snapshots.",
-        where=job.name,
-        remedy=f"If rows of different instants are good enough, {allow}",
-    )
 
 
 def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
@@ -203,22 +172,24 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
     """The rows to remove, and the files that hold them, and perhaps others."""
     if out.replaced is not None and len(out.replaced.ks):
-        removal = ByK(out.replaced.ks, out.replaced.embedding, p.salt)
+        below = ByK(out.replaced.ks, out.replaced.embedding, p.salt)
         files = apply.within_bounds(p.files, out.replaced)
         if len(out.replaced.ks) < CHANGES_PER_FILE * len(files):
-            files = files_holding(job.spark, files, p.layout, removal)
-        return removal, files
+            files = files_holding(job.spark, files, p.layout, below)
+        return below, files
     if out.removed is None:
         return None, []
     listed, numbers = ByHash.of(out.removed, p.salt), set(out.removed.file.tolist())
     if out.emptied is None:
         return listed, [f for i, f in enumerate(p.files) if i in numbers]
-    holding = [
+    removal = InTiles(out.emptied, listed)
+    near = [
         f
         for i, f in enumerate(p.files)
-        if i in numbers or f.bounds is None or out.emptied.meets(*f.bounds)
+        if i not in numbers and (f.bounds is None or out.emptied.meets(*f.bounds))
     ]
-    return InTiles(out.emptied, listed), holding
+    hit = set(files_holding(job.spark, near, p.layout, removal))
+    return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
 
 
 def _shipped(
@@ -251,12 +222,15 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
         )
     except ProofFailed as error:
         is_right_so_far = False
-        with contextlib.suppress(DriftlineError):
-            parts = _parts(job, p, out, applied)
-            error.details.update({"cause": blame.broken(parts), "rows": parts.counted()})
-            is_right_so_far = blame.is_missed_update(parts)
-        if not is_right_so_far:
-            job.staging.clear()  # what led here must not be built on
+        try:
+            with contextlib.suppress(DriftlineError):
+                parts = _parts(job, p, out, applied)
+                error.details.update({"cause": blame.broken(parts), "rows": parts.counted()})
+                # By a sketch: the finished tiles of a pass would not be compared again.
+                is_right_so_far = out.replaced is not None and blame.is_missed_update(parts)
+        finally:
+            if not is_right_so_far:
+                job.staging.clear()  # what led here must not be built on
         raise
     job.report.proof = _proof(p)
 
@@ -268,7 +242,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> blame
     before = applied.before
     return blame.Parts(
         theirs=out.theirs,
-        ours=p.sums.total,
+        ours=p.sums.total + p.left,
         came=out.came,
         shipped=digest(applied.shipped),
         stayed=digest((*applied.rewritten, *applied.kept)),

@@ -70,7 +70,7 @@ def in_units(
     key = group.key_bytes(count, embedding.span)
     grouping = group.grouping(counted, row_bytes=row_bytes, key_bytes=key, wait_bytes=wait)
     if budget is None:
-        group.refuse_too_many(job.name, count, "method")
+        group.refuse_too_many(job.name, count)
         found = assign.named(rows, layout, probability_sql, grouping, embedding, salt, count=count)
         sent = Grouped(embedding, found.pieces, found.hot, round(row_bytes), round(wait))
         return Units(sent, found.compared)
@@ -81,7 +81,6 @@ def in_units(
             where=job.name,
             remedy="Remove `read_at_most` from the fragment.",
         )
-    group.refuse_too_many(job.name, budget, "read_at_most")
     window, next_turn = _window(job, layout, rows, bounds, int(IN_TURN * budget))
     likeliest = group.most_likely(counted, int(LIKELIEST * budget))
     # A row that is not read by its key is not compared, so all have one.
@@ -109,7 +108,8 @@ def _window(
     job: Job, layout: Layout, rows: DataFrame, bounds: tuple[int, int], count: int
 ) -> tuple[tuple[int, int], int]:
     """The positions of the next so many rows in turn, both ends inclusive, and where the turn after
-    them begins. What lies below the least key goes with the first, as there may be new rows."""
+    them begins: at the end from the least key again, whatever that is then. What lies below it goes
+    with the first, as there may be new rows."""
     noted = job.remembered().get(TURN)
     start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
     position = layout.position_sql
@@ -120,4 +120,4 @@ def _window(
     assert row is not None
     last = int(row["last"]) if row["rows"] == count and row["last"] < bounds[1] else bounds[1]
     first = POSITION_MIN if start == bounds[0] else start
-    return (first, last), last + 1 if last < bounds[1] else bounds[0]
+    return (first, last), last + 1 if last < bounds[1] else POSITION_MIN

@@ -139,16 +139,27 @@ class UnitSums:
         return np.where(self._ks[at] == ks, at, np.int64(-1))
 
 
-def refines(*, rows: int, differing: int, units: int, row_bytes: int, wait_bytes: int) -> bool:
+def refines(
+    *,
+    rows: int,
+    hashes: int,
+    differing: int,
+    lost: int,
+    units: int,
+    row_bytes: int,
+    wait_bytes: int,
+) -> bool:
     """Whether row hashes, and one more round trip, are cheaper than shipping every row of the
     units that differ.
 
     Args:
         rows: in the differing units, at the source.
-        differing: units that differ, of `units`.
+        hashes: one for each of them, but one for all of a unit that lost keys.
+        differing: units that differ though they lost no key; the others, `lost` of all `units`, are
+            taken to be changed as seldom.
         row_bytes: of a row on the line.
         wait_bytes: what the line could carry during a round trip.
     """
-    share = min(differing / max(units, 1), _NEARLY_ALL)
+    share = min(differing / max(units - lost, 1), _NEARLY_ALL)
     changed = min(-units * math.log1p(-share), rows)
-    return rows * row_bytes > rows * ROW_HASH_BYTES + changed * row_bytes + wait_bytes
+    return rows * row_bytes > hashes * ROW_HASH_BYTES + changed * row_bytes + wait_bytes

@@ -1,0 +1,52 @@
+"""What an exchange found that is not to be published, as right as it may be."""
+
+from __future__ import annotations
+
+from driftline.errors import ConfigurationError, SnapshotLost, TableShrank
+
+from warehouse_agent import plan
+from warehouse_agent.configure import Require
+from warehouse_agent.job import Job
+from warehouse_agent.outcome import Outcome
+from warehouse_agent.prepare import Prepared
+
+
+def shrunk(job: Job, p: Prepared, out: Outcome) -> None:
+    """Raise TableShrank where more than half of the published rows are gone, or of those that a
+    part compared, unless that is allowed."""
+    if p.base is None or job.options.allow_shrink:
+        return
+    before, after, of = p.base.rows, out.theirs.count, ""
+    if p.is_part and not plan.shrank(before, after):
+        before, after = p.sums.total.count, after - p.left.count
+        of = " of those that were compared"
+    if plan.shrank(before, after):
+        raise TableShrank(
+            f"The source has {after} rows and the warehouse {before}{of}: more than half are gone.",
+            where=job.name,
+            remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
+        )
+
+
+def inconsistent(job: Job, out: Outcome) -> None:
+    """Raise SnapshotLost, or ConfigurationError, where the rows are of different instants and the
+    fragment does not accept that."""
+    if accepts(job, out):
+        return
+    allow = 'allow it: `require = "fuzzy"` in the fragment.'
+    if out.changed:
+        raise SnapshotLost(
+            "The data changed while it was read, and the source cannot hold it still.",
+            where=job.name,
+            remedy=f"Run the refresh again, at a quieter time, or {allow}",
+        )
+    raise ConfigurationError(
+        "The source cannot read this relation as of one instant: its engine has no snapshots.",
+        where=job.name,
+        remedy=f"If rows of different instants are good enough, {allow}",
+    )
+
+
+def accepts(job: Job, out: Outcome) -> bool:
+    """Whether the fragment takes rows of this consistency."""
+    return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY
