@@ -85,7 +85,7 @@ class Forecast:
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
         if self.floor_bytes is not None:
-            lines.append(f"    no method can ship less than {self.floor_bytes:,} bytes")
+            lines.append(f"    the changed rows alone would take about {self.floor_bytes:,} bytes")
         return "\n".join(lines)
 
     def _situation(self) -> str:

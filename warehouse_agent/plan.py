@@ -263,8 +263,8 @@ def rows_changed(differing: float, slots: int) -> float:
 
 
 def floor_bytes(rows: int, changed: int, row_bytes: float) -> int:
-    """What no method goes below: the changed rows, and which of `rows` they are (log2 C(n, d)
-    bits)."""
+    """What methods are measured by: the changed rows as the line has carried such rows, and which
+    of `rows` they are (log2 C(n, d) bits)."""
     n, d = max(rows, changed), changed
     bits = (math.lgamma(n + 1) - math.lgamma(d + 1) - math.lgamma(n - d + 1)) / math.log(2)
     return round(changed * row_bytes + bits / 8)

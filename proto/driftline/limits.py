@@ -30,7 +30,7 @@ SEGMENTS_MAX = 256  # of a partition: 3 kB in `Open`
 STRATUM_CELLS = 32  # of a byte: the estimate has a standard deviation of 12 %
 ROW_HASHES_MAX = 1 << 22  # 8 bytes each on the line, 16 in memory; beyond it, everything is sent
 DIGESTS_PER_MESSAGE = 1 << 16  # 512 KiB
-# A number of many divisors: its table folds to nearly any size, and tells 1.5 million changed rows.
+# A number of many divisors: its table folds to nearly any size, and tells 1.7 million changed rows.
 THIRD_CELLS_MAX = 720_720  # of a sketch's finest table: 35 MB at the source
 SKETCH_KEYS_MAX = 1 << 31  # half the field: a quotient of noise is a key every second time
 SAMPLE_CELLS_MAX = 1 << 13  # of a byte: the share of cells that differ is known to 1 to 6 %
