@@ -162,7 +162,8 @@ class Pair:
         snapshot = head(Store(str(self.warehouse)), name, version=version)
         assert snapshot is not None
         layout = snapshot.layout
-        at = [layout.data_names.index(column.name) for column in layout.recipe.key]
+        keys = layout.names[: layout.recipe.key_columns]
+        at = [layout.data_names.index(key) for key in keys]
         before, after = (
             {tuple(row[i] for i in at): row for row in (tuple(map(plain, r)) for r in rows)}
             for rows in (self.published(name, version - 1), self.published(name, version))
