@@ -28,7 +28,7 @@ from benchmarks.source_speed import DATA, partition_for
 from source_agent import postgresql_hashes
 from source_agent.engine import Fingerprint, Limits, Relation, Session
 from source_agent.engines import connect
-from source_agent.postgresql_types import scan_sql
+from source_agent.postgresql_sql import scan_sql
 from source_agent.read import Reader, Tally
 from source_agent.relations import Found, plan_of
 from tests.agents import FRAGMENT_KEY, SALT

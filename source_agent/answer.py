@@ -249,12 +249,13 @@ class Conversation:
         return self._session
 
     def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
-        """The session and the shape; a session that died between relations is renewed."""
+        """The session and the shape; a session that died between relations, or whose snapshot does
+        not cover this one, is renewed."""
         was_open = self._session is not None
         session = self._open_session()
         try:
             return session, session.describe(relation)
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, SnapshotLost):
             if not was_open:
                 raise
         self._close_session()

@@ -1,39 +1,36 @@
 """PostgreSQL: one read-only snapshot, read by COPY in binary.
 
-COPY's binary tuple *is* the row bytes of the protocol (section 3), one message per row. They are
-taken from libpq as they come and copied once each: 0.4 µs a row of TPC-H orders.
+COPY's binary tuple *is* the row bytes of the protocol (section 3); `postgresql_copy` takes them
+from libpq.
 
 Invariants: the connection is read-only from its first packet on (`default_transaction_read_only`)
 and the transaction is READ ONLY; statements go through the extended protocol, which takes one
 statement at a time; a read that fails or is abandoned is rolled back to its savepoint, so that the
 snapshot outlives it. Key bounds travel as the values of two settings of this transaction, because
-COPY takes no parameters.
+COPY takes no parameters. What a snapshot does not cover is looked for once the locks are there that
+keep it away (`postgresql_replaced`): where a relation was described, and where one was read. A
+further session of the same snapshot looks for nothing: it reads parts of a table that the first has
+described and keeps locked.
 
-Rejected: keeping libpq's memoryviews without copying. They hold one allocation of libpq each, and
-scan, hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders). Server-side
-cursors: each FETCH is a round trip, and its rows are decoded one value a time.
+Rejected: server-side cursors. Each FETCH is a round trip, and its rows are decoded one value a
+time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from driftline.errors import DatabaseUnavailable
-from driftline.limits import ROW_BYTES_MAX
 from psycopg import Connection, Error, pq
 
 from source_agent import postgresql_access, postgresql_hashes, postgresql_split, postgresql_types
 from source_agent.engine import (
-    BATCH_BYTES,
-    BATCH_ROWS,
     Consistency,
     Limits,
     Privilege,
@@ -44,6 +41,8 @@ from source_agent.engine import (
     Split,
 )
 from source_agent.postgresql_access import connect_error, translate
+from source_agent.postgresql_copy import copied, drain
+from source_agent.postgresql_replaced import refuse_replaced
 from source_agent.postgresql_split import PostgresqlJoin, PostgresqlSplit, import_sql, part_sql
 from source_agent.postgresql_sql import (
     AS_OF,
@@ -54,19 +53,15 @@ from source_agent.postgresql_sql import (
     RELEASE,
     ROLLBACK_TO,
     SAVEPOINT,
-    copy_of,
+    range_sql,
+    scan_sql,
     timeouts,
 )
-from source_agent.postgresql_types import SETTINGS, range_sql, scan_sql
-from source_agent.printable import printable_row
+from source_agent.postgresql_types import SETTINGS
 from source_agent.relations import plan_of
-from source_agent.rows import too_large
 
 CANCEL_S: Final = 5.0
 RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
-
-_COPY_HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
-_COPY_TRAILER: Final = b"\xff\xff"
 
 
 class PostgresqlSession:
@@ -136,11 +131,14 @@ class PostgresqlSession:
 
     def describe(self, relation: Relation) -> Shape:
         with self._reading(relation):
-            return postgresql_types.describe(self, relation)
+            shape = postgresql_types.describe(self, relation)
+            refuse_replaced(self.ask, relation)
+            return shape
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         with self._reading(shape.relation):
             yield from self._copy(shape, scan_sql(shape, ordered=ordered))
+            refuse_replaced(self.ask, shape.relation)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         with self._reading(shape.relation):
@@ -182,6 +180,7 @@ class PostgresqlSession:
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
                 yield from self._copy(shape, sql)
+            refuse_replaced(self.ask, shape.relation)
 
     @contextlib.contextmanager
     def _reading(self, relation: Relation) -> Iterator[None]:
@@ -203,7 +202,7 @@ class PostgresqlSession:
         with contextlib.suppress(Error):
             if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 pgconn.get_cancel().cancel()
-                self._drain()
+                drain(pgconn)
             self._connection.execute(ROLLBACK_TO)
             self._connection.execute(RELEASE)
 
@@ -212,82 +211,17 @@ class PostgresqlSession:
         if self._interrupted:
             raise DatabaseUnavailable("The read was interrupted.")
 
-    def _drain(self) -> None:
-        """Read to the end of the statement, whatever becomes of it."""
-        pgconn = self._connection.pgconn
-        while (result := pgconn.get_result()) is not None:
-            if result.status == pq.ExecStatus.COPY_OUT:
-                with contextlib.suppress(Error):
-                    while pgconn.get_copy_data(0)[0] > 0:
-                        pass
-
     def _copy(self, shape: Shape, select_sql: str) -> Iterator[Rows]:
-        """The tuples of a SELECT. The driver's connection is used below its own methods here."""
-        pgconn = self._connection.pgconn
         if (seed := plan_of(shape).seed) is not None:
             self.ask(postgresql_hashes.SEED, str(seed))
-        poller = select.poll()
-        poller.register(pgconn.socket, select.POLLIN)
-        pgconn.send_query_params(copy_of(select_sql).encode(), None)
-        while pgconn.flush():
-            select.select([], [pgconn.socket], [])
-        self.refuse_interrupted()  # before the statement began there was nothing to cancel
-        while pgconn.is_busy():
-            poller.poll()
-            pgconn.consume_input()
-        result = pgconn.get_result()
-        if result is None or result.status != pq.ExecStatus.COPY_OUT:
-            while pgconn.get_result() is not None:
-                pass
-            raise postgresql_access.error_of(result)
-        yield from self._tuples(shape, poller)
-        while (result := pgconn.get_result()) is not None:
-            if result.status != pq.ExecStatus.COMMAND_OK:
-                raise postgresql_access.error_of(result)
-
-    def _tuples(self, shape: Shape, poller: select.poll) -> Iterator[Rows]:
-        """The hot loop: nothing in it that is not needed for every row."""
         pgconn = self._connection.pgconn
-        get, consume, poll = pgconn.get_copy_data, pgconn.consume_input, poller.poll
-        is_first = True
-        length = 1
-        while length > 0:
-            rows: Rows = []
-            append = rows.append
-            size = 0
-            for _ in repeat(None, BATCH_ROWS):
-                length, data = get(1)
-                while length == 0:
-                    poll()
-                    consume()
-                    length, data = get(1)
-                if length < 0:
-                    break
-                append(bytes(data))
-                size += length
-                if size >= BATCH_BYTES:
-                    break
-            if is_first and rows:
-                rows[0] = rows[0][_COPY_HEADER_BYTES:]
-                is_first = False
-            if rows and rows[-1] == _COPY_TRAILER:
-                rows.pop()
-            if size > ROW_BYTES_MAX:
-                _check_size(shape, rows)
-            if rows:
-                yield rows
+        return copied(pgconn, shape, select_sql, begun=self.refuse_interrupted)
 
 
 def _shut(number: int) -> None:
     """End the connection of a socket under whoever reads it; the descriptor stays theirs."""
     with socket.socket(fileno=os.dup(number)) as duplicate:
         duplicate.shutdown(socket.SHUT_RDWR)
-
-
-def _check_size(shape: Shape, rows: Rows) -> None:
-    row = max(rows, key=len)
-    if len(row) > ROW_BYTES_MAX:
-        raise too_large(shape, printable_row(row, shape.recipe), len(row))
 
 
 class PostgresqlEngine:

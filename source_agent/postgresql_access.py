@@ -24,10 +24,14 @@ from driftline.errors import (
 )
 from psycopg import Error, OperationalError, errors, pq
 
-from source_agent import postgresql_hashes, postgresql_split, postgresql_types
+from source_agent import (
+    postgresql_hashes,
+    postgresql_replaced,
+    postgresql_split,
+    postgresql_types,
+)
 from source_agent.engine import Fingerprint, Limits, Privilege, Relation, Shape
-from source_agent.postgresql_sql import STATEMENTS, copy_of
-from source_agent.postgresql_types import EXPLAIN, range_sql, scan_sql
+from source_agent.postgresql_sql import EXPLAIN, STATEMENTS, copy_of, range_sql, scan_sql
 from source_agent.relations import quote, split_name
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -239,5 +243,6 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [postgresql_hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     catalogue = (*postgresql_types.CATALOGUE, *postgresql_hashes.CATALOGUE, *CATALOGUE)
-    texts = [*STATEMENTS, *postgresql_split.STATEMENTS, *catalogue, *reads]
+    more = (*postgresql_split.STATEMENTS, *postgresql_replaced.CATALOGUE)
+    texts = [*STATEMENTS, *more, *catalogue, *reads]
     return list(dict.fromkeys(texts))

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from driftline.errors import DatabaseUnavailable
 
 from source_agent.engine import Rows, Session, Shape
-from source_agent.postgresql_sql import BOUNDS, copy_of
-from source_agent.postgresql_types import EXPLAIN, Asks, scan_sql
+from source_agent.postgresql_sql import BOUNDS, EXPLAIN, copy_of, scan_sql
+from source_agent.postgresql_types import Asks
 from source_agent.relations import plan_of
 
 if TYPE_CHECKING:

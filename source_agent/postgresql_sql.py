@@ -1,14 +1,16 @@
-"""PostgreSQL: the statements of a session, and COPY around a SELECT. No I/O, no values.
+"""PostgreSQL: the statements of a session, the SELECTs of a relation, and COPY around them. No I/O,
+no values.
 
-The SELECTs of a relation are beside the types they read (`postgresql_types`) and the parts they are
-cut into (`postgresql_split`).
+What is asked to describe a relation is beside the types (`postgresql_types`), and the parts that a
+table is cut into are in `postgresql_split`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engine import Limits
+from source_agent.engine import Limits, Shape
+from source_agent.relations import plan_of, quote
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PIN = (
@@ -26,6 +28,7 @@ BOUNDS = (  # of what is read, as settings: COPY takes no parameters
     "pg_catalog.set_config('driftline.last', %s, true)"
 )
 EXPORT = "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
+EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
@@ -47,3 +50,37 @@ def _ms(seconds: float | None) -> str:
 
 def copy_of(select_sql: str) -> str:
     return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False, only: bool = False) -> str:
+    """The SELECT of a scan, in tuple order; `only`: whatever may inherit from the table."""
+    plan = plan_of(shape)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    tail = "\nORDER BY 1" if ordered else ""
+    source = f"ONLY {plan.source}" if only else plan.source
+    return f"SELECT {', '.join(plan.reads)}\nFROM {source}{where}{tail}"
+
+
+def range_sql(shape: Shape, *, literal: bool = False) -> str:
+    """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
+
+    `literal` is for EXPLAIN, which has no bounds to look up: one range of one key.
+    """
+    plan = plan_of(shape)
+    key = quote(shape.recipe.columns[0].name)
+    bounds = (
+        "(SELECT 1::pg_catalog.int8, 1::pg_catalog.int8)"
+        if literal
+        else "ROWS FROM (\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.first')::pg_catalog.int8[]),\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.last')::pg_catalog.int8[]))"
+    )
+    reads = ", ".join(f"{read} AS c{i}" for i, read in enumerate(plan.reads))
+    where = f"{plan.where} AND " if plan.where else ""
+    return (
+        f"SELECT driftline_row.*\nFROM {bounds} AS driftline_range(first_key, last_key)\n"
+        f"CROSS JOIN LATERAL (\n  SELECT {reads}\n  FROM {plan.source}\n  WHERE {where}"
+        f"{key} OPERATOR(pg_catalog.>=) driftline_range.first_key"
+        f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
+        "  OFFSET 0) AS driftline_row"
+    )

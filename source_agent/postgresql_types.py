@@ -23,6 +23,8 @@ from driftline.types import DeclaredType
 
 from source_agent import postgresql_hashes
 from source_agent.engine import Fingerprint, Relation, Shape
+from source_agent.postgresql_replaced import replaced
+from source_agent.postgresql_sql import EXPLAIN, range_sql, scan_sql
 from source_agent.relations import (
     ALIAS,
     Access,
@@ -89,12 +91,14 @@ _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 
 SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
 CORRELATION_MIN: Final = 0.95
 
+# The name is looked up now, the rest as the snapshot has it: NULL, if the table came later.
 TABLE = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::pg_catalog.text, c.relhassubclass,
-       c.reltuples::pg_catalog.float8, c.relpages, pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = pg_catalog.to_regclass(%s)::pg_catalog.oid
-  AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"""
+       c.reltuples::pg_catalog.float8, c.relpages
+FROM (SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid AS oid) named
+LEFT JOIN pg_catalog.pg_class c ON c.oid = named.oid
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE named.oid IS NOT NULL AND COALESCE(c.relkind IN ('r', 'p', 'v', 'm', 'f'), true)"""
 TABLES = """
 SELECT CASE WHEN pg_catalog.pg_table_is_visible(c.oid) THEN c.relname::pg_catalog.text
             ELSE n.nspname || '.' || c.relname END
@@ -125,7 +129,6 @@ TYPES = """
 SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
 FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
 ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
-EXPLAIN = "EXPLAIN (FORMAT JSON) "
 
 CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODING)
 
@@ -207,7 +210,9 @@ def _table(session: Asks, relation: Relation) -> _Table:
     rows = session.ask(TABLE, source)
     if not rows:
         raise unknown_table(relation, [name for (name,) in session.ask(TABLES)])
-    oid, schema, name, kind, has_children, tuples, pages, _ = rows[0]
+    oid, schema, name, kind, has_children, tuples, pages = rows[0]
+    if oid is None:
+        raise replaced(relation, source)
     columns = session.ask(COLUMNS, oid)
     return _Table(
         source=source,
@@ -313,37 +318,3 @@ def describing_sql(shape: Shape) -> list[str]:
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
     return asked
-
-
-def scan_sql(shape: Shape, *, ordered: bool = False, only: bool = False) -> str:
-    """The SELECT of a scan, in tuple order; `only`: whatever may inherit from the table."""
-    plan = plan_of(shape)
-    where = f"\nWHERE {plan.where}" if plan.where else ""
-    tail = "\nORDER BY 1" if ordered else ""
-    source = f"ONLY {plan.source}" if only else plan.source
-    return f"SELECT {', '.join(plan.reads)}\nFROM {source}{where}{tail}"
-
-
-def range_sql(shape: Shape, *, literal: bool = False) -> str:
-    """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
-
-    `literal` is for EXPLAIN, which has no bounds to look up: one range of one key.
-    """
-    plan = plan_of(shape)
-    key = quote(shape.recipe.columns[0].name)
-    bounds = (
-        "(SELECT 1::pg_catalog.int8, 1::pg_catalog.int8)"
-        if literal
-        else "ROWS FROM (\n"
-        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.first')::pg_catalog.int8[]),\n"
-        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.last')::pg_catalog.int8[]))"
-    )
-    reads = ", ".join(f"{read} AS c{i}" for i, read in enumerate(plan.reads))
-    where = f"{plan.where} AND " if plan.where else ""
-    return (
-        f"SELECT driftline_row.*\nFROM {bounds} AS driftline_range(first_key, last_key)\n"
-        f"CROSS JOIN LATERAL (\n  SELECT {reads}\n  FROM {plan.source}\n  WHERE {where}"
-        f"{key} OPERATOR(pg_catalog.>=) driftline_range.first_key"
-        f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
-        "  OFFSET 0) AS driftline_row"
-    )

@@ -25,7 +25,7 @@ from driftline.values import decode_string, string_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent import postgresql, rows, sqlite
+from source_agent import postgresql_copy, rows, sqlite
 from source_agent.engine import (
     BATCH_ROWS,
     Consistency,
@@ -325,7 +325,7 @@ def test_wide_rows_come_in_small_batches(legacy: Legacy) -> None:
 def test_a_row_above_the_limit_is_refused(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
     legacy.run("CREATE TABLE wide (id int NOT NULL PRIMARY KEY, a varchar(5000))")
     legacy.insert("wide", [(1, "x"), (77, "y" * 3000)])
-    for module in (postgresql, sqlite, rows):
+    for module in (postgresql_copy, sqlite, rows):
         if hasattr(module, "ROW_BYTES_MAX"):
             monkeypatch.setattr(module, "ROW_BYTES_MAX", 2000)
     with session_of(legacy) as session, pytest.raises(errors.LimitExceeded) as caught:
