@@ -1,7 +1,10 @@
 """MariaDB and MySQL: from a relation and the catalogue to a `Shape`; who vouches for its key.
 
 Invariants: what is described is what the login may read now; a relation whose tables are not all
-known to be InnoDB is FUZZY.
+known to be InnoDB is FUZZY. InnoDB refuses to read a table that was made or rewritten after the
+snapshot (1412), but reads an older one that bears the name only since, and one that has lost a
+partition. The catalogue's CREATE_TIME is when a table's file was last touched by such, in whole
+seconds: a table of a later second than the snapshot's is refused, once its lock is there.
 
 Negative zero (tried on 10.11.19): a DOUBLE column never holds one, however it is written; a FLOAT
 only through underflow (-1e-46). The server writes `0` for both zeroes in every numeric form (x,
@@ -19,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from driftline.errors import ConfigurationError, DatabaseRefused
+from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
 
 from source_agent.engine import Consistency, Relation, Shape
 from source_agent.mariadb_sql import MARK, empty_sql, explain_sql, probe_sql
@@ -55,7 +58,10 @@ INDEXES = """
 SELECT index_name, non_unique, column_name, nullable, index_type
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
-CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES)
+CREATED = """
+SELECT create_time FROM information_schema.tables
+WHERE table_schema = %s AND table_name = %s"""
+CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED)
 
 # Types in result metadata (protocol's field types), as the catalogue would call them.
 _FIELD_TYPES: Final = {
@@ -103,6 +109,10 @@ class Field(Protocol):
 class Asks(Protocol):
     """What describing needs of a session."""
 
+    @property
+    def as_of(self) -> str:
+        """See `Session.as_of`."""
+
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         """The rows of a catalogue query, as text."""
 
@@ -143,9 +153,24 @@ def describe(session: Asks, relation: Relation) -> Shape:
     described = _of_catalogue(session.ask(COLUMNS, schema, name))
     indexes = _indexes(session.ask(INDEXES, schema, name))
     is_innodb = engine is not None and engine.lower() == "innodb" and kind != "VIEW"
-    return _describe(
+    made = _describe(
         session, relation, source, described, indexes, is_innodb, engine or "", int(count or 0)
     )
+    if is_innodb:
+        _refuse_renamed(session, relation, session.ask(CREATED, schema, name))
+    return made
+
+
+def _refuse_renamed(
+    session: Asks, relation: Relation, created: Sequence[tuple[str | None, ...]]
+) -> None:
+    second = session.as_of[:19].replace("T", " ")
+    if any((time or "") > second for (time,) in created):
+        raise SnapshotLost(
+            f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
+            "MariaDB cannot show what was in it.",
+            where=relation.name,
+        )
 
 
 def _describe(

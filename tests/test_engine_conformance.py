@@ -401,6 +401,17 @@ def test_a_snapshot_stays_while_a_writer_writes(legacy: Legacy) -> None:
         assert len(read(session, Relation("items", table="items"))) == BATCH_ROWS + 100 - 999
 
 
+def test_sqlite_snapshots_cover_tables_too(lite: OfSQLite) -> None:
+    expected = filled(lite, 100)
+    lite.run("CREATE TABLE staged AS SELECT * FROM items WHERE id < 9")
+    with session_of(lite) as session:
+        session.describe(Relation("s", table="staged", key=("id",)))  # the snapshot is taken
+        lite.run("DROP TABLE items", "ALTER TABLE staged RENAME TO items")
+        assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
+    with session_of(lite) as session:
+        assert len(read(session, Relation("items", table="items", key=("id",)))) == 3
+
+
 WRITES = (
     "INSERT INTO items VALUES ('x', -7, 'x', 0)",
     "UPDATE items SET name = 'x'",
@@ -907,6 +918,56 @@ def test_tables_without_snapshots_are_fuzzy_and_let_writers_in(maria: OfMariaDB,
         if shape.recipe.integer_key:
             bounds = np.array([5], np.int64), np.array([9], np.int64)
             assert len(flat(session.read_ranges(shape, *bounds))) == 5
+
+
+SWAP = (
+    "INSERT INTO staged SELECT seq, 'new' FROM seq_0_to_99",
+    "RENAME TABLE t TO gone, staged TO t",
+)
+DROPPED = ("ALTER TABLE t DROP PARTITION p1",)
+
+
+@pytest.mark.parametrize(
+    "reload",
+    [
+        ("TRUNCATE t", "INSERT INTO t SELECT seq, 'new' FROM seq_0_to_99"),
+        ("ALTER TABLE t ADD COLUMN b double DEFAULT rand(), ALGORITHM = COPY",),
+        ("CREATE TABLE other AS SELECT * FROM t", "RENAME TABLE t TO gone, other TO t"),
+        ("DROP TABLE t", "CREATE TABLE t AS SELECT 1 AS k, 'a' AS a"),
+        ("ALTER TABLE t TRUNCATE PARTITION p1",),
+        DROPPED,
+        SWAP,
+    ],
+)
+def test_mariadb_reads_no_table_that_was_replaced(
+    maria: OfMariaDB, reload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """InnoDB says so itself, but of an older table under a new name, and of partitions."""
+    maria.run(
+        "CREATE TABLE t (k int PRIMARY KEY, a varchar(9)) PARTITION BY RANGE (k) "
+        "(PARTITION p0 VALUES LESS THAN (50), PARTITION p1 VALUES LESS THAN (100))"
+        if "PARTITION" in reload[0]
+        else "CREATE TABLE t (k int PRIMARY KEY, a varchar(9))",
+        "CREATE TABLE staged (k int PRIMARY KEY, a varchar(9))",
+        "INSERT INTO t SELECT seq, 'old' FROM seq_0_to_99",
+    )
+    relation = Relation("t", table="t", key=("k",))
+    with session_of(maria) as session:
+        if reload in {SWAP, DROPPED}:  # which only the catalogue tells, and it knows seconds
+            monkeypatch.setattr(session, "_as_of", "2001-01-01T00:00:00.000000Z")
+        maria.run(*reload)
+        with pytest.raises(errors.SnapshotLost):
+            read(session, relation)
+    with session_of(maria) as session:
+        read(session, relation)
+        with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
+            maria.run("SET lock_wait_timeout = 1", "TRUNCATE t")
+
+
+def test_mariadb_reads_a_table_that_was_renamed_before(maria: OfMariaDB) -> None:
+    maria.run("CREATE TABLE staged (k int PRIMARY KEY)", "RENAME TABLE staged TO t")
+    with session_of(maria) as session:
+        assert read(session, Relation("t", table="t")) == []
 
 
 def test_mariadb_character_sets_that_unicode_does_not_hold(maria: OfMariaDB) -> None:
