@@ -17,6 +17,7 @@ rows that exchange a value. It serves here only before PostgreSQL 18, for a reco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -85,6 +86,8 @@ def row_hash(ask: Ask, relation: Relation, found: Sequence[Found]) -> str:
 
 def expression(found: Sequence[Found], *, form: str = BYTES, is_utf8: bool = True) -> str:
     """The chain. `form` hashes a bytea; `is_utf8`: text is stored in the bytes that are sent."""
+    if form == BYTES_BEFORE_18:  # 0 for a NULL, wherever it comes from: nothing would tell
+        found = [replace(column, nullable=True) for column in found]
     chain = _SEED_READ
     for first in range(0, len(found), NULLS_PER_WORD):
         chain = _WORD.format(_nulls(found[first : first + NULLS_PER_WORD]), chain)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from driftline.columns import Block, gather, int32_at
+from driftline.columns import Block, gather, value_spans
 from driftline.digests import Mixed, Salt, mix
 from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
 from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
@@ -186,8 +186,8 @@ class Reader:
 
     def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
         """The last value of every row, uint64 [rows]. Raises ValueDoesNotFit where it is NULL."""
-        ends = block.starts[1:]
-        if len(block) and (int32_at(block.buffer, ends - 12) != 8).any():
+        starts, lengths = value_spans(block, self.recipe.key_columns + 1)[-1]
+        if (lengths != 8).any():
             raise ValueDoesNotFit(
                 "A column whose definition says NOT NULL holds a NULL, and the database makes no "
                 "hash of it.",
@@ -195,7 +195,7 @@ class Reader:
                 remedy='Validate the constraint, or remove `fingerprint = "database"`.',
             )
         window = np.lib.stride_tricks.sliding_window_view(block.buffer, 8)
-        return np.ascontiguousarray(window[ends - 8]).view(">u8").reshape(-1).astype(np.uint64)
+        return np.ascontiguousarray(window[starts]).view(">u8").reshape(-1).astype(np.uint64)
 
     def _refuse_nulls(self, block: Block, recipe: Recipe) -> None:
         null: npt.NDArray[np.bool_] = null_keys(block, recipe)

@@ -256,6 +256,36 @@ def test_other_engines_are_refused_by_name(tmp_path: Path, mariadb: MariaDB) -> 
         maria.close()
 
 
+@pytest.mark.parametrize(("type", "key"), [("int8", f"{2**35 + 1}"), ("bytea", "''")])
+def test_a_hash_that_is_null_is_seen_behind_any_key(
+    legacy: OfPostgreSQL, type: str, key: str
+) -> None:
+    """What stands where its length is looked for might be a piece of the key."""
+    legacy.run(
+        f"CREATE TABLE t (k {type}, v int)",
+        f"INSERT INTO t VALUES ({key}, NULL)",
+        "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
+    )
+    with closing(open_session(legacy)) as session:
+        reads = reader(session, session.describe(replace(RELATION, key=("k",))))
+        with pytest.raises(ValueDoesNotFit, match="NOT NULL"):
+            list(reads.survey())
+
+
+def test_before_18_a_null_that_should_not_be_is_hashed(legacy: OfPostgreSQL) -> None:
+    """The record's hash would be 0 instead of NULL, and what came before it forgotten."""
+    legacy.run(
+        "CREATE TABLE t (k int PRIMARY KEY, a int, v int, w text)",
+        "INSERT INTO t VALUES (1, 2, NULL, 'a'), (2, 3, NULL, 'a'), (3, 4, 5, NULL)",
+        "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
+        "ALTER TABLE t ADD CONSTRAINT neither NOT NULL w NOT VALID",
+    )
+    with closing(open_session(legacy)) as session:
+        theirs, ours = both(session, described(session, "before 18"))
+    assert theirs == ours
+    assert len(set(theirs.values())) == 3
+
+
 def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> None:
     legacy.run(
         "CREATE TABLE t (k int, v int)",
