@@ -43,7 +43,7 @@ BYTES: Final = "pg_catalog.hashbyteaextended({}, {})"
 BYTES_BEFORE_18: Final = "pg_catalog.hash_record_extended(ROW({}), {})"
 _TEXT: Final = 'pg_catalog.hashtextextended({} COLLATE pg_catalog."C", {})'
 _WORD: Final = "pg_catalog.hashint4extended({}, {})"
-_SENDS: Final = {
+_SENDS: Final = {  # by kind, or by `form` where a cast to text is not what is sent
     "bool": "boolsend",
     "int2": "int2send",
     "int4": "int4send",
@@ -61,6 +61,8 @@ _SENDS: Final = {
     "interval": "interval_send",
     "uuid": "uuid_send",
     "jsonb": "jsonb_send",
+    "bpchar": "bpcharsend",
+    "json": "json_send",
 }
 
 _TRIED: Final = b"every byte counts"  # more than one chunk, and no multiple of one
@@ -128,17 +130,16 @@ def _nulls(found: Sequence[Found]) -> str:
 
 def _link(column: Found, chain: str, form: str, is_utf8: bool) -> str:
     """The hash of one column's value under the chain so far; of no bytes where it is NULL."""
-    kind = column.type.kind
-    is_padded = column.form == "bpchar"  # whose cast to text cuts off the padding
-    if kind == "text" and is_utf8 and not is_padded:
+    kind = column.form or column.type.kind
+    if kind == "text":
         text = f"({column.read})::pg_catalog.text"
-        return _TEXT.format(f"COALESCE({text}, '')" if column.nullable else f"({text})", chain)
-    if kind == "bytea":
+        if is_utf8:
+            return _TEXT.format(f"COALESCE({text}, '')" if column.nullable else f"({text})", chain)
+        data = f"pg_catalog.textsend({text})"
+    elif kind == "bytea":
         data = column.read
-    elif is_padded:
-        data = f"pg_catalog.bpcharsend({column.read})"
-    elif kind == "text":
-        data = f"pg_catalog.textsend(({column.read})::pg_catalog.text)"
+    elif kind == "enum":  # beside a NULL a domain becomes what lies below, as `anyenum` wants it
+        data = f"pg_catalog.enum_send(COALESCE({column.read}, NULL))"
     else:
         data = f"pg_catalog.{_SENDS[kind]}({column.read})"
     return form.format(f"COALESCE({data}, {_EMPTY})" if column.nullable else data, chain)

@@ -85,7 +85,9 @@ _NATIVE: Final = {
     3802: "jsonb",
 }
 _FLOATS: Final = {700: "float4", 701: "float8"}
-_NUMERIC, _MONEY, _UNKNOWN, _BPCHAR = 1700, 790, 705, 1042
+_NUMERIC, _MONEY = 1700, 790
+# Sent as text, but not by way of a cast to it, which cuts off padding or may be the owner's own.
+_FORMS: Final = {114: "json", 1042: "bpchar"}
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
@@ -261,9 +263,9 @@ def _column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: 
     column = quote(name)
     text = DeclaredType("text")
     if oid in _NATIVE and (_NATIVE[oid] == "text" or not as_text):
-        return Found(name, DeclaredType(_NATIVE[oid]), column, "bpchar" if oid == _BPCHAR else "")
+        return Found(name, DeclaredType(_NATIVE[oid]), column, _FORMS.get(oid, ""))
     if kind[0] == "e":
-        return Found(name, text, column)  # the binary form of an enum is its label
+        return Found(name, text, column, "enum")  # whose binary form is its label
     if oid in _FLOATS:
         declared = _FLOATS[oid]
         nan = f"'NaN'::pg_catalog.{declared}"

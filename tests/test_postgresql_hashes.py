@@ -175,6 +175,27 @@ def test_what_is_read_as_text_padded_or_converted(legacy: OfPostgreSQL) -> None:
         assert sorted(theirs) == [1, 2, 3]
 
 
+def test_a_cast_of_the_owners_is_not_used(legacy: OfPostgreSQL) -> None:
+    """What COPY sends does not pass it."""
+    legacy.run(
+        "CREATE TYPE colour AS ENUM ('red', 'green')",
+        "CREATE DOMAIN shade AS colour CHECK (VALUE IS NOT NULL)",
+        "CREATE FUNCTION same(colour) RETURNS text LANGUAGE sql IMMUTABLE AS $$SELECT 'same'$$",
+        "CREATE FUNCTION same(json) RETURNS text LANGUAGE sql IMMUTABLE AS $$SELECT 'same'$$",
+        "CREATE CAST (colour AS text) WITH FUNCTION same(colour)",
+        "CREATE CAST (json AS text) WITH FUNCTION same(json)",
+        "CREATE TABLE t (k int PRIMARY KEY, e colour, d shade NOT NULL DEFAULT 'red', j json,"
+        " v text)",
+        "INSERT INTO t VALUES (1, 'red'), (2, 'green'), (3, NULL)",
+        "INSERT INTO t VALUES (4, 'red', 'red', '{}'), (5, 'red', 'red', '[]')",
+    )
+    for form in FORMS:
+        with closing(open_session(legacy)) as session:
+            theirs, ours = both(session, described(session, form))
+        assert theirs == ours
+        assert len(theirs) == 5
+
+
 def test_other_encodings_and_collations(postgresql: PostgreSQL, legacy: OfPostgreSQL) -> None:
     latin = OfPostgreSQL.__new__(OfPostgreSQL)
     latin.server, latin.database = (
