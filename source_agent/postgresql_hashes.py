@@ -23,8 +23,10 @@ from typing import Any, Final
 import numpy as np
 from driftline.fingerprints import NULLS_PER_WORD
 from driftline.lookup3 import hash_spans, hash_words
+from psycopg import Error
 
-from source_agent.engine import Relation
+from source_agent.engine import Relation, Shape
+from source_agent.postgresql_sql import EXPLAIN, scan_sql
 from source_agent.relations import Found, refused_fingerprint
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -65,6 +67,7 @@ _SENDS: Final = {  # by kind, or by `form` where a cast to text is not what is s
     "json": "json_send",
 }
 
+_NOT_HERE: Final = {"42501", "54001"}  # a function is not granted; the chain is too deep
 _TRIED: Final = b"every byte counts"  # more than one chunk, and no multiple of one
 _TRIED_SEED: Final = 0x0123456789ABCDEF
 
@@ -84,6 +87,22 @@ def row_hash(ask: Ask, relation: Relation, found: Sequence[Found]) -> str:
     if ask(trial(form))[0] != _expected():
         raise refused_fingerprint(relation, f"PostgreSQL {version} hashes otherwise here.")
     return expression(found, form=form, is_utf8=is_utf8)
+
+
+def refuse_unplanned(ask: Ask, shape: Shape) -> None:
+    """Have the scan of hashes planned, which asks for the functions' privileges; none is called.
+
+    Raises:
+        ConfigurationError: this login, or this server's stack, cannot make the hashes.
+    """
+    ask(EXPLAIN + scan_sql(shape))  # what is wrong with this is not the hash's fault
+    try:
+        ask(EXPLAIN + scan_sql(shape.hashed(seed=0)))
+    except Error as error:
+        if error.sqlstate not in _NOT_HERE:
+            raise
+        text = f"The hashes cannot be made: {error.diag.message_primary}."
+        raise refused_fingerprint(shape.relation, text) from error
 
 
 def expression(found: Sequence[Found], *, form: str = BYTES, is_utf8: bool = True) -> str:

@@ -197,7 +197,10 @@ def describe(session: Asks, relation: Relation) -> Shape:
             rows_expected=table.rows,
             row_hash=row_hash,
         )
-    return _planned(session, shape(relation, known, order, found, access), is_plain=bool(table))
+    made = _planned(session, shape(relation, known, order, found, access), is_plain=bool(table))
+    if row_hash is not None:
+        postgresql_hashes.refuse_unplanned(session.ask, made)
+    return made
 
 
 def _table(session: Asks, relation: Relation) -> _Table:
@@ -319,4 +322,6 @@ def describing_sql(shape: Shape) -> list[str]:
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
+    if shape.relation.fingerprint is Fingerprint.DATABASE:
+        asked.append(EXPLAIN + scan_sql(shape.hashed(seed=0)))
     return asked

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from driftline.digests import Salt, mix
-from driftline.errors import ConfigurationError, NullKey, ValueDoesNotFit
+from driftline.errors import ConfigurationError, DatabaseRefused, NullKey, ValueDoesNotFit
 from driftline.fingerprints import FRAGMENT_KEY_BYTES, database_seed, fingerprints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -350,6 +350,49 @@ def test_the_statements_are_those_of_explain(
     assert set(issued) <= set(templates)
     assert postgresql_hashes.SEED in issued
     assert str(database_seed(KEY, shape.recipe)) not in "\n".join(templates)
+
+
+def test_what_this_login_cannot_make_is_refused_before_it_is_used(
+    legacy: OfPostgreSQL, tmp_path: Path
+) -> None:
+    """Not in the first refresh that compares, which is the second."""
+    wide = ", ".join(f"c{i} int" for i in range(800))
+    legacy.run(
+        f"CREATE TABLE t (k int PRIMARY KEY, {wide})",
+        f"CREATE ROLE {legacy.database} LOGIN",
+        f"GRANT SELECT ON t TO {legacy.database}",
+        "REVOKE EXECUTE ON FUNCTION int4send(int) FROM PUBLIC",
+    )
+    legacy.url = legacy.server.url(legacy.database, legacy.database)
+    with closing(open_session(legacy)) as session:
+        with pytest.raises(ConfigurationError, match="denied for function int4send") as caught:
+            session.describe(RELATION)
+        assert caught.value.where == "t: fingerprint"
+        assert session.describe(replace(RELATION, fingerprint=Fingerprint.AGENT))
+    file = tmp_path / "source.toml"
+    file.write_text(
+        f'[database]\nurl = "{legacy.url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[relations.t]\ntable = "t"\n'
+    )
+    report = check(load_file(file), connect(legacy.url, None, Limits()))
+    assert report.relations[0].error is None
+    assert "int4send" in report.relations[0].fingerprint
+    legacy.run(
+        "GRANT EXECUTE ON FUNCTION int4send(int) TO PUBLIC",
+        f"ALTER DATABASE {legacy.database} SET max_stack_depth = '100kB'",
+    )
+    with (
+        closing(open_session(legacy)) as session,
+        pytest.raises(ConfigurationError, match="stack depth"),
+    ):
+        session.describe(RELATION)
+    legacy.run("REVOKE SELECT ON t FROM PUBLIC", f"REVOKE SELECT ON t FROM {legacy.database}")
+    with (
+        closing(open_session(legacy)) as session,
+        pytest.raises(DatabaseRefused, match="denied for table t"),
+    ):
+        session.describe(RELATION)
+    legacy.run(f"DROP OWNED BY {legacy.database}", f"DROP ROLE {legacy.database}")
 
 
 def test_check_says_who_makes_them_and_who_could(legacy: OfPostgreSQL, tmp_path: Path) -> None:
