@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from driftline.columns import gather
 from driftline.fingerprints import chained, database_seed, fingerprints, hasher, row_key
-from driftline.lookup3 import hash_spans, hash_words
+from driftline.lookup3 import FEW, hash_spans, hash_words
 from driftline.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,23 @@ def test_spans_hash_as_the_reference_says(pairs: list[tuple[bytes, int]]) -> Non
     hashed = hash_words(words, np.array(seeds, np.uint64)).tolist()
     plain = [w.to_bytes(4, "little") for w in words.tolist()]
     assert hashed == [reference.hash_bytes(w, s) for w, s in zip(plain, seeds, strict=True)]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=30), row_samples.U64), max_size=20),
+    st.lists(st.tuples(st.integers(0, 40), st.binary(max_size=30), row_samples.U64), max_size=20),
+)
+def test_few_long_spans_hash_as_many_do(
+    short: list[tuple[bytes, int]], long: list[tuple[int, bytes, int]]
+) -> None:
+    """Arrays and plain numbers take turns: spans of many lengths, more and fewer than FEW."""
+    pairs = short + [(value * times, seed) for times, value, seed in long]
+    values, seeds = [v for v, _ in pairs], [s for _, s in pairs]
+    found = spans(values, seeds)
+    assert found == [reference.hash_bytes(v, s) for v, s in pairs]
+    assert found == [h for v, s in pairs for h in spans([v], [s])]
+    many = [spans([v] * (FEW + 1), [s] * (FEW + 1)) for v, s in pairs]
+    assert many == [[h] * (FEW + 1) for h in found]
 
 
 @given(row_samples.tables(), row_samples.KEYS)
