@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
 BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
@@ -129,6 +130,11 @@ class Shape:
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
         )
 
+    def may_be_null_in(self, first: npt.NDArray[np.int64]) -> bool:
+        """Whether ranges that begin at these keys take in a key that is NULL: it stands before
+        every integer, where no constraint vouches that there is none."""
+        return not self.vouched and bool((first == POSITION_MIN).any())
+
 
 @dataclass(frozen=True, slots=True)
 class Privilege:
@@ -175,7 +181,13 @@ class Session(Protocol):
     ) -> Iterator[Rows]:
         """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
         by index. Only where `shape.recipe.integer_key`. With `rows_max` it may end when more than
-        so many rows have come, so that the database does not read what nobody wants."""
+        so many rows have come, so that the database does not read what nobody wants.
+
+        Ranges that cover every integer miss no row, whatever its key: what is no integer lies in
+        the range below the next one, or in that which ends at the greatest, and of rows without a
+        key one comes with the range that begins at the least (`Shape.may_be_null_in`).
+
+        Raises: as `scan`."""
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         """The scan in parts, of about `rows_max` rows at most; None: only `scan` can read it, or

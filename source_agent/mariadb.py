@@ -36,10 +36,19 @@ from source_agent import mariadb_access, mariadb_types, rows
 from source_agent.engine import Consistency, Limits, Privilege, Relation, Rows, Session, Shape
 from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
+    AS_OF,
+    BEGIN,
+    KILL,
     RANGES_PER_SELECT,
     ROWS_MAX,
+    SETTINGS,
+    STATEMENT_TIMEOUTS,
+    STATEMENTS,
+    TIMEOUTS,
+    VERSION,
     empty_sql,
     explain_sql,
+    null_key_sql,
     page_sql,
     probe_sql,
     range_sql,
@@ -50,43 +59,6 @@ from source_agent.relations import plan_of
 
 PAGE_ROWS: Final = 1024
 KILL_S: Final = 5
-
-# What text forms and the meaning of a DBA's query depend on.
-SETTINGS: Final = (
-    "SET SESSION sql_mode = ''",
-    "SET SESSION time_zone = '+00:00'",
-    "SET SESSION lc_time_names = 'en_US'",
-    "SET SESSION div_precision_increment = 4",
-    "SET SESSION group_concat_max_len = 67108864",
-    "SET SESSION net_write_timeout = 600",
-    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "SET SESSION TRANSACTION READ ONLY",
-)
-TIMEOUTS: Final = (
-    "SET SESSION lock_wait_timeout = %s",
-    "SET SESSION innodb_lock_wait_timeout = %s",
-    "SET SESSION wait_timeout = %s",
-)
-STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, milliseconds in MySQL
-    True: "SET SESSION max_statement_time = %s",
-    False: "SET SESSION max_execution_time = %s",
-}
-AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
-VERSION = "SELECT VERSION()"
-BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
-KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
-# PyMySQL's own, when it connects.
-DRIVER: Final = ("SET NAMES utf8mb4", "SET AUTOCOMMIT = 1")
-STATEMENTS: Final = (
-    *DRIVER,
-    *SETTINGS,
-    *TIMEOUTS,
-    *STATEMENT_TIMEOUTS.values(),
-    VERSION,
-    AS_OF,
-    BEGIN,
-    KILL,
-)
 
 
 class MariadbSession:
@@ -188,6 +160,8 @@ class MariadbSession:
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         self._note(shape)
+        if shape.may_be_null_in(first):
+            yield from self._read(shape, null_key_sql(shape), ())
         # The server must not read what nobody wants: the driver reads every result to its end.
         left = ROWS_MAX if rows_max is None else rows_max + 1
         for start in range(0, len(first), RANGES_PER_SELECT):
@@ -343,7 +317,7 @@ class MariadbEngine:
             else:
                 reads.append(scan_sql(shape))
             if shape.recipe.integer_key:
-                reads += [range_sql(shape)]
+                reads += [range_sql(shape), null_key_sql(shape)]
                 reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
         texts = [*STATEMENTS, *mariadb_types.CATALOGUE, *mariadb_access.CATALOGUE, *reads]
         return list(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: the texts of all reads of a relation. No I/O, no values.
+"""MariaDB and MySQL: the statements of a session, and the reads of a relation. No I/O, no values.
 
 The driver formats values into a statement itself, escaped, wherever it has `%s`: in texts that take
 values, every other percent sign is doubled here, so that a DBA's LIKE '%…' stays what it is.
@@ -16,6 +16,43 @@ from source_agent.relations import plan_of, quote
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
 ROWS_MAX: Final = 2**63 - 1  # of a SELECT that has no limit
+
+# What text forms and the meaning of a DBA's query depend on.
+SETTINGS: Final = (
+    "SET SESSION sql_mode = ''",
+    "SET SESSION time_zone = '+00:00'",
+    "SET SESSION lc_time_names = 'en_US'",
+    "SET SESSION div_precision_increment = 4",
+    "SET SESSION group_concat_max_len = 67108864",
+    "SET SESSION net_write_timeout = 600",
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "SET SESSION TRANSACTION READ ONLY",
+)
+TIMEOUTS: Final = (
+    "SET SESSION lock_wait_timeout = %s",
+    "SET SESSION innodb_lock_wait_timeout = %s",
+    "SET SESSION wait_timeout = %s",
+)
+STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, milliseconds in MySQL
+    True: "SET SESSION max_statement_time = %s",
+    False: "SET SESSION max_execution_time = %s",
+}
+AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
+VERSION = "SELECT VERSION()"
+BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
+# PyMySQL's own, when it connects.
+DRIVER: Final = ("SET NAMES utf8mb4", "SET AUTOCOMMIT = 1")
+STATEMENTS: Final = (
+    *DRIVER,
+    *SETTINGS,
+    *TIMEOUTS,
+    *STATEMENT_TIMEOUTS.values(),
+    VERSION,
+    AS_OF,
+    BEGIN,
+    KILL,
+)
 
 
 def empty_sql(source: str) -> str:
@@ -47,6 +84,12 @@ def range_sql(shape: Shape) -> str:
     ranges = " OR ".join([f"{key} BETWEEN %s AND %s"] * RANGES_PER_SELECT)
     # The driver formats the values in: what is not a placeholder keeps its percent signs.
     return _placed(select_sql(shape, "\0", tail="\nLIMIT \0"), f"({ranges})", "%s")
+
+
+def null_key_sql(shape: Shape) -> str:
+    """A row whose key, of one column, is NULL, if there is any."""
+    key = quote(shape.recipe.columns[0].name, MARK)
+    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

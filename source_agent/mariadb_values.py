@@ -3,8 +3,8 @@
 The text protocol's text is exact for every type but FLOAT, which the server rounds to six digits:
 it is read as a double, and packed as the single it is.
 
-Invariants: a column is read in a form whose text is lossless under `mariadb.SETTINGS`, or refused
-by name; zero dates, which no calendar has, are refused by value when they are met. Text in a
+Invariants: a column is read in a form whose text is lossless under `mariadb_sql.SETTINGS`,
+or refused by name; zero dates, which no calendar has, are refused by value when met. Text in a
 character set that Unicode does not hold completely is refused: the server would write `?`, and a
 change from one such character to another would be missed. MariaDB writes a negative zero as `0`:
 its sign is asked for with ATAN2(x, -1), which is π or −π.

@@ -53,6 +53,7 @@ from source_agent.postgresql_sql import (
     RELEASE,
     ROLLBACK_TO,
     SAVEPOINT,
+    null_key_sql,
     range_sql,
     scan_sql,
     timeouts,
@@ -175,6 +176,8 @@ class PostgresqlSession:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         sql = range_sql(shape)
         with self._reading(shape.relation):
+            if shape.may_be_null_in(first):
+                yield from self._copy(shape, null_key_sql(shape))
             # `rows_max` is for drivers that read on: a COPY that nobody reads is cancelled.
             for start in range(0, len(first), RANGES_PER_COPY):
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))

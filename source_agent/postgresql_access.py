@@ -31,7 +31,14 @@ from source_agent import (
     postgresql_types,
 )
 from source_agent.engine import Fingerprint, Limits, Privilege, Relation, Shape
-from source_agent.postgresql_sql import EXPLAIN, STATEMENTS, copy_of, range_sql, scan_sql
+from source_agent.postgresql_sql import (
+    EXPLAIN,
+    STATEMENTS,
+    copy_of,
+    null_key_sql,
+    range_sql,
+    scan_sql,
+)
 from source_agent.relations import quote, split_name
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -240,6 +247,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         reads += postgresql_split.templates(shape)
         if shape.recipe.integer_key:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
+            reads += [copy_of(null_key_sql(shape))]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [postgresql_hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     catalogue = (*postgresql_types.CATALOGUE, *postgresql_hashes.CATALOGUE, *CATALOGUE)

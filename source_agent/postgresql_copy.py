@@ -21,8 +21,7 @@ from psycopg import Error, pq
 from source_agent.engine import BATCH_BYTES, BATCH_ROWS, Rows, Shape
 from source_agent.postgresql_access import error_of
 from source_agent.postgresql_sql import copy_of
-from source_agent.printable import printable_row
-from source_agent.rows import too_large
+from source_agent.rows import check_size
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
 _TRAILER: Final = b"\xff\xff"
@@ -93,12 +92,6 @@ def _tuples(pgconn: pq.abc.PGconn, shape: Shape, poller: select.poll) -> Iterato
         if rows and rows[-1] == _TRAILER:
             rows.pop()
         if size > ROW_BYTES_MAX:
-            _check_size(shape, rows)
+            check_size(shape, rows)
         if rows:
             yield rows
-
-
-def _check_size(shape: Shape, rows: Rows) -> None:
-    row = max(rows, key=len)
-    if len(row) > ROW_BYTES_MAX:
-        raise too_large(shape, printable_row(row, shape.recipe), len(row))

@@ -28,6 +28,7 @@ from driftline.values import string_encoder
 
 from source_agent.engine import BATCH_BYTES, BATCH_ROWS, Rows, Shape
 from source_agent.plain import NULL, ColumnEncoder, Values, behind_length, joined
+from source_agent.printable import printable_row
 
 BLOCK_ROWS = 512  # fetched and encoded at once: a sudden wide row costs at most this many of them
 DOUBLE_DIGITS = 15  # decimal digits that every double holds
@@ -227,13 +228,24 @@ class RowEncoder:
 
     def _too_large(self, block: Sequence[tuple[Any, ...]], rows: Rows) -> LimitExceeded:
         row = max(zip(map(len, rows), block, strict=True), key=lambda pair: pair[0])[1]
-        return too_large(self._shape, self._key(row), max(map(len, rows)))
+        return _too_large(self._shape, self._key(row), max(map(len, rows)))
 
 
 _STORED = {bytearray: " (TEXT)", bytes: "", int: " (INTEGER)", float: " (REAL)"}
 
 
-def too_large(shape: Shape, key: str, size: int) -> LimitExceeded:
+def check_size(shape: Shape, rows: Rows) -> None:
+    """Of rows that the database encoded, at least one.
+
+    Raises:
+        LimitExceeded: one is above ROW_BYTES_MAX.
+    """
+    row = max(rows, key=len)
+    if len(row) > ROW_BYTES_MAX:
+        raise _too_large(shape, printable_row(row, shape.recipe), len(row))
+
+
+def _too_large(shape: Shape, key: str, size: int) -> LimitExceeded:
     """`size` in bytes."""
     return LimitExceeded(
         f"The row with key {key} has {size:,} bytes, more than {ROW_BYTES_MAX:,}.",

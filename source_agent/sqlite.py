@@ -21,6 +21,7 @@ import contextlib
 import math
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -30,12 +31,13 @@ from urllib.parse import quote as quote_url
 import numpy as np
 import numpy.typing as npt
 from driftline.limits import ROW_BYTES_MAX
+from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from source_agent import rows, sqlite_access, sqlite_types
 from source_agent.engine import Consistency, Limits, Privilege, Relation, Rows, Session, Shape
 from source_agent.relations import plan_of, quote
 from source_agent.sqlite_access import translate
-from source_agent.sqlite_types import page_sql, range_sql, scan_sql
+from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql
 from source_agent.sqlite_values import encoder
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
@@ -111,6 +113,7 @@ class SqliteSession:
         self._version: int | None = None
         self._deadline = math.inf
         self._interrupted = False
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self._connection = _connect(path, limits.lock_s)
         try:
             self.ask(QUERY_ONLY)
@@ -145,6 +148,9 @@ class SqliteSession:
             self._connection.interrupt()
 
     def close(self) -> None:
+        # A statement that was not read to its end, kept alive by an error, would keep its lock.
+        for cursor in list(self._cursors):
+            cursor.close()
         self._connection.close()
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -190,9 +196,7 @@ class SqliteSession:
         rows_max: int | None = None,
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
-        sql = range_sql(shape)
-        pairs = ((int(a), int(b)) for a, b in zip(first, last, strict=True))  # may be millions
-        found = self._read(shape, ((sql, pair) for pair in pairs), rows_max=rows_max)
+        found = self._read(shape, _in_ranges(shape, first, last), rows_max=rows_max)
         return found if self.is_wal else rows.spooled(found)
 
     def _read(
@@ -242,7 +246,9 @@ class SqliteSession:
     def _execute(self, sql: str, values: Sequence[object]) -> sqlite3.Cursor:
         if self._limits.statement_s is not None:
             self._deadline = time.monotonic() + self._limits.statement_s
-        return self._connection.execute(sql, values)
+        cursor = self._connection.execute(sql, values)
+        self._cursors.add(cursor)
+        return cursor
 
     def _is_over(self) -> bool:
         return self._interrupted or time.monotonic() > self._deadline
@@ -253,6 +259,19 @@ class SqliteSession:
             yield
         except sqlite3.Error as error:
             raise translate(error, self._path, relation) from error
+
+
+def _in_ranges(
+    shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+) -> Iterator[tuple[str, Sequence[object]]]:
+    """Statements and values, perhaps millions. A key of SQLite may be of any class and between two
+    integers: no range leaves a gap to the next one, nor at the ends."""
+    if shape.may_be_null_in(first):
+        yield null_key_sql(shape), ()
+    closed, open_ = range_sql(shape), range_sql(shape, is_open=True)
+    for a, b in zip(first.tolist(), last.tolist(), strict=True):
+        begin = -math.inf if a == POSITION_MIN else a
+        yield (open_, (begin,)) if b == POSITION_MAX else (closed, (begin, b + 1))
 
 
 class SqliteEngine:
@@ -299,5 +318,6 @@ class SqliteEngine:
         if plan.pages:
             texts += [page_sql(shape, is_first=first) for first in (True, False)]
         if shape.recipe.integer_key:
-            texts += [scan_sql(shape, ordered=True), range_sql(shape)]
+            texts += [scan_sql(shape, ordered=True), null_key_sql(shape)]
+            texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
         return texts

@@ -281,8 +281,16 @@ def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
     return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
 
 
-def range_sql(shape: Shape) -> str:
-    return select_sql(shape, f"{quote(shape.recipe.columns[0].name)} BETWEEN ? AND ?")
+def range_sql(shape: Shape, *, is_open: bool = False) -> str:
+    """From a key on and before another. Text and blobs stand behind all numbers: `is_open` reads
+    them, too, and has no other key."""
+    key = quote(shape.recipe.columns[0].name)
+    return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
+
+
+def null_key_sql(shape: Shape) -> str:
+    """A row whose key, of one column, is NULL, if there is any."""
+    return select_sql(shape, f"{quote(shape.recipe.columns[0].name)} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

@@ -6,6 +6,7 @@ Types have their own table: literals that differ must become bytes that differ, 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import struct
 from collections import Counter
@@ -25,7 +26,7 @@ from driftline.values import decode_string, string_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent import postgresql_copy, rows, sqlite
+from source_agent import mariadb_sql, postgresql_copy, postgresql_sql, rows, sqlite, sqlite_types
 from source_agent.engine import (
     BATCH_ROWS,
     Consistency,
@@ -311,6 +312,62 @@ def test_ranges_are_what_a_scan_has_there(legacy: Legacy) -> None:
     assert multiset(rows) == multiset(wanted)
 
 
+ENDS = np.array([-(2**63), 8], np.int64), np.array([7, 2**63 - 1], np.int64)
+LOOSE = (
+    Relation("loose", table="loose", key=("id",)),
+    Relation("loose", table="loose", key=("id",), where="n > 0 AND n < 100 OR n = 100"),
+    Relation("loose", table="seen", key=("id",)),
+    Relation("loose", query="SELECT id, n FROM loose WHERE n > 0", key=("id",)),
+)
+
+
+@pytest.mark.parametrize("relation", LOOSE, ids=["table", "where", "view", "query"])
+def test_a_row_without_a_key_comes_with_the_first_range(legacy: Legacy, relation: Relation) -> None:
+    """It is for the caller to refuse it, as after a scan."""
+    legacy.run(
+        "CREATE TABLE loose (id BIGINT, n INT)",
+        "CREATE INDEX by_id ON loose (id)",
+        "CREATE VIEW seen AS SELECT id, n FROM loose",
+    )
+    legacy.insert("loose", [(k, 5) for k in (-3, 7, 8, 9)])
+
+    def keys(first: Any, last: Any) -> list[str | None]:
+        with session_of(legacy) as session:
+            shape = session.describe(relation)
+            assert not shape.vouched
+            return [decoded(r, shape)[0] for r in flat(session.read_ranges(shape, first, last))]
+
+    assert keys(*ENDS) == ["-3", "7", "8", "9"]
+    legacy.insert("loose", [(None, -1)])
+    filtered = relation.query is not None or relation.where is not None
+    assert keys(*ENDS).count(None) == (0 if filtered else 1)
+    legacy.insert("loose", [(None, 5), (None, 6)])
+    assert keys(*ENDS).count(None) == 1
+    assert keys(*(end[:1] for end in ENDS)).count(None) == 1
+    assert keys(*(end[1:] for end in ENDS)) == ["8", "9"]
+
+
+def test_a_missing_key_is_looked_for_by_index(legacy: Legacy) -> None:
+    legacy.run("CREATE TABLE loose (id BIGINT, n INT)", "CREATE INDEX by_id ON loose (id)")
+    legacy.insert("loose", [(k, k % 7) for k in range(20_000)])
+    if legacy.name != "sqlite":
+        legacy.run({"mariadb": "ANALYZE TABLE loose", "postgresql": "ANALYZE loose"}[legacy.name])
+    with session_of(legacy) as session:
+        shape = session.describe(LOOSE[0])
+        found = session.ask(
+            {
+                "sqlite": "EXPLAIN QUERY PLAN " + sqlite_types.null_key_sql(shape),
+                "mariadb": "EXPLAIN " + mariadb_sql.null_key_sql(shape),
+                "postgresql": "EXPLAIN " + postgresql_sql.null_key_sql(shape),
+            }[legacy.name]
+        )
+        assert "by_id" in str(found)
+        if legacy.name == "sqlite":
+            for is_open, values in ((False, (-math.inf, 7)), (True, (7,)), (True, (-math.inf,))):
+                sql = sqlite_types.range_sql(shape, is_open=is_open)
+                assert "by_id" in str(session.ask("EXPLAIN QUERY PLAN " + sql, *values))
+
+
 def test_wide_rows_come_in_small_batches(legacy: Legacy) -> None:
     kind = {"postgresql": "bytea", "mariadb": "longblob", "sqlite": "blob"}[legacy.name]
     legacy.run(f"CREATE TABLE wide (id int NOT NULL PRIMARY KEY, b {kind})")
@@ -454,12 +511,15 @@ def test_the_templates_cover_what_is_issued(
     legacy: Legacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(legacy, 50)
+    legacy.run("CREATE TABLE loose (id BIGINT, n INT)")
     issued: list[str] = []
     _record(monkeypatch, issued)
     engine = engine_of(legacy, statement_s=60)
     relations = [
         Relation("items", table="items", where="id > -1"),
         Relation("q", query="SELECT name AS k, id FROM items", key=("k",)),
+        Relation("r", query="SELECT id AS k, name FROM items", key=("k",)),
+        LOOSE[1],
     ]
     with closing(engine.open()) as session:
         shapes = [session.describe(relation) for relation in relations]
@@ -468,6 +528,9 @@ def test_the_templates_cover_what_is_issued(
         flat(session.scan(shapes[0], ordered=True))
         bound = np.array([3], np.int64)
         flat(session.read_ranges(shapes[0], bound, bound))
+        for shape in shapes[2:]:
+            assert not shape.vouched
+            flat(session.read_ranges(shape, *ENDS))
         session.pause()
     for shape in shapes:
         engine.scan_cost(shape)
@@ -1003,6 +1066,38 @@ def test_sqlite_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None
                 assert batch
                 session.pause()
                 lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+@pytest.mark.parametrize(
+    "key", ["A17", "", b"", b"\xff\xff", 7.5, -1e300, 1e300, math.inf, -math.inf]
+)
+def test_sqlite_ranges_leave_no_gap(tmp_path: Path, key: object, journal: str) -> None:
+    """A column that is declared INT holds whatever it is given; a scan refuses that, and so do
+    ranges that cover every integer."""
+    lite = OfSQLite(tmp_path / "loose.sqlite", journal=journal)
+    lite.run("CREATE TABLE loose (id INT PRIMARY KEY, n INT)")
+    lite.insert("loose", [(k, 5) for k in (-(2**63), 0, 7, 8, 2**63 - 1)])
+    with session_of(lite) as session:
+        shape = session.describe(Relation("loose", table="loose"))
+        assert len(flat(session.read_ranges(shape, *ENDS))) == 5
+        assert len(flat(session.read_ranges(shape, ENDS[0][:1], ENDS[1][1:]))) == 5
+    lite.insert("loose", [(key, 5)])
+    with session_of(lite) as session:
+        for read_all in (session.scan, lambda shape: session.read_ranges(shape, *ENDS)):
+            with pytest.raises(errors.ValueDoesNotFit):
+                flat(read_all(session.describe(Relation("loose", table="loose"))))
+
+
+def test_sqlite_lets_go_of_a_read_that_failed(tmp_path: Path) -> None:
+    """Also while the error, and with it the frames that it came through, is still alive."""
+    lite = OfSQLite(tmp_path / "loose.sqlite", journal="delete")
+    lite.run("CREATE TABLE loose (id INT PRIMARY KEY, n INT)")
+    lite.insert("loose", [(k, 5) for k in (-1e300, *range(5000))])
+    with pytest.raises(errors.ValueDoesNotFit) as caught, session_of(lite) as session:
+        flat(session.read_ranges(session.describe(Relation("loose", table="loose")), *ENDS))
+    lite.run("DELETE FROM loose WHERE id = 7")
+    assert caught.value.details["key"] == "-1e+300"
 
 
 def test_sqlite_keys_that_may_be_null_are_not_vouched(lite: OfSQLite) -> None:

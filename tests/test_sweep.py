@@ -557,6 +557,35 @@ def test_a_key_that_has_no_tiles(spark: SparkSession, sqlite: SqliteLegacy, tmp_
         pair.check("loose")
 
 
+@pytest.mark.parametrize(
+    "how", ["incremental = { rows = 50, pause_s = 0.01 }", "read_at_most = 1000"]
+)
+def test_keys_that_are_no_integers(
+    spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path, how: str
+) -> None:
+    """A table that declares no more of its key than INTEGER: what is refused by a scan is refused
+    in tiles and in parts, wherever it would stand between them."""
+    sqlite.execute("CREATE TABLE loose (id INTEGER, n INT)")
+    sqlite.execute("CREATE INDEX by_id ON loose (id)")
+    sqlite.many("INSERT INTO loose VALUES (?, ?)", [(key, 1) for key in range(200)])
+    relations = {"loose": 'table = "loose"\nkey = ["id"]'}
+    with Pair(spark, sqlite, tmp_path / "pair", relations) as pair:
+        pair.refresh("loose")
+        pair.fragment_lines["loose"] = f'{how}\nrequire = "fuzzy"'
+        for key, code in (
+            (None, "NULL_KEY"),
+            ("A17", "VALUE"),
+            (49.5, "VALUE"),
+            (-1e300, "VALUE"),
+        ):
+            sqlite.execute("INSERT INTO loose VALUES (?, 5)", key)
+            for _ in range(2):
+                assert pair.error("loose")["code"] == code, key
+            sqlite.execute("DELETE FROM loose WHERE n = 5")
+            report = pair.refresh("loose")
+            assert (report.version, report.rows_changed) == (0, 0)
+
+
 def test_a_source_that_knows_no_tiles(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would answer for the whole relation: noticed at the first tile."""
     edit(pair.legacy, "once")
