@@ -30,6 +30,7 @@ from driftline.errors import (
     DriftlineError,
     DuplicateKey,
     MalformedMessage,
+    TableShrank,
     ValueDoesNotFit,
     VersionMismatch,
 )
@@ -154,7 +155,7 @@ class Sweep(Refresh):
         report.as_of, report.consistency = outcome.as_of, outcome.consistency
         try:
             settle.settle(self.job, self._prepared_for_all(), outcome, self._pass.staged())
-        except (MalformedMessage, ValueDoesNotFit, DuplicateKey):
+        except (MalformedMessage, ValueDoesNotFit, DuplicateKey, TableShrank):
             # Of no use, and perhaps of no truth any more: the source says so when asked again.
             self.job.staging.clear()
             raise
