@@ -72,9 +72,10 @@ class Pair:
         self._relations[name] = lines
         self.restart()
 
-    def serve(self) -> None:
-        """Start the source agent with the relations as they are now."""
-        self._server = start(source_configure.load(self.source_toml()))
+    def serve(self, port: int = 0) -> None:
+        """Start the source agent with the relations as they are now, where it is free to listen."""
+        lines = f'listen = "127.0.0.1:{port}"\ninsecure = true'
+        self._server = start(source_configure.load(self.source_toml(lines)))
         self.address = f"127.0.0.1:{self._server.port}"
 
     def source_toml(self, server: str | None = None) -> Path:

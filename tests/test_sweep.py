@@ -393,6 +393,37 @@ def test_another_version_ends_a_pass(pair: Pair) -> None:
     assert not staged(pair).exists()
 
 
+@pytest.mark.parametrize("corrected", ["relation", "address"])
+@pytest.mark.parametrize("how", [IN_TILES, 'read_at_most = 1000\nrequire = "fuzzy"'])
+def test_another_source_or_relation_is_compared_anew(
+    spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path, how: str, corrected: str
+) -> None:
+    """Of what came from the wrong place nothing is published."""
+    sqlite.execute(ORDERS.replace("orders", "trial"))
+    sqlite.execute("INSERT INTO trial SELECT id, code, 99, 'for tests' FROM orders")
+    relations = {"orders": 'table = "orders"', "trial": 'table = "trial"'}
+    with Pair(spark, sqlite, tmp_path / "pair", relations) as pair:
+        pair.refresh("orders")
+        pair.fragment_lines["orders"] = how
+        if corrected == "relation":
+            pair.fragment_lines["orders"] += '\nrelation = "trial"'
+        else:
+            pair.publish("orders", 'table = "trial"')  # an agent of its own, at another port
+        with broken(publish, "commit", lambda call: True, after=False):  # type: ignore[arg-type]
+            if "incremental" in how:
+                cut(pair, 3)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    pair.reports("orders")
+        assert list(staged(pair).rglob("*.frames"))
+        pair.fragment_lines["orders"] = how
+        if corrected == "address":
+            pair.publish("orders", 'table = "orders"')
+        report = pair.refresh("orders")
+        assert (report.version, report.rows_changed, report.resumed_at or 0) == (0, 0, 0)
+        pair.check("orders")
+
+
 def test_other_columns_end_a_pass(pair: Pair) -> None:
     edit(pair.legacy, "once")
     cut(pair, 3)
@@ -683,7 +714,7 @@ def test_others_do_not_wait_for_a_pass(
             pair.reports("orders", "again")
         assert (pair.version("orders"), pair.version("again")) == (0, 1)
         pair.stop()
-        pair.serve()
+        pair.serve(int(pair.address.rpartition(":")[2]))  # where it was: it is the same source
         reports = {r.name: r for r in pair.reports()}
         assert reports["orders"].resumed_at == 3
         for name in relations:

@@ -85,6 +85,16 @@ class Fragment:
     read_at_most: int | None = None
     incremental: Incremental | None = None
 
+    def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
+        """What an unfinished exchange is kept with: what it compared, and where."""
+        return {
+            "base_version": base_version,
+            "recipe": recipe_id.hex(),
+            "source": self.source.name,
+            "address": self.source.address,
+            "relation": self.relation,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class WarehouseConfig:

@@ -19,7 +19,7 @@ from warehouse_agent import apply, publish, stage
 from warehouse_agent.configure import Fragment
 from warehouse_agent.executors import KeyFile
 from warehouse_agent.layout import Layout
-from warehouse_agent.publish import DataFile
+from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.report import Report
 from warehouse_agent.rewrite import BEFORE_FOLDER
 from warehouse_agent.ship import ship
@@ -58,6 +58,11 @@ class Job:
     @property
     def staging(self) -> stage.Staging:
         return stage.Staging(self.store, self.name)
+
+    def note(self, base: Snapshot | None, layout: Layout) -> dict[str, object]:
+        """Of an exchange from this version, in these columns."""
+        version = base.version if base else None
+        return self.fragment.note(base_version=version, recipe_id=layout.recipe.id)
 
     def folder(self, part: str) -> str:
         """A new folder of the table for data files, removed again by `discard`."""

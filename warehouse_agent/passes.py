@@ -1,6 +1,6 @@
 """The auxiliary table of a pass: bounds and digests of our side, and what each tile came to.
 
-    _driftline/staging/<name>/pass/exchange.json   the version and recipe that it is a pass over
+    _driftline/staging/<name>/pass/exchange.json   the version that it is a pass over, and of what
                                    pass.json       salt and tiles
                                    sums.bin        our side of every tile, reduced once
                                    000012/…        frames of a tile, as they came
@@ -8,9 +8,9 @@
 
 So a pass that was cut, by whatever, goes on at the tile it had reached: nothing is reduced again,
 and nothing is read at the source that was compared already. It is of use while the version that it
-compares is the published one; any other refresh of the fragment ends it, because it takes up or
-clears what is staged. All of it is for its owner's eyes only: whoever knows the salt of a pass and
-writes source rows could prepare equal sums.
+compares is the published one, and source and relation are those that it began with; any other
+refresh of the fragment ends it, because it takes up or clears what is staged. All of it is for its
+owner's eyes only: whoever knows the salt of a pass and writes source rows could prepare equal sums.
 
 After Carnes and Hanson, sections 3.4 and 3.6: their auxiliary table holds ranges and checksums and
 outlives a refresh. Ours does not: a salt that is kept would be worth finding out.
@@ -98,8 +98,11 @@ class Pass:
         ]
 
 
-def begin(spark: SparkSession, store: Store, name: str, base: Snapshot, tiling: Tiling) -> Pass:
+def begin(
+    spark: SparkSession, store: Store, fragment: Fragment, base: Snapshot, tiling: Tiling
+) -> Pass:
     """A new pass over a version; one Spark job over its rows. Whatever was staged is removed."""
+    name = fragment.name
     Staging(store, name).clear()
     salt = Salt.fresh()
     sums = _reduced(spark, base, tiling, salt)
@@ -114,13 +117,16 @@ def begin(spark: SparkSession, store: Store, name: str, base: Snapshot, tiling: 
     }
     secret.write(sums.to_bytes(), *place, _SUMS)
     secret.write(json.dumps(table).encode(), *place, _TABLE)
-    secret.write(json.dumps(_of(base)).encode(), *place, _NOTE)  # last: from here on it is one
+    secret.write(
+        json.dumps(_of(fragment, base)).encode(), *place, _NOTE
+    )  # last: from here on it is one
     return begun
 
 
-def resume(store: Store, name: str, base: Snapshot) -> Pass | None:
+def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
     """The unfinished pass over this version; None: there is none, or it is of no use."""
-    if store.read_json(*_place(name), _NOTE) != _of(base):
+    name = fragment.name
+    if store.read_json(*_place(name), _NOTE) != _of(fragment, base):
         return None
     try:
         table = json.loads(store.read(*_place(name), _TABLE) or b"")
@@ -145,7 +151,7 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     """The pass that a refresh would begin or go on with; None: it would be one exchange."""
     if fragment.incremental is None or base is None or not base.rows:
         return None
-    if store.read_json(*_place(fragment.name), _NOTE) == _of(base):
+    if store.read_json(*_place(fragment.name), _NOTE) == _of(fragment, base):
         heads = store.read_json(*_place(fragment.name), _TABLE).get("heads")
         if isinstance(heads, list):
             done = len(_finished(store, fragment.name))
@@ -163,8 +169,8 @@ def _place(name: str) -> tuple[str, ...]:
     return PRIVATE, "staging", name, FOLDER
 
 
-def _of(base: Snapshot) -> dict[str, object]:
-    return {"base_version": base.version, "recipe": base.layout.recipe.id.hex()}
+def _of(fragment: Fragment, base: Snapshot) -> dict[str, object]:
+    return fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
 
 
 def _finished(store: Store, name: str) -> list[int]:

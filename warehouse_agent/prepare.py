@@ -90,12 +90,12 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         files = _restate(job, base, layout)
     earlier, now = remember.runs(job.store, job.name), datetime.now(UTC)
     stamp = stamp_of(base, earlier, now)
-    files = _take_up(job, base, layout, files, stamp)
+    budget = _budget(job, base, layout)
+    files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
     partition = _partition(job, layout, files, remembered)
     salt = Salt.fresh()
     changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
     sketch = units = None
-    budget = _budget(job, base, layout)
     known = known_of(
         job,
         base,
@@ -243,11 +243,19 @@ def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
 
 
 def _take_up(
-    job: Job, base: Snapshot | None, layout: Layout, files: tuple[DataFile, ...], stamp: Stamp
+    job: Job,
+    base: Snapshot | None,
+    layout: Layout,
+    files: tuple[DataFile, ...],
+    stamp: Stamp,
+    *,
+    is_part: bool,
 ) -> tuple[DataFile, ...]:
     """The working copy: the files ⊕ what unfinished exchanges staged."""
-    version = base.version if base else None
-    leftovers = job.staging.leftovers(base_version=version, recipe_id=layout.recipe.id)
+    wanted = job.note(base, layout)
+    if not is_part:  # all of it is compared again, wherever it came from
+        wanted = {key: wanted[key] for key in ("base_version", "recipe")}
+    leftovers = job.staging.leftovers(wanted)
     if not leftovers:
         return files
     try:

@@ -49,8 +49,7 @@ class Refresh:
         assert p is not None
         key = self.job.store.read(PRIVATE, "keys", f"{self.job.name}.key")
         assert key is not None
-        version = p.base.version if p.base else None
-        writer = self.job.staging.begin(base_version=version, recipe_id=p.layout.recipe.id)
+        writer = self.job.staging.begin(self.job.note(p.base, p.layout))
         opening = Opening(
             relation=self.job.fragment.relation,
             recipe=p.layout.recipe,

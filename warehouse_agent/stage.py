@@ -1,16 +1,16 @@
 """Frames on their way in: written as they came, decoded by Spark later.
 
 An exchange has one folder of numbered files, each a run of length-prefixed frames, and a note of
-what it was compared with. Whatever arrived before a cut is kept there; the next attempt decodes it
-and compares the working copy with the source again (decision 4), so nothing staged is sent twice.
-Frames verify on their own, when they are decoded.
+what it compared, and where (`Fragment.note`). Whatever arrived before a cut is kept there; the next
+attempt decodes it and compares the working copy with the source again (decision 4), so nothing
+staged is sent twice. Frames verify on their own, when they are decoded.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -36,27 +36,25 @@ class Staging:
     store: Store
     name: str
 
-    def leftovers(self, *, base_version: int | None, recipe_id: bytes) -> list[str]:
-        """Folders of unfinished exchanges that continue from this version, oldest first.
+    def leftovers(self, wanted: Mapping[str, object]) -> list[str]:
+        """Folders of unfinished exchanges whose notes say this, oldest first.
 
         Others are of no use any more and are removed.
         """
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
             note = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
-            same = note.get("base_version") == base_version
-            if same and note.get("recipe") == recipe_id.hex() and self._files(folder):
+            if note.items() >= wanted.items() and self._files(folder):
                 found.append(folder)
             else:
                 self.store.remove(PRIVATE, "staging", self.name, folder)
         return found
 
-    def begin(self, *, base_version: int | None, recipe_id: bytes) -> Writer:
+    def begin(self, note: Mapping[str, object]) -> Writer:
         """A new folder for an exchange."""
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
         folder = f"{number:06d}"
-        note = {"base_version": base_version, "recipe": recipe_id.hex()}
         self.store.write(json.dumps(note).encode(), PRIVATE, "staging", self.name, folder, _NOTE)
         return Writer(self.store, self.name, folder)
 

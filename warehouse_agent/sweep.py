@@ -101,9 +101,9 @@ class Sweep(Refresh):
         job.report.rows_total = base.rows
         schema.check_carriers(base.layout, job.fragment)
         prepare.ensure_key(job, base)
-        found = passes.resume(job.store, job.name, base)
+        found = passes.resume(job.store, job.fragment, base)
         if found is None:
-            found = passes.begin(job.spark, job.store, job.name, base, self._tiling(base))
+            found = passes.begin(job.spark, job.store, job.fragment, base, self._tiling(base))
         self._base, self._pass = base, found
         report, done = job.report, len(found.outcomes)
         if report.tiles is None:
