@@ -201,6 +201,21 @@ def test_a_first_load_that_was_cut_is_no_part(pair: Pair) -> None:
 
 
 @SQLITE
+def test_a_refresh_of_an_empty_version_that_was_cut_is_no_part(pair: Pair) -> None:
+    """Nor is what is staged of it: the source may have as many rows again, and more."""
+    pair.legacy.execute("DELETE FROM orders")
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    some, more = ([order(key) for key in range(at, at + 3 * BUDGET)] for at in (0, 3 * BUDGET))
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", some)
+    interrupted(pair)
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", more)
+    report = pair.refresh("orders")
+    assert (report.version, report.proof, report.rows_left) == (1, "total", None)
+    pair.check("orders")
+
+
+@SQLITE
 def test_a_changed_schema_is_compared_whole(pair: Pair) -> None:
     """Rows that are left would have no values in the new column."""
     pair.refresh("orders")

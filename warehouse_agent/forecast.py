@@ -144,7 +144,7 @@ def know(
         line=allowed(remember.line(store, fragment.source, remembered), description),
         now=datetime.now(UTC),
         forced=fragment.method,
-        read_at_most=fragment.read_at_most,
+        read_at_most=fragment.read_at_most if rows else None,  # as `prepare` has it
         runs=tuple(remember.runs(store, fragment.name)),
         files=tuple((f.rows, f.size) for f in base.files) if base else (),
         staged_bytes=passes.frame_bytes(store, fragment.name),

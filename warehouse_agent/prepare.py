@@ -192,8 +192,8 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
 
 def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     """Rows of the source that may be read; None: all. What is not compared would be missing from a
-    first version, or have no values in new columns."""
-    is_new = base is None or schema.differs(layout, base.layout)
+    first version, as in one that follows an empty one, or have no values in new columns."""
+    is_new = base is None or not base.rows or schema.differs(layout, base.layout)
     return None if is_new else job.fragment.read_at_most
 
 
