@@ -40,7 +40,7 @@ STATUS = [
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
-    "changes", "rows_inserted", "rows_updated", "rows_deleted", "method",
+    "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",

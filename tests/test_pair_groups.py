@@ -244,6 +244,24 @@ def test_rows_in_no_unit_are_not_published_twice(
 
 
 @SQLITE
+def test_a_part_is_as_old_as_the_last_refresh_of_everything(pair: Pair) -> None:
+    """Also where that had found nothing to publish, and its note is lost."""
+    pair.refresh("orders")
+    whole = pair.refresh("orders")
+    assert whole.version == 0
+    pair.fragment_lines["orders"] = PART
+    for key in (10**6, 10**6 + 1):
+        pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
+        report = pair.refresh("orders")
+        (pair.warehouse / "_driftline" / "fragments" / "orders.json").unlink()
+        found = show.status_of(Store(str(pair.warehouse)), "orders")
+        assert (found.version, found.proof) == (report.version, "part")
+        assert (found.as_of, found.checked_at) == (whole.as_of, whole.checked_at)
+        assert found.as_of != report.as_of
+        assert found.consistency == "fuzzy"
+
+
+@SQLITE
 def test_a_whole_refresh_after_a_part_says_that_all_is_proven(pair: Pair) -> None:
     pair.refresh("orders")
     pair.fragment_lines["orders"] = PART

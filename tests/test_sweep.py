@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import stat
 import threading
 import time
@@ -17,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from source_agent import tile
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair, expect_equal
 from tests.relay import Relay
-from warehouse_agent import passes, publish, settle
+from warehouse_agent import passes, publish, settle, show
 from warehouse_agent.clean import unreferenced
 from warehouse_agent.forecast import forecast
+from warehouse_agent.job import Job
 from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
 from warehouse_agent.publish import DataFile
@@ -462,10 +465,9 @@ def test_a_damaged_table(pair: Pair, name: str, how: str) -> None:
         file.unlink()
     else:
         file.write_bytes(data[: len(data) // 2] if how == "short" else b"\x7f" * len(data))
-    (report,) = pair.reports("orders", attempts=3)
-    assert report.error is None
-    assert report.resumed_at in ((2,) if name == "000001.npz" else (0, 3))
-    assert report.version == 1
+    report = pair.refresh("orders")
+    assert (report.version, report.attempts) == (1, 1)
+    assert report.resumed_at == (2 if name == "000001.npz" else 0)
     pair.check("orders")
 
 
@@ -516,6 +518,70 @@ def test_what_is_kept_is_private(pair: Pair) -> None:
     cut(pair)
     again = json.loads((staged(pair) / "pass" / "pass.json").read_text())
     assert again["salt"] != kept["salt"]
+
+
+def status(pair: Pair) -> show.Status:
+    return show.status_of(Store(str(pair.warehouse)), "orders")
+
+
+def test_status_says_how_it_was_found_equal(pair: Pair) -> None:
+    """As of an instant at which nobody saw all rows together, it is not exact; then again it is."""
+    assert status(pair).consistency == "exact"
+    report = pair.refresh("orders")
+    found = status(pair)
+    assert (found.version, report.rows_changed) == (0, 0)
+    assert (found.as_of, found.consistency) == (report.as_of, "fuzzy")
+    pair.fragment_lines.clear()
+    report = pair.refresh("orders")
+    found = status(pair)
+    assert (found.version, found.as_of, found.consistency) == (0, report.as_of, "exact")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_resumed_pass_was_checked_when_its_last_tile_was(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """Not when it was settled, which may be days later."""
+    if changed:
+        edit(pair.legacy, "once")
+    cut(pair, TILES)
+    later = "2099-01-01T00:00:00Z"
+    for module in (settle, passes):
+        monkeypatch.setattr(module, "utc_now", lambda: later)
+    report = pair.refresh("orders")
+    found = status(pair)
+    assert (report.version, report.resumed_at) == (int(changed), TILES)
+    assert report.checked_at == found.checked_at
+    assert (report.checked_at or later) < later
+    assert (found.published_at == later) is changed
+
+
+def test_notes_of_another_version_say_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A table that was restored, and a crash between a commit and its note."""
+    pair.fragment_lines.clear()
+    table, loaded = pair.warehouse / "orders", status(pair)
+    shutil.copytree(table, tmp_path / "kept")
+    edit(pair.legacy, "once")
+    pair.refresh("orders")
+    edit(pair.legacy, "twice")
+    remember = Job.remember
+
+    def lost(job: Job, **facts: Any) -> None:
+        if "checked" in facts:
+            raise WarehouseUnavailable("The note is lost.")
+        remember(job, **facts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "remember", lost)
+        report = pair.refresh("orders")
+    found = status(pair)
+    assert (found.version, found.as_of) == (2, report.as_of)
+    assert found.checked_at == report.checked_at
+    shutil.rmtree(table)
+    shutil.copytree(tmp_path / "kept", table)
+    assert status(pair) == loaded
 
 
 def test_pauses_between_tiles(pair: Pair) -> None:

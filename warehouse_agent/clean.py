@@ -28,6 +28,7 @@ from deltalake import DeltaTable
 from driftline.errors import UsageError, WarehouseUnavailable
 
 from warehouse_agent import publish
+from warehouse_agent.remember import CHECKED
 from warehouse_agent.store import PRIVATE, Entry, Store
 
 KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
@@ -96,7 +97,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     head = publish.head(store, name)
     if head is None:
         known = store.read_json(PRIVATE, "fragments", f"{name}.json")
-        if "checked_at" in known or store.files(name, "_delta_log"):
+        if CHECKED in known or store.files(name, "_delta_log"):
             raise WarehouseUnavailable(
                 "The table's log is gone though versions were published; nothing is removed.",
                 where=name,

@@ -63,6 +63,7 @@ class Outcome:
     method: Method = Method.RANGE
     round_trips: int = 1
     as_of: str = ""
+    checked_at: str = ""  # when that was known, by the warehouse's clock; ISO 8601, UTC
     consistency: str = ""
     changed: bool = False
     vouched: bool = False

@@ -64,7 +64,6 @@ class Pass:
     name: str
     salt: Salt
     sums: PassSums
-    begun_at: str  # by the warehouse's clock
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     @property
@@ -83,6 +82,7 @@ class Pass:
 
     def finish(self, tile: int, outcome: Outcome) -> None:
         """Keep what a tile came to. Its frames are written."""
+        outcome.checked_at = utc_now()
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
         _Secret(self.store.root).write(_packed(outcome), *place)
         self.outcomes[tile] = outcome
@@ -106,11 +106,9 @@ def begin(
     Staging(store, name).clear()
     salt = Salt.fresh()
     sums = _reduced(spark, base, tiling, salt)
-    begun = Pass(store, name, salt, sums, utc_now())
     secret, place = _Secret(store.root), _place(name)
     table = {
         "salt": salt.to_bytes().hex(),
-        "begun_at": begun.begun_at,
         "starts": tiling.cuts.starts,
         "shifts": tiling.cuts.shifts,
         "heads": tiling.heads,
@@ -120,7 +118,7 @@ def begin(
     secret.write(
         json.dumps(_of(fragment, base)).encode(), *place, _NOTE
     )  # last: from here on it is one
-    return begun
+    return Pass(store, name, salt, sums)
 
 
 def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
@@ -133,9 +131,7 @@ def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
         cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
         tiling = Tiling(cuts, tuple(table["heads"]))
         sums = PassSums.from_bytes(store.read(*_place(name), _SUMS) or b"", tiling)
-        found = Pass(
-            store, name, Salt.from_bytes(bytes.fromhex(table["salt"])), sums, table["begun_at"]
-        )
+        found = Pass(store, name, Salt.from_bytes(bytes.fromhex(table["salt"])), sums)
     except (ValueError, KeyError, TypeError, IndexError):
         return None
     if sums.ranges.total.count != base.rows:
@@ -187,6 +183,7 @@ def _packed(outcome: Outcome) -> bytes:
         "has_removed": outcome.removed is not None,
         "method": outcome.method.value,
         "as_of": outcome.as_of,
+        "checked_at": outcome.checked_at,
         "consistency": outcome.consistency,
         "changed": outcome.changed,
         "vouched": outcome.vouched,
@@ -220,6 +217,7 @@ def _unpacked(data: bytes) -> Outcome | None:
             removed=removed,
             method=Method(facts["method"]),
             as_of=facts["as_of"],
+            checked_at=facts["checked_at"],
             consistency=facts["consistency"],
             changed=facts["changed"],
             vouched=facts["vouched"],

@@ -20,6 +20,7 @@ from warehouse_agent.exchange import Conversation, Opening, Wire
 from warehouse_agent.job import Job, Options
 from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Describe, Prepared
+from warehouse_agent.report import utc_now
 from warehouse_agent.store import PRIVATE
 
 __all__ = ["Options", "Refresh"]
@@ -92,6 +93,7 @@ class Refresh:
             self.in_step = conversation.ended
             writer.flush()
         out, report = self._outcome, self.job.report
+        out.checked_at = utc_now()
         # Rows in no unit came before the totals were known: if these are equal, we have the rows.
         self._staged = [] if out.equal else self.job.staging.uris(writer.folder)
         report.method, report.consistency, report.as_of = (

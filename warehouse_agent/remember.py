@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from warehouse_agent.configure import Source
+from warehouse_agent.configure import Require, Source
 from warehouse_agent.expect import Expected, Past, expect
 from warehouse_agent.line import Line
 from warehouse_agent.link import Link, Stream
+from warehouse_agent.publish import Snapshot
 from warehouse_agent.store import PRIVATE, Store
 
+CHECKED = "checked"  # of a fragment's notes
 RTT_DAYS = 7  # a measurement is a connection of its own
 
 
@@ -45,6 +47,36 @@ class Run:
     @property
     def changed(self) -> int:
         return self.inserted + self.updated + self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """When all rows of a version were found equal to the source the last time, and how: the
+    source's instant, the time at the warehouse, both ISO 8601 in UTC, and the consistency."""
+
+    as_of: str
+    checked_at: str
+    consistency: str
+
+
+def checked(notes: dict[str, object], version: Snapshot) -> Checked:
+    """What its commit says, or a later refresh that had nothing to publish noted. A note of another
+    version says nothing: the table may have been restored, or a crash have cost a note."""
+    meta, noted = version.meta, notes.get(CHECKED)
+    if not isinstance(noted, dict) or noted.get("version") != version.version:
+        noted = {}
+    said = (meta["consistency"], noted.get("consistency"))
+    fuzzy = Require.FUZZY.value
+    return Checked(
+        str(noted.get("as_of", meta["as_of"])),
+        str(noted.get("checked_at", meta["checked_at"])),
+        fuzzy if fuzzy in said else str(meta["consistency"]),
+    )
+
+
+def note_checked(version: int, found: Checked) -> dict[str, object]:
+    """The note that `checked` finds."""
+    return {CHECKED: {"version": version, **asdict(found)}}
 
 
 def runs(store: Store, name: str) -> list[Run]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
@@ -25,6 +25,7 @@ from warehouse_agent import (
     prove,
     publish,
     reduce,
+    remember,
     schema,
     stage,
     tally,
@@ -38,6 +39,7 @@ from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Prepared
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
+from warehouse_agent.remember import Checked, note_checked
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
 from warehouse_agent.units import TURN
@@ -49,17 +51,16 @@ ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how f
 def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     """Apply, prove and publish what the exchange found."""
     report = job.report
-    checked = utc_now()
     if out.equal and p.base is not None and _says_all(p, p.base):
         job.staging.clear()
         # Another agent may have published what an earlier attempt of this one was to.
         report.rows_inserted = report.rows_updated = report.rows_deleted = 0
         report.schema_changed = False
-        report.checked_at, report.proof = checked, _proof(p)
+        report.checked_at, report.proof = out.checked_at, _proof(p)
         report.rows_total = out.theirs.count
         _missed(p, report, 0)
         _model(job, p, out)
-        job.remember(**_notes(job, p, out, checked))
+        job.remember(**_notes(job, p, out, p.base.version))
         return
     withhold.shrunk(job, p, out)
     withhold.inconsistent(job, out)
@@ -71,7 +72,7 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
         with report.phase("prove"):
             _prove(job, p, out, applied)
         with report.phase("publish"):
-            _publish(job, p, out, applied, checked, changes.result())
+            _publish(job, p, out, applied, changes.result())
 
 
 def _says_all(p: Prepared, base: Snapshot) -> bool:
@@ -100,13 +101,24 @@ def _model(job: Job, p: Prepared, out: Outcome) -> None:
     job.report.modelled = None if found is None else asdict(found)
 
 
-def _notes(job: Job, p: Prepared, out: Outcome, checked: str) -> dict[str, str | float | None]:
-    """When all of it was compared the last time, and how fast; after a part, whose turn is next."""
+def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, object]:
+    """When all of this version was compared the last time, and how fast; after a part, whose turn
+    is next."""
+    noted = note_checked(version, _checked(job, p, out))
     if p.is_part:
         assert p.units is not None
-        return {TURN: p.units.next_turn}
-    as_of = {"as_of": out.as_of} if withhold.accepts(job, out) else {}
-    return {"checked_at": checked, **as_of, **_speed(job, p, out)}
+        return noted | {TURN: p.units.next_turn}
+    return noted | _speed(job, p, out)
+
+
+def _checked(job: Job, p: Prepared, out: Outcome) -> Checked:
+    """When all of what is published now was compared the last time. What of it this exchange says:
+    after a part nothing, nor as of when where the fragment does not accept its consistency."""
+    now = Checked(out.as_of, out.checked_at, out.consistency)
+    if p.base is None or (not p.is_part and withhold.accepts(job, out)):
+        return now
+    before = remember.checked(job.remembered(), p.base)
+    return before if p.is_part else replace(before, checked_at=now.checked_at)
 
 
 def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
@@ -250,10 +262,8 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> blame
     )
 
 
-def _publish(
-    job: Job, p: Prepared, out: Outcome, applied: apply.Applied, checked: str, changes: Feed
-) -> None:
-    report = job.report
+def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, changes: Feed) -> None:
+    report, checked = job.report, _checked(job, p, out)
     version = p.base.version + 1 if p.base else 0
     report.rows_inserted = out.theirs.count if p.base is None else changes.counts.get("insert", 0)
     report.rows_updated = changes.counts.get("update_after", 0)
@@ -262,13 +272,14 @@ def _publish(
     shipped = sum(f.rows for f in applied.shipped)
     _missed(p, report, shipped if report.schema_changed else report.rows_changed)
     meta = {
-        "as_of": p.base.meta["as_of"] if p.base and p.is_part else out.as_of,
+        "as_of": checked.as_of,
+        "checked_at": checked.checked_at,
         "consistency": out.consistency,
         "proof": _proof(p),
         "fingerprint": report.fingerprint,
         "vouched": out.vouched,
         "rows": out.theirs.count,
-        "published_at": checked,
+        "published_at": utc_now(),
         "changes": changes.folder,
         "changes_files": changes.files,
         "rows_inserted": report.rows_inserted,
@@ -286,7 +297,8 @@ def _publish(
         removed=applied.gone,
         meta=meta,
     )
-    report.version, report.rows_total, report.checked_at = version, out.theirs.count, checked
+    report.version, report.rows_total = version, out.theirs.count
+    report.checked_at = out.checked_at
     report.bytes_rewritten = sum(f.size for f in applied.gone)
     _model(job, p, out)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
@@ -299,7 +311,7 @@ def _publish(
             changed=report.rows_changed,
             is_copy=out.is_copy,
         )
-        job.remember(**learnt, **_notes(job, p, out, checked))
+        job.remember(**learnt, **_notes(job, p, out, version))
 
 
 def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:

@@ -14,6 +14,7 @@ from datetime import datetime
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
 from warehouse_agent.each import each, published
+from warehouse_agent.remember import checked
 from warehouse_agent.report import fingerprint_kind, miss_probability, years_until_missed
 from warehouse_agent.store import PRIVATE, Store
 
@@ -73,7 +74,7 @@ def status_of(store: Store, name: str) -> Status:
     if snapshot is None:
         return Status(name)
     meta = snapshot.meta
-    known = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    found = checked(store.read_json(PRIVATE, "fragments", f"{name}.json"), snapshot)
     interval = interval_s([str(v["published_at"]) for v in publish.versions(store, name)])
     changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
     recipe = snapshot.layout.recipe
@@ -82,10 +83,10 @@ def status_of(store: Store, name: str) -> Status:
         name=name,
         version=snapshot.version,
         rows_total=snapshot.rows,
-        as_of=str(known.get("as_of", meta["as_of"])),
-        checked_at=str(known.get("checked_at", meta["published_at"])),
+        as_of=found.as_of,
+        checked_at=found.checked_at,
         published_at=meta["published_at"],
-        consistency=meta["consistency"],
+        consistency=found.consistency,
         proof=meta["proof"],
         fingerprint=fingerprint_kind(recipe),
         miss_probability=probability,

@@ -290,6 +290,7 @@ class Sweep(Refresh):
             emptied=emptied,
             method=Method.FULL if replace_all else Method.RANGE,
             as_of=min(o.as_of for o in found),
+            checked_at=max(o.checked_at for o in found),
             consistency=found[0].consistency if len(found) == 1 else Require.FUZZY.value,
             changed=any(o.changed for o in found),
             vouched=all(o.vouched for o in found),
