@@ -78,6 +78,7 @@ class PostgresqlSession:
         """`snapshot`: one that another session has exported; None takes a new one."""
         self._connection, self._engine = connection, engine
         self._interrupted = False
+        self._consistency = Consistency.EXACT
         self._exported: tuple[str, str] | None = None  # its name, and what it sees
         settings = SETTINGS | timeouts(limits)
         try:
@@ -91,7 +92,7 @@ class PostgresqlSession:
 
     @property
     def consistency(self) -> Consistency:
-        return Consistency.EXACT
+        return self._consistency
 
     @property
     def as_of(self) -> str:
@@ -137,6 +138,7 @@ class PostgresqlSession:
             return shape
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        self._note(shape)
         with self._reading(shape.relation):
             yield from self._copy(shape, scan_sql(shape, ordered=ordered))
             refuse_replaced(self.ask, shape.relation)
@@ -174,6 +176,7 @@ class PostgresqlSession:
         rows_max: int | None = None,
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
+        self._note(shape)
         sql = range_sql(shape)
         with self._reading(shape.relation):
             if shape.may_be_null_in(first):
@@ -184,6 +187,10 @@ class PostgresqlSession:
                 self.ask(BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
                 yield from self._copy(shape, sql)
             refuse_replaced(self.ask, shape.relation)
+
+    def _note(self, shape: Shape) -> None:
+        if plan_of(shape).consistency is Consistency.FUZZY:
+            self._consistency = Consistency.FUZZY
 
     @contextlib.contextmanager
     def _reading(self, relation: Relation) -> Iterator[None]:

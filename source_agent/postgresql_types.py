@@ -22,7 +22,7 @@ from driftline.errors import ConfigurationError
 from driftline.types import DeclaredType
 
 from source_agent import postgresql_hashes
-from source_agent.engine import Fingerprint, Relation, Shape
+from source_agent.engine import Consistency, Fingerprint, Relation, Shape
 from source_agent.postgresql_replaced import replaced
 from source_agent.postgresql_sql import EXPLAIN, range_sql, scan_sql
 from source_agent.relations import (
@@ -153,6 +153,7 @@ class _Table:
     columns: tuple[str, ...]
     not_null: frozenset[str]
     is_plain: bool
+    is_heap: bool
     indexes: tuple[tuple[bool, bool, bool, list[str | None]], ...]
     rows: int
     pages: int
@@ -197,7 +198,7 @@ def describe(session: Asks, relation: Relation) -> Shape:
             rows_expected=table.rows,
             row_hash=row_hash,
         )
-    made = _planned(session, shape(relation, known, order, found, access), is_plain=bool(table))
+    made = _planned(session, shape(relation, known, order, found, access), table)
     if row_hash is not None:
         postgresql_hashes.refuse_unplanned(session.ask, made)
     return made
@@ -219,12 +220,14 @@ def _table(session: Asks, relation: Relation) -> _Table:
     if oid is None:
         raise replaced(relation, source)
     columns = session.ask(COLUMNS, oid)
+    is_heap = kind in {"r", "m"} and not has_children
     return _Table(
         source=source,
         columns=tuple(n for n, _ in columns),
         not_null=frozenset(n for n, is_not_null in columns if is_not_null),
         # The unique index of a table with heirs says nothing about the heirs' rows.
-        is_plain=kind == "p" or (kind in {"r", "m"} and not has_children),
+        is_plain=kind == "p" or is_heap,
+        is_heap=is_heap,
         indexes=tuple(session.ask(INDEXES, oid)),
         rows=max(0, int(tuples)),
         pages=-1 if kind in {"p", "v", "f"} else int(pages),
@@ -293,16 +296,26 @@ def _numeric(modifier: int) -> DeclaredType:
     return DeclaredType("numeric")
 
 
-def _planned(session: Asks, described: Shape, *, is_plain: bool) -> Shape:
-    """With the planner's estimate where the catalogue has none, and whether it uses an index."""
+def _planned(session: Asks, described: Shape, table: _Table | None) -> Shape:
+    """With the planner's estimate where the catalogue has none, whether it uses an index, and
+    whether other servers or files are read, of which the snapshot is none."""
+    is_plain, is_heap = table is not None, table is not None and table.is_heap
     needs_index = not is_plain and described.recipe.integer_key
-    if not is_plain or described.relation.where or not described.rows_expected:
+    if not is_heap or described.relation.where or not described.rows_expected:
         plan = session.ask(EXPLAIN + scan_sql(described))[0][0][0]["Plan"]
         described = replace(described, rows_expected=int(plan["Plan Rows"]))
+        if _reads_foreign(plan):
+            fuzzy = replace(plan_of(described), consistency=Consistency.FUZZY)
+            notes = (*described.notes, "read without a snapshot: a foreign table")
+            described = replace(described, plan=fuzzy, notes=notes)
     if needs_index or (is_plain and described.recipe.integer_key and not described.indexed):
         plan = session.ask(EXPLAIN + range_sql(described, literal=True))[0][0][0]["Plan"]
         described = replace(described, indexed=_uses_index(plan))
     return described
+
+
+def _reads_foreign(plan: dict[str, Any]) -> bool:
+    return plan["Node Type"] == "Foreign Scan" or any(map(_reads_foreign, plan.get("Plans", [])))
 
 
 def _uses_index(plan: dict[str, Any]) -> bool:

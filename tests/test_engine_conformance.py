@@ -26,7 +26,16 @@ from driftline.values import decode_string, string_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent import mariadb_sql, postgresql_copy, postgresql_sql, rows, sqlite, sqlite_types
+from source_agent import (
+    mariadb_sql,
+    postgresql,
+    postgresql_copy,
+    postgresql_sql,
+    postgresql_types,
+    rows,
+    sqlite,
+    sqlite_types,
+)
 from source_agent.engine import (
     BATCH_ROWS,
     Consistency,
@@ -923,6 +932,52 @@ def test_postgresql_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreS
         assert len(flat(session.scan(seen))) == 1
         both = session.describe(Relation("p", table="parted", key=("v", "k")))
         assert both.vouched
+
+
+@pytest.mark.parametrize("name", ["leaf", "tree", "view", "query"])
+def test_postgresql_has_no_snapshot_of_foreign_tables(
+    pg: OfPostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests' server has no wrapper: a plan of it says Foreign Scan where it scans `leaf`."""
+    pg.run(
+        "CREATE TABLE tree (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE near (id int PRIMARY KEY)",
+        "CREATE VIEW view AS SELECT l.id FROM leaf l JOIN near USING (id)",
+        "INSERT INTO tree VALUES (1, 'a')",
+        "INSERT INTO near VALUES (1)",
+        "ANALYZE",
+    )
+    ask = postgresql.PostgresqlSession.ask
+
+    def asked(self: Any, sql: str, *values: object) -> Any:
+        def foreign(node: dict[str, Any]) -> None:
+            if node.get("Relation Name") == "leaf":
+                node["Node Type"] = "Foreign Scan"
+            for child in node.get("Plans", []):
+                foreign(child)
+
+        found = ask(self, sql, *values)
+        if sql == postgresql_types.TABLE and found[0][2] == "leaf":
+            found = [(*found[0][:3], "f", *found[0][4:])]
+        if sql.startswith("EXPLAIN"):
+            foreign(found[0][0][0]["Plan"])
+        return found
+
+    monkeypatch.setattr(postgresql.PostgresqlSession, "ask", asked)
+    text = "SELECT id FROM (SELECT id FROM leaf UNION ALL SELECT id FROM near) q"
+    relation = Relation("r", table=None if name == "query" else name, key=("id",))
+    if name == "query":
+        relation = Relation("r", query=text, key=("id",))
+    with session_of(pg) as session:
+        near = session.describe(Relation("near", table="near"))
+        flat(session.scan(near))
+        assert not near.notes
+        assert session.consistency.value == "exact"
+        shape = session.describe(relation)
+        assert shape.notes == ("read without a snapshot: a foreign table",)
+        flat(session.scan(shape))
+        assert session.consistency is Consistency.FUZZY
 
 
 def test_postgresql_of_no_known_encoding_is_refused(pg: OfPostgreSQL) -> None:

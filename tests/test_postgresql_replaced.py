@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from driftline.errors import ConfigurationError, SnapshotLost
+from psycopg.errors import LockNotAvailable
 
 from source_agent.configure import load
 from source_agent.engine import Limits, Relation, Session
@@ -173,25 +174,39 @@ def test_a_partition_attached_between_two_scans(legacy: OfPostgreSQL) -> None:
 
 
 def test_ranges_and_abandoned_scans_are_asked_about(legacy: OfPostgreSQL) -> None:
-    """A partition is locked when it is read, and a read that is abandoned gives its locks back."""
-    legacy.run("ANALYZE p")
-    others = Relation("others", table="p", where="k < 50")
+    """What a function reads is locked when it is called; a read that is abandoned gives it back."""
+    legacy.run(
+        "CREATE FUNCTION called() RETURNS SETOF u LANGUAGE plpgsql AS"
+        " 'BEGIN RETURN QUERY SELECT * FROM u; END'",
+        "CREATE VIEW g AS SELECT k, a FROM called()",
+    )
+    relation = Relation("orders", table="g", key=("k",))
     bounds = np.array([0], np.int64), np.array([99], np.int64)
     with closing(open_session(legacy)) as session:
-        shape = session.describe(TREE)
+        shape = session.describe(relation)
         unfinished = session.scan(shape)
         next(unfinished)
         unfinished.close()  # type: ignore[attr-defined]
         assert sum(map(len, session.read_ranges(shape, *bounds))) == 100
     with closing(open_session(legacy)) as session:
-        shape = session.describe(TREE)
+        shape = session.describe(relation)
         unfinished = session.scan(shape)
         next(unfinished)
         unfinished.close()  # type: ignore[attr-defined]
-        legacy.run("TRUNCATE p2")
-        with pytest.raises(SnapshotLost, match="p2"):
-            list(session.read_ranges(shape, *bounds))
-        assert count(session, others) == 50  # which does not read it
+        legacy.run("SET lock_timeout = 1000", "TRUNCATE u")
+        for again in (session.read_ranges(shape, *bounds), session.scan(shape)):
+            with pytest.raises(SnapshotLost, match=r"public\.u"):
+                list(again)
+        assert count(session, TABLE) == 100  # which does not read it
+
+
+def test_what_is_described_is_locked(legacy: OfPostgreSQL) -> None:
+    legacy.run("ANALYZE")
+    for name, table in (("tree", "p1"), ("view", "t"), ("query", "u"), ("table", "t")):
+        with closing(open_session(legacy)) as session:
+            session.describe(RELATIONS[name])
+            with pytest.raises(LockNotAvailable):
+                legacy.run("SET lock_timeout = 50", f"TRUNCATE {table}")
 
 
 def test_what_is_no_reload_is_read(legacy: OfPostgreSQL) -> None:
