@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from driftline.errors import WarehouseUnavailable
+from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import SparkSession
 
 from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair, plain
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
-from warehouse_agent import prepare, publish, settle, show
+from warehouse_agent import prepare, publish, settle, show, units
+from warehouse_agent.job import Job
 from warehouse_agent.refresh import Options
 from warehouse_agent.store import Store
 
@@ -123,6 +128,72 @@ def test_rows_before_the_least_key_have_their_turn(pair: Pair) -> None:
         pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
         assert pair.refresh("orders").rows_inserted == 1
         pair.check("orders")
+
+
+def windows_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What parts from here on have in turn: first and last position."""
+    windows: list[tuple[int, int]] = []
+    choose = units._window
+
+    def chosen(*given: Any) -> tuple[tuple[int, int], int]:
+        window, following = choose(*given)
+        windows.append(window)
+        return window, following
+
+    monkeypatch.setattr(units, "_window", chosen)
+    return windows
+
+
+@SQLITE
+def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every window begins behind the last one whose end was noted: a crash between a commit and its
+    note repeats one, and none is left out; behind the largest key they begin again at the least."""
+    windows = windows_of(monkeypatch)
+
+    def lost(job: Job, **facts: Any) -> None:
+        raise WarehouseUnavailable("The note is lost.")
+
+    def turn(key: int) -> None:
+        pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
+        assert pair.refresh("orders").rows_inserted == 1
+
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    turn(10**6)
+    turn(10**6 + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "remember", lost)
+        turn(10**6 + 2)
+    turn(10**6 + 3)
+    turn(10**6 + 4)
+    first, second, third, again, next_one = windows
+    assert first[0] == POSITION_MIN
+    assert second[0] == first[1] + 1
+    assert third[0] == again[0] == second[1] + 1
+    assert next_one[0] == again[1] + 1
+    place = pair.warehouse / "_driftline" / "fragments" / "orders.json"
+    noted = json.loads(place.read_text())
+    assert noted[units.TURN] == next_one[1] + 1
+    # The keys at the end may have been deleted since.
+    for key, beyond in ((-1, 10**6 + 5), (-2, POSITION_MAX)):
+        place.write_text(json.dumps(noted | {units.TURN: beyond}))
+        turn(key)
+        assert windows[-1][0] == POSITION_MIN
+
+
+@SQLITE
+def test_a_turn_ends_at_the_largest_key(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one after it begins with what lies below the least."""
+    windows = windows_of(monkeypatch)
+    last = max(row[0] for row in pair.legacy.rows("orders"))
+    pair.refresh("orders")
+    pair.fragment_lines["orders"] = PART
+    while len(windows) < 2 or windows[-1][0] != POSITION_MIN:
+        pair.refresh("orders")
+    *round_, _ = windows
+    assert len(round_) == 12
+    assert [first for first, _ in round_[1:]] == [end + 1 for _, end in round_[:-1]]
+    assert round_[-1][1] == last
 
 
 @SQLITE

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
@@ -495,6 +496,19 @@ def test_frames_that_are_gone_do_not_pass_the_proof(pair: Pair) -> None:
     assert "not all rows that differ came" in error["details"]["cause"]
     assert pair.refresh("orders").resumed_at == 0
     pair.check("orders")
+
+
+def test_data_files_that_lost_rows(pair: Pair) -> None:
+    """Noticed when our side is reduced, as in an exchange, and before the source is asked."""
+    first = min(file.uri for file in files(pair))
+    place = Path(first.removeprefix("file://"))
+    pq.write_table(pq.read_table(place).slice(1), place)
+    before = len(audit(pair))
+    error = pair.error("orders")
+    assert error["code"] == "WAREHOUSE"
+    assert "driftline verify" in error["remedy"]
+    assert len(audit(pair)) == before
+    assert not (staged(pair) / "pass" / "exchange.json").exists()
 
 
 # What it keeps, and says

@@ -233,6 +233,7 @@ def _reduced(spark: SparkSession, base: Snapshot, tiling: Tiling, salt: Salt) ->
     function = _sums(tiling, salt)
     for row in reduce.partials(spark, base.files, base.layout, function, "sums binary", size=size):
         found.merge(PassSums.from_bytes(row["sums"], tiling))
+    reduce.check_rows(base.files, found.ranges.total.count)
     return found
 
 
