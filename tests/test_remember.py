@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from warehouse_agent.configure import Source
 from warehouse_agent.line import Line, Objective
@@ -18,7 +23,7 @@ from warehouse_agent.remember import (
     pasts,
 )
 from warehouse_agent.report import Report
-from warehouse_agent.store import Store
+from warehouse_agent.store import PRIVATE, Store
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -61,6 +66,39 @@ def test_only_refreshes_that_went_well_count() -> None:
     # What came with other columns does not count as nothing, and its time does.
     assert [(past.elapsed_s, past.updated) for past in pasts(found)] == [(0, 2), (3600, 1)]
     assert found[1].at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"rows_updated": -5}, {"rows_total": -1}, {"rows_inserted": math.inf},
+        {"rows_deleted": math.nan}, {"rows_updated": 10**400}, {"rows_updated": "many"},
+        {"seconds": {"a": math.nan}}, {"seconds": {"a": -1.0}}, {"seconds": [1.0]},
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_is_passed_over(damaged: dict[str, object]) -> None:
+    lines = [said(previous_version=None), said(rows_updated=1), said(**damaged)]
+    assert [run.changed for run in parse("\n".join([*lines, "[" * 100_000]).encode())] == [0, 1]
+
+
+@pytest.mark.parametrize("damaged", [0, -1, math.nan, math.inf, 10**400, 1e-200, "?", None, [], {}])
+def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: object) -> None:
+    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
+    noted = dict.fromkeys(["rtt_s", "bytes_per_s", "rtt_at"], damaged)
+    store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
+    assert line(store, source, {"rows_per_s": damaged}) == Line()
+    measured = Measured(source, 0.2, 1000.0)
+    note_line(store, cast("Link", measured), cast("Stream", measured))
+    assert line(store, source, {}) == Line(rtt_s=0.2, bytes_per_s=1000.0)
+
+
+def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -> None:
+    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
+    noted = {"rtt_s": 0.9, "rtt_at": time.time() + 86_400}
+    store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
+    measured = Measured(source, 0.2, None)
+    note_line(store, cast("Link", measured), cast("Stream", measured))
+    assert line(store, source, {}).rtt_s == 0.2
 
 
 def test_a_new_load_begins_a_new_history() -> None:

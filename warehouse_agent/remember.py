@@ -19,6 +19,7 @@ from warehouse_agent.configure import Require, Source
 from warehouse_agent.expect import Expected, Past, expect
 from warehouse_agent.line import Line
 from warehouse_agent.link import Link, Stream
+from warehouse_agent.notes import GREATEST, number
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.store import PRIVATE, Store
 
@@ -91,7 +92,7 @@ def parse(lines: bytes) -> list[Run]:
     for line in lines.splitlines():
         try:
             run = _run(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
         if run is not None:
             found = [run] if run.is_load else [*found, run]
@@ -128,14 +129,12 @@ def pasts(runs: list[Run]) -> list[Past]:
 def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
     """The line as it was measured the last time, or an ordinary one; and how fast the source reads
     the relation that a fragment's notes are of."""
-    notes = store.read_json(PRIVATE, "sources", f"{source.name}.json")
-    rtt_s, bytes_per_s = notes.get("rtt_s"), notes.get("bytes_per_s")
-    rows_per_s, usual = remembered.get("rows_per_s"), Line()
+    noted, usual = store.read_json(PRIVATE, "sources", f"{source.name}.json"), Line()
     return Line(
-        float(rtt_s) if isinstance(rtt_s, int | float) else usual.rtt_s,
-        float(bytes_per_s) if isinstance(bytes_per_s, int | float) else usual.bytes_per_s,
+        number(noted, "rtt_s") or usual.rtt_s,
+        number(noted, "bytes_per_s") or usual.bytes_per_s,
         source.objective,
-        float(rows_per_s) if isinstance(rows_per_s, int | float) else usual.rows_per_s,
+        number(remembered, "rows_per_s") or usual.rows_per_s,
     )
 
 
@@ -143,17 +142,18 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
     """Note how fast rows came, averaged with what was known, as lines are noisy; and once in
     RTT_DAYS what a round trip takes."""
     name = f"{link.source.name}.json"
-    notes = store.read_json(PRIVATE, "sources", name)
-    rate, before, now = stream.bytes_per_s, notes.get("bytes_per_s"), time.time()
-    measured = notes.get("rtt_at")
-    is_fresh = isinstance(measured, int | float) and now - measured < RTT_DAYS * 86_400
+    noted = store.read_json(PRIVATE, "sources", name)
+    rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
+    measured = number(noted, "rtt_at") or 0.0
+    # One of the future is of a clock that went wrong.
+    is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
     if is_fresh and rate is None:
         return
     if rate is not None:
-        notes["bytes_per_s"] = (before + rate) / 2 if isinstance(before, int | float) else rate
+        noted["bytes_per_s"] = (before + rate) / 2 if before else rate
     if not is_fresh and (rtt_s := link.round_trip_s()) is not None:
-        notes |= {"rtt_s": rtt_s, "rtt_at": now}
-    store.write(json.dumps(notes).encode(), PRIVATE, "sources", name)
+        noted |= {"rtt_s": rtt_s, "rtt_at": now}
+    store.write(json.dumps(noted).encode(), PRIVATE, "sources", name)
 
 
 def _run(body: dict[str, Any]) -> Run | None:
@@ -164,13 +164,20 @@ def _run(body: dict[str, Any]) -> Run | None:
     at = datetime.fromisoformat(body["checked_at"])
     return Run(
         at if at.tzinfo else at.replace(tzinfo=UTC),
-        int(body["rows_inserted"]),
-        int(body["rows_updated"]),
-        int(body["rows_deleted"]),
-        int(body["rows_total"]),
+        int(_amount(body["rows_inserted"])),
+        int(_amount(body["rows_updated"])),
+        int(_amount(body["rows_deleted"])),
+        int(_amount(body["rows_total"])),
         body["previous_version"] is None,
         body["method"],
-        int(body["source_scans"]),
-        sum(body["seconds"].values()),
+        int(_amount(body["source_scans"])),
+        sum(map(_amount, body["seconds"].values())),
         not body.get("schema_changed"),
     )
+
+
+def _amount(found: float) -> float:
+    """Raises ValueError, TypeError: it is none that can be."""
+    if not 0 <= found <= GREATEST:
+        raise ValueError(found)
+    return found

@@ -127,7 +127,7 @@ class Store:
     def read_json(self, *parts: str) -> dict[str, object]:
         """A small JSON file, empty where there is none or it is damaged (it may be lost)."""
         data = self.read(*parts)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             loaded = json.loads(data or b"{}")
             if isinstance(loaded, dict):
                 return loaded

@@ -1,0 +1,32 @@
+"""What earlier refreshes noted, read as if anybody had written it.
+
+Notes are small JSON files that may be lost or damaged at any time: then the next refresh costs more
+and is as right. So what is no number of a possible size counts as not noted, and nothing is raised.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from driftline.ranges import POSITION_MAX, POSITION_MIN
+
+LEAST, GREATEST = 1e-9, 1e15  # of any price, rate or number of rows: products of two are finite
+
+
+def number(notes: Mapping[str, object], name: str) -> float | None:
+    """A positive number; None where there is none."""
+    found = notes.get(name)
+    if not isinstance(found, int | float) or not LEAST <= found <= GREATEST:
+        return None
+    return float(found)
+
+
+def knots(notes: Mapping[str, object], name: str) -> list[int]:
+    """Ascending positions; none where they are not."""
+    found = notes.get(name)
+    if not isinstance(found, list) or not all(type(one) is int for one in found):
+        return []
+    ends = [POSITION_MIN, *found, POSITION_MAX]
+    return found if all(a <= b for a, b in pairwise(ends)) else []
