@@ -85,7 +85,7 @@ class Warehouse:
         assert wire.is_done
         assert out.round_trips == wire.round_trips
         inserted, updated, deleted = copy.take(out, opening.salt, came)
-        self._learn(out, at, inserted, updated, deleted)
+        self._learn(out, at, rows, inserted, updated, deleted)
         return Record(
             commit=number,
             at=at.isoformat(),
@@ -136,7 +136,8 @@ class Warehouse:
     def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
         """As `prepare` opens."""
         copy, partition = self.copy, self._partition()
-        costs = prices.known(self._notes, len(copy.recipe.columns))
+        level = self.line.level(len(copy.rows))
+        costs = prices.known(self._notes, len(copy.recipe.columns), level=level)
         sketch = None
         if len(copy.rows):
             sketch = sizing.open_sketch(
@@ -168,8 +169,10 @@ class Warehouse:
             counted, knots = self._quantiles = rows, self.copy.quantiles()
         return plan.partition_for(knots, rows, integer_key=True)
 
-    def _learn(self, out: Outcome, at: datetime, inserted: int, updated: int, deleted: int) -> None:
-        """As `settle` learns."""
+    def _learn(
+        self, out: Outcome, at: datetime, before: int, inserted: int, updated: int, deleted: int
+    ) -> None:
+        """As `settle` learns; `before` are our rows then."""
         is_load, changed = not self.runs, inserted + updated + deleted
         rows = len(self.copy.rows)
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
@@ -181,6 +184,7 @@ class Warehouse:
                 shipped=out.came.count,
                 changed=changed,
                 is_copy=out.is_copy,
+                level=self.line.level(before),
             )
 
 

@@ -36,13 +36,14 @@ from warehouse_agent.exchange import Conversation, Opening
 from warehouse_agent.line import Line
 from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Method
-from warehouse_agent.prices import flat
+from warehouse_agent.prices import Prices, flat
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.regroup import Grouped, PartOf, Piece
 from warehouse_agent.sizing import Sketch
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
+PRICES = flat(20.0)
 
 Cell = int | str | bytes | None
 Table = list[tuple[Cell, ...]]  # in tuple order
@@ -132,7 +133,7 @@ class Ours:
         return mix(SALT, *self.fingerprints(rows)).digest()
 
     def opening(
-        self, forced: Method | None = None, line: Line | None = None, price: float = 20.0
+        self, forced: Method | None = None, line: Line | None = None, prices: Prices = PRICES
     ) -> Opening:
         return Opening(
             relation="orders",
@@ -141,7 +142,7 @@ class Ours:
             salt=SALT,
             partition=self.partition,
             sums=self.sums,
-            prices=flat(price),
+            prices=prices,
             sketch=self.sketch,
             grouped=self.grouped,
             forced=forced,
@@ -292,7 +293,7 @@ def exchange(
     sketch: Sketch | None = None,
     units: Units | None = None,
     line: Line | None = None,
-    price: float = 20.0,
+    prices: Prices = PRICES,
     within: tuple[int, int] | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
@@ -302,7 +303,7 @@ def exchange(
     result = Result(Outcome(), Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
-        replace(mine.opening(forced, line, price), within=within),
+        replace(mine.opening(forced, line, prices), within=within),
         keep=result.frames.append,
         list_rows=mine.list_rows,
         list_keys=mine.list_keys,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,16 +22,17 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import remember
+from warehouse_agent import prices, remember
 from warehouse_agent.candidates import Known, expected_slots
-from warehouse_agent.configure import select
+from warehouse_agent.configure import Source, select
 from warehouse_agent.expect import Expected
-from warehouse_agent.forecast import Forecast, allowed, forecast, know, predict
+from warehouse_agent.forecast import Forecast, allowed, forecast, knots, know, predict
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.prices import flat
 from warehouse_agent.remember import Run
-from warehouse_agent.store import Store
+from warehouse_agent.report import Report
+from warehouse_agent.store import PRIVATE, Store
 
 ROWS = 100_000
 LOADED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -204,6 +207,63 @@ def test_changed_rows_in_ranges_against_dice() -> None:
     dice = random.Random(7)
     thrown = [len({dice.randrange(1000) for _ in range(700)}) for _ in range(200)]
     assert expected_slots(1000, 700) == pytest.approx(sum(thrown) / 200, rel=0.01)
+
+
+DAMAGED: st.SearchStrategy[object] = (
+    st.sampled_from([0, -1, 1, 3, 64, 1e-300, 1e-9, 1e15, 1e300, 10**400, math.nan, math.inf, True])
+    | st.floats()
+    | st.sampled_from([None, "12", "", [], {}, [None], [3, 2], [1, 2.5], [1 << 70], [1, 5, 9]])
+)
+NOTES = [
+    "row_bytes", "row_count", "copied_row_bytes", "copied_rows", "copied_level", "few_bytes",
+    "few_rows", "rows_per_s", "quantiles",
+]  # fmt: skip
+LINE_NOTES = ["rtt_s", "bytes_per_s", "rtt_at"]
+RUN_FACTS = [
+    "rows_inserted", "rows_updated", "rows_deleted", "rows_total", "source_scans", "seconds",
+    "checked_at", "method",
+]  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(NOTES), DAMAGED),
+    st.dictionaries(st.sampled_from(LINE_NOTES), DAMAGED),
+    st.lists(st.dictionaries(st.sampled_from(RUN_FACTS), DAMAGED), max_size=5),
+    st.sampled_from([None, *Method]),
+    st.none() | st.just(2000),
+)
+def test_whatever_notes_say_a_plan_comes_out(
+    remembered: dict[str, object],
+    noted: dict[str, object],
+    refreshes: list[dict[str, object]],
+    forced: Method | None,
+    read_at_most: int | None,
+) -> None:
+    at = LOADED.isoformat()
+    load = Report("orders", version=0, rows_total=ROWS, checked_at=at, method="full")
+    runs = [json.loads(load.to_json())]
+    good = dataclasses.replace(load, version=1, previous_version=0, rows_updated=7)
+    runs += [json.loads(good.to_json()) | facts for facts in refreshes]
+    with tempfile.TemporaryDirectory() as folder:
+        store, source = Store(folder), Source("erp", "erp:1")
+        store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
+        line = remember.line(store, source, remembered)
+    told = dataclasses.replace(
+        KNOWN,
+        prices=prices.known(remembered, 9, level=line.level(ROWS)),
+        partition=partition_for(knots(remembered, (1, 4 * ROWS)), ROWS, integer_key=True),
+        line=line,
+        runs=tuple(remember.parse("\n".join(map(json.dumps, runs)).encode())),
+        forced=forced,
+        read_at_most=read_at_most,
+        now=LOADED + timedelta(days=1),
+    )
+    for case in (told, dataclasses.replace(told, rows=None, version=None)):
+        found = predict(case)
+        assert found.chosen in by_name(found)
+        assert math.isfinite(sum(c.exchange_seconds or 0.0 for c in found.candidates))
+        json.loads(found.to_json(), parse_constant=pytest.fail)
+        assert found.text()
 
 
 @pytest.fixture

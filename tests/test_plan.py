@@ -394,7 +394,7 @@ def test_a_scan_is_weighed_against_bytes(is_slow: bool) -> None:
 def test_waiting_is_free_where_only_bytes_count() -> None:
     metered = Line(objective=Objective.BYTES)
     assert metered.round_trip_bytes == 0
-    assert metered.level > LINE.level
+    assert metered.level(1) > LINE.level(1) > LINE.level(0) == metered.level(0)
     assert decided(40, ranges=64, ours=Digest(256, 1), theirs=Digest(256, 2)).method is Method.FULL
 
 

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from driftline.digests import Digest
 
-from warehouse_agent.prices import FRAME_BYTES, Prices, flat, known, learnt
+from tests.expectations import alike
+from warehouse_agent import plan
+from warehouse_agent.line import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
+from warehouse_agent.plan import Method
+from warehouse_agent.prices import FRAME_BYTES, LEVELS, MANY, Prices, flat, learnt
+from warehouse_agent.prices import known as known_at
+from warehouse_agent.sizing import Stall, cells_for, open_sketch
 
 Notes = dict[str, object]
 
 
+def known(notes: Notes, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
+    return known_at(notes, columns, level=level)
+
+
 def told(
-    notes: Notes, *, frame_bytes: int, shipped: int, changed: int = 0, copy: bool = False
+    notes: Notes,
+    *,
+    frame_bytes: int,
+    shipped: int,
+    changed: int = 0,
+    copy: bool = False,
+    level: int = LOAD_LEVEL,
 ) -> Notes:
     return notes | learnt(
-        notes, frame_bytes=frame_bytes, shipped=shipped, changed=changed, is_copy=copy
+        notes,
+        frame_bytes=frame_bytes,
+        shipped=shipped,
+        changed=changed,
+        is_copy=copy,
+        level=level,
     )
 
 
@@ -31,9 +53,9 @@ def test_before_anything_was_shipped() -> None:
 
 def test_a_load_is_the_price_of_everything_until_there_is_another() -> None:
     notes = told({}, frame_bytes=17_000, shipped=1000, changed=1000, copy=True)
-    assert known(notes, 9) == flat(17.0)
+    assert known(notes) == Prices(17.0, 17.0, 17.0, 1000)
     notes = told(notes, frame_bytes=2_400, shipped=100, changed=105)
-    assert known(notes, 9) == Prices(24.0, 24.0, 17.0)
+    assert known(notes) == Prices(24.0, 24.0, 17.0, 1000)
 
 
 def test_one_of_few_costs_what_it_did_in_the_mean() -> None:
@@ -58,3 +80,99 @@ def test_rows_that_are_gone_make_no_row_cheap(shipped: int, copy: bool) -> None:
     found = known(told(notes, frame_bytes=size, shipped=shipped, changed=10_000, copy=copy), 9)
     assert found.copied == pytest.approx(20.0, rel=0.1)
     assert found.row == pytest.approx(20.0, rel=0.1)
+
+
+@pytest.mark.parametrize("level", [REFRESH_LEVEL, METERED_LEVEL])
+def test_a_load_is_of_a_coarser_level_than_a_refresh(level: int) -> None:
+    """Priced too low rather than too high: a copy that seems dear is never made, nor learnt of."""
+    notes = told({}, frame_bytes=2_000_000, shipped=100_000, copy=True)
+    found = known(notes, level=level)
+    assert found.copied == LEVELS[level] * 20 < 20
+    assert found.row == 20.0, "changed rows have fewer around them to be compressed against"
+    notes = told(notes, frame_bytes=1_900_000, shipped=100_000, copy=True, level=level)
+    assert known(notes, level=level).copied == 19.0
+    for damaged in (None, 0, 4, -1, "12", 1e40):
+        assert known(notes | {"copied_level": damaged}, level=level).copied <= 19.0
+
+
+def test_a_copy_of_few_rows_tells_little_of_one_of_many() -> None:
+    notes = told({}, frame_bytes=100 * 35, shipped=100, copy=True)
+    assert known(notes).copy(100) == pytest.approx(100 * 35)
+    assert 20 < known(notes).copy(1_000_000) / 1_000_000 < 24
+    assert known(notes).copy(10**6) / 10**6 == known(notes).copy(MANY) / MANY
+    # As many rows that changed tell more.
+    for count, price in ((90, 35.0), (100, 26.0), (5_000, 26.0)):
+        then = told(notes, frame_bytes=26 * count, shipped=count, changed=count)
+        assert known(then).copied == price
+    # Fewer, and rows that are dearer, do not.
+    then = told(notes, frame_bytes=99 * 5_000, shipped=5_000, changed=5_000)
+    assert known(then).copied == 35
+
+
+def test_rows_at_worst_cost_what_any_row_does() -> None:
+    found = Prices(row=1.0, few=1.0, copied=12.0)
+    assert found.changes(1000) == 1000
+    assert found.changes_at_worst(1000) == 12_000
+    assert flat(3.0).changes_at_worst(1000) == 3000
+
+
+ROWS, TRUE = 1_000_000, 32.0
+
+
+def refreshed(notes: Notes, changed: int) -> tuple[Notes, Method, float]:
+    """One refresh of a table whose rows cost the same under any level, and its frames' bytes."""
+    line = Line()
+    costs = known(notes, level=line.level(ROWS))
+    sketch = open_sketch(
+        rows=ROWS, bounds=(1, ROWS), expected=alike(changed), prices=costs, line=line
+    )
+    sent, method = len(sketch.sent or ()), Method.SKETCH
+    if cells_for(changed) > sent:
+        share = 1 - (1 - 1 / sketch.cells) ** (3 * changed)
+        method = plan.choose(
+            ours=Digest(ROWS, 1),
+            theirs=Digest(ROWS, 2),
+            ranges=ROWS // 4,
+            differing=round(share * sketch.cells),
+            prices=costs,
+            forced=None,
+            line=line,
+            integer_key=True,
+            stall=Stall(sketch, sketch.sent, sent),
+        ).method
+    is_copy = method is Method.FULL
+    shipped = ROWS if is_copy else changed
+    size = round(TRUE * shipped)
+    level = line.level(ROWS)
+    notes = told(
+        notes, frame_bytes=size, shipped=shipped, changed=changed, copy=is_copy, level=level
+    )
+    return notes, method, size
+
+
+@pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0, 30_000.0])
+@pytest.mark.parametrize("changed", [20_000, 200_000])
+def test_a_price_that_was_learnt_of_odd_rows_is_forgotten(wrong: float, changed: int) -> None:
+    """Seventy rows once; then ordinary ones every night, which no price may turn into copies."""
+    notes = told({}, frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    notes = told(notes, frame_bytes=round(wrong * 70), shipped=70, changed=70, level=REFRESH_LEVEL)
+    methods = []
+    for _ in range(6):
+        notes, method, _ = refreshed(notes, changed)
+        methods.append(method)
+    assert methods.count(Method.FULL) <= 4, methods
+    assert methods[-2:] == [Method.SKETCH] * 2
+    assert known(notes).row == pytest.approx(TRUE, rel=0.01)
+
+
+@pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0])
+def test_a_copy_that_was_learnt_of_odd_rows_is_forgotten(wrong: float) -> None:
+    """The table was loaded when it was short, or before its widest column was filled or emptied."""
+    notes = told({}, frame_bytes=round(wrong * 100), shipped=100, copy=True)
+    for _ in range(6):
+        notes, method, _ = refreshed(notes, ROWS)
+    assert method is Method.FULL
+    assert known(notes, level=REFRESH_LEVEL).copied == pytest.approx(TRUE, rel=0.01)
+    for _ in range(3):
+        notes, method, _ = refreshed(notes, 20_000)
+    assert method is Method.SKETCH

@@ -28,7 +28,7 @@ from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent import refine, regroup
-from warehouse_agent.line import LOAD_LEVEL, Line
+from warehouse_agent.line import Line
 from warehouse_agent.link import refusal
 from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Choice, Method, choose
@@ -177,7 +177,7 @@ class Conversation:
             start_steps=steps,
             shifts=bytes(o.partition.shifts),
             strata=sampled,
-            level=o.line.level if total.count else LOAD_LEVEL,
+            level=o.line.level(total.count),
             sketch=None if o.sketch is None or cells is None else _described(o.sketch, cells.check),
             grouping=None if o.grouped is None else o.grouped.described(),
             within=None if o.within is None else pb.Within(first=o.within[0], last=o.within[1]),

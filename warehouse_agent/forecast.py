@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable
 
-from warehouse_agent import passes, plan, prices, publish, remember, schema
+from warehouse_agent import notes, passes, plan, prices, publish, remember, schema
 from warehouse_agent.candidates import (
     Candidate,
     Known,
@@ -129,19 +129,21 @@ def know(
     rows = base.rows if base else None
     bounds = publish.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key
-    knots = _knots(remembered.get("quantiles"), bounds) if integer_key and rows else []
-    partition = plan.partition_for(knots, rows or 0, integer_key=bool(knots))
+    ends = knots(remembered, bounds) if integer_key and rows else []
+    partition = plan.partition_for(ends, rows or 0, integer_key=bool(ends))
     expected = description.rows_expected if description is not None else 0
+    line = allowed(remember.line(store, fragment.source, remembered), description)
+    columns = len(recipe.columns) if recipe else 1
     return Known(
         name=fragment.name,
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        prices=prices.known(remembered, len(recipe.columns) if recipe else 1),
+        prices=prices.known(remembered, columns, level=line.level(rows or 0)),
         partition=partition,
         integer_key=integer_key,
         bounds=bounds,
-        line=allowed(remember.line(store, fragment.source, remembered), description),
+        line=line,
         now=datetime.now(UTC),
         forced=fragment.method,
         read_at_most=fragment.read_at_most if rows else None,  # as `prepare` has it
@@ -154,13 +156,11 @@ def know(
     )
 
 
-def _knots(quantiles: object, bounds: tuple[int, int] | None) -> list[int]:
+def knots(remembered: dict[str, object], bounds: tuple[int, int] | None) -> list[int]:
     """Quantiles of the integer keys: the remembered ones; before there are any, as if the keys were
     spread evenly."""
-    if isinstance(quantiles, list) and quantiles:
+    if (quantiles := notes.knots(remembered, "quantiles")) or bounds is None:
         return quantiles
-    if bounds is None:
-        return []
     first, last = bounds
     return [first + (last - first) * i // plan.QUANTILES for i in range(plan.QUANTILES + 1)]
 

@@ -46,7 +46,8 @@ class Line:
         bytes count."""
         return self.rtt_s * self.bytes_per_s if self.objective is Objective.SECONDS else 0.0
 
-    @property
-    def level(self) -> int:
-        """Of zstd, for the rows of a refresh."""
+    def level(self, ours: int) -> int:
+        """Of zstd, for rows that come where there are so many; where there are none, of a load."""
+        if not ours:
+            return LOAD_LEVEL
         return METERED_LEVEL if self.objective is Objective.BYTES else REFRESH_LEVEL

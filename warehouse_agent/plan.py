@@ -13,7 +13,7 @@ for them: the cheapest takes the least time on the measured line and at the sour
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import pairwise
@@ -210,10 +210,10 @@ def _by_range(
         """The share of the rows that are."""
         return -math.expm1(-changes / ranges * (1 << by))
 
-    def cost(by: int, changes: float) -> float:
+    def cost(by: int, changes: float, price: Callable[[float], float]) -> float:
         rows = hashed(by, changes) * min(told.ours, told.theirs)
         identify = DIGEST_BYTES * coarse_ranges(ranges, by) + ROW_HASH_BYTES * rows
-        return identify + prices.changes(told.shipped(changes))
+        return identify + price(told.shipped(changes))
 
     most = max(told.ours, told.theirs)
     usable = [
@@ -221,11 +221,12 @@ def _by_range(
     ]
     if not usable:
         return None
-    best = min(usable, key=lambda by: cost(by, told.likely))
-    size, touched = int(cost(best, told.likely)), hashed(best, told.likely) * told.theirs
+    best = min(usable, key=lambda by: cost(by, told.likely, prices.changes))
+    size = int(cost(best, told.likely, prices.changes))
+    touched = hashed(best, told.likely) * told.theirs
     rows = rows_again(touched, told.theirs, by_index=integer_key)
     choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, coarsen=best)
-    return choice, cost(best, told.worst)
+    return choice, cost(best, told.worst, prices.changes_at_worst)
 
 
 def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float] | None:
@@ -245,7 +246,7 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
         sent = stall.stuck * (len(wanted) / len(grid) - 1)
     likely = CELL_BYTES * sent + prices.changes(told.shipped(told.likely))
     more = max(cells_for(told.worst) - len(wanted), 0)
-    worst = CELL_BYTES * (sent + more) + prices.changes(told.shipped(told.worst))
+    worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(told.shipped(told.worst))
     by_index = sketch.embedding.base is not None
     rows = rows_again(told.shipped(told.likely), told.theirs, by_index=by_index)
     return Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst

@@ -20,6 +20,7 @@ from driftline.ranges import Partition, RangeSums
 
 from warehouse_agent import (
     heat,
+    notes,
     plan,
     prices,
     publish,
@@ -161,17 +162,18 @@ def known_of(
     tiled: Tiled | None = None,
 ) -> Known:
     """What the model of costs knows before a refresh."""
-    remembered = job.remembered()
+    remembered, rows = job.remembered(), sum(f.rows for f in files)
+    line = remember.line(job.store, job.fragment.source, remembered)
     return Known(
         name=job.name,
         version=base.version if base else None,
-        rows=sum(f.rows for f in files) if base or files else None,
+        rows=rows if base or files else None,
         rows_expected=rows_expected,
-        prices=prices.known(remembered, len(layout.names)),
+        prices=prices.known(remembered, len(layout.names), level=line.level(rows)),
         partition=partition,
         integer_key=layout.recipe.integer_key,
         bounds=publish.bounds(files),
-        line=remember.line(job.store, job.fragment.source, remembered),
+        line=line,
         now=datetime.now(UTC),
         forced=job.fragment.method,
         read_at_most=read_at_most,
@@ -303,10 +305,10 @@ def _partition(
     rows = sum(f.rows for f in files)
     if not layout.recipe.integer_key or not rows:
         return plan.partition_for([], rows, integer_key=layout.recipe.integer_key)
-    known, counted = remembered.get("quantiles"), remembered.get("quantiles_rows")
-    knots = known if isinstance(known, list) and remembered.get("key") == layout.names[0] else []
-    before = counted if isinstance(counted, int) else 0
-    if plan.outgrown(knots, before, rows, publish.bounds(files)):
+    is_of_key = remembered.get("key") == layout.names[0]
+    knots = notes.knots(remembered, "quantiles") if is_of_key else []
+    counted = int(notes.number(remembered, "quantiles_rows") or 0)
+    if plan.outgrown(knots, counted, rows, publish.bounds(files)):
         knots = _quantiles(job, layout, files)
         job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])
     return plan.partition_for(knots, rows, integer_key=True)

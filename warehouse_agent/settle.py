@@ -310,6 +310,7 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
             shipped=shipped,
             changed=report.rows_changed,
             is_copy=out.is_copy,
+            level=p.known.line.level(p.sums.total.count),
         )
         job.remember(**learnt, **_notes(job, p, out, version))
 
