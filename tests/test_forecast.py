@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, NotFound
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import uniform
@@ -26,7 +25,7 @@ from warehouse_agent import prices, remember
 from warehouse_agent.candidates import Known, expected_slots
 from warehouse_agent.configure import Source, select
 from warehouse_agent.expect import Expected
-from warehouse_agent.forecast import Forecast, allowed, forecast, knots, know, predict
+from warehouse_agent.forecast import Forecast, forecast, knots, know, predict
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.prices import flat
@@ -218,7 +217,7 @@ NOTES = [
     "row_bytes", "row_count", "copied_row_bytes", "copied_rows", "copied_level", "few_bytes",
     "few_rows", "rows_per_s", "quantiles",
 ]  # fmt: skip
-LINE_NOTES = ["rtt_s", "bytes_per_s", "rtt_at"]
+LINE_NOTES = ["rtt_s", "bytes_per_s", "rtt_at", "rows_per_s_max", "bytes_per_s_max"]
 RUN_FACTS = [
     "rows_inserted", "rows_updated", "rows_deleted", "rows_total", "source_scans", "seconds",
     "checked_at", "method",
@@ -246,6 +245,7 @@ def test_whatever_notes_say_a_plan_comes_out(
     runs += [json.loads(good.to_json()) | facts for facts in refreshes]
     with tempfile.TemporaryDirectory() as folder:
         store, source = Store(folder), Source("erp", "erp:1")
+        noted["address"] = source.address
         store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
         line = remember.line(store, source, remembered)
     told = dataclasses.replace(
@@ -429,11 +429,10 @@ def test_what_the_line_and_the_dba_allow() -> None:
     assert ROWS // 100 < again < ROWS // 5
     scan = ranges.source_rows / 1e5
     assert ranges.exchange_seconds == pytest.approx(scan + 1.5 + ranges.bytes / 1e5, abs=0.02)
-    tight = allowed(line, pb.Description(rows_per_second=10_000, bytes_per_second=50_000))
+    tight = dataclasses.replace(line, bytes_per_s=5e4, rows_per_s=1e4)
     limited = {c.what: c for c in predict(known(line=tight)).candidates}["by ranges"]
     slow = 10 * scan + 1.5 + ranges.bytes / 5e4
     assert limited.exchange_seconds == pytest.approx(slow, abs=0.02)
-    assert allowed(line, pb.Description()) == allowed(line, None) == line
 
 
 def test_files_that_are_written_again() -> None:

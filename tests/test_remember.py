@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from driftline import wire_pb2 as pb
 
 from warehouse_agent.configure import Source
 from warehouse_agent.line import Line, Objective
@@ -18,6 +19,7 @@ from warehouse_agent.link import Link, Stream
 from warehouse_agent.remember import (
     changes_expected,
     line,
+    note_limits,
     note_line,
     parse,
     pasts,
@@ -84,7 +86,8 @@ def test_a_line_that_cannot_be_is_passed_over(damaged: dict[str, object]) -> Non
 @pytest.mark.parametrize("damaged", [0, -1, math.nan, math.inf, 10**400, 1e-200, "?", None, [], {}])
 def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: object) -> None:
     store, source = Store(str(tmp_path)), Source("erp", "erp:1")
-    noted = dict.fromkeys(["rtt_s", "bytes_per_s", "rtt_at"], damaged)
+    noted = dict.fromkeys(["rtt_s", "bytes_per_s", "rtt_at", "rows_per_s_max"], damaged)
+    noted["address"] = source.address
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
     assert line(store, source, {"rows_per_s": damaged}) == Line()
     measured = Measured(source, 0.2, 1000.0)
@@ -94,7 +97,7 @@ def test_a_line_that_cannot_be_is_an_ordinary_one(tmp_path: Path, damaged: objec
 
 def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -> None:
     store, source = Store(str(tmp_path)), Source("erp", "erp:1")
-    noted = {"rtt_s": 0.9, "rtt_at": time.time() + 86_400}
+    noted = {"rtt_s": 0.9, "rtt_at": time.time() + 86_400, "address": source.address}
     store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
     measured = Measured(source, 0.2, None)
     note_line(store, cast("Link", measured), cast("Stream", measured))
@@ -150,3 +153,21 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     assert note(0.9, 1000.0).bytes_per_s == 1000
     assert note(0.9, 2000.0).bytes_per_s == 1500
     assert line(store, Source("other", "other:1"), {"rows_per_s": 5}) == Line(rows_per_s=5)
+    moved = Source("erp", "erp:2", objective=Objective.BYTES)
+    assert line(store, moved, {}) == Line(objective=Objective.BYTES)
+    measured = Measured(moved, 0.7, 500.0)
+    note_line(store, cast("Link", measured), cast("Stream", measured))
+    assert line(store, moved, {}) == Line(0.7, 500.0, Objective.BYTES)
+
+
+def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
+    """As was last said: a refresh asks for it only before a load, or with other columns."""
+    store, source = Store(str(tmp_path)), Source("erp", "erp:1")
+    note_limits(store, source, pb.Description(rows_per_second=10_000, bytes_per_second=5_000))
+    assert line(store, source, {}) == Line(bytes_per_s=5_000, rows_per_s=10_000)
+    assert line(store, source, {"rows_per_s": 9_000}).rows_per_s == 9_000
+    measured = Measured(source, 0.2, 4_000.0)
+    note_line(store, cast("Link", measured), cast("Stream", measured))
+    assert line(store, source, {}) == Line(0.2, 4_000, rows_per_s=10_000)
+    note_limits(store, source, pb.Description())
+    assert line(store, source, {}) == Line(0.2, 4_000)

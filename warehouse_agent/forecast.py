@@ -11,13 +11,13 @@ a trial reduction in Spark, which costs a refresh.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
-from driftline.errors import DatabaseUnavailable, SourceUnreachable
+from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
 
 from warehouse_agent import notes, passes, plan, prices, publish, remember, schema
 from warehouse_agent.candidates import (
@@ -30,7 +30,6 @@ from warehouse_agent.candidates import (
 )
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
-from warehouse_agent.line import Line
 from warehouse_agent.link import Link
 from warehouse_agent.store import PRIVATE, Store
 
@@ -110,7 +109,11 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
         DriftlineError: the source refuses the relation, for whatever reason; being unreachable is
             no reason.
     """
-    return predict(know(store, fragment, *_describe(fragment)))
+    reply, source_error = _describe(fragment)
+    if reply is not None:
+        with contextlib.suppress(WarehouseUnavailable):  # it may be lost
+            remember.note_limits(store, fragment.source, reply.description)
+    return predict(know(store, fragment, reply, source_error))
 
 
 def know(
@@ -132,7 +135,7 @@ def know(
     ends = knots(remembered, bounds) if integer_key and rows else []
     partition = plan.partition_for(ends, rows or 0, integer_key=bool(ends))
     expected = description.rows_expected if description is not None else 0
-    line = allowed(remember.line(store, fragment.source, remembered), description)
+    line = remember.line(store, fragment.source, remembered)
     columns = len(recipe.columns) if recipe else 1
     return Known(
         name=fragment.name,
@@ -218,18 +221,6 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
             return link.describe(fragment.relation), None
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return None, error.message
-
-
-def allowed(line: Line, description: pb.Description | None) -> Line:
-    """No more rows and bytes a second than the source's DBA allows."""
-    if description is None:
-        return line
-    rows, size = description.rows_per_second, description.bytes_per_second
-    return replace(
-        line,
-        rows_per_s=min(line.rows_per_s, rows or math.inf),
-        bytes_per_s=min(line.bytes_per_s, size or math.inf),
-    )
 
 
 def _took(candidate: Candidate) -> str:

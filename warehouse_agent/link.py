@@ -37,6 +37,7 @@ from driftline.limits import (
 from driftline.wire_pb2_grpc import SourceStub
 
 from warehouse_agent.configure import Source
+from warehouse_agent.meter import Meter
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
@@ -48,7 +49,6 @@ _OPTIONS = [
 ]
 REFUSED_METADATA = "driftline-refused-bin"  # trailing metadata of a Describe that failed
 _FRAMING_BYTES = 5  # gRPC's own prefix of a message
-_METERED_BYTES_MIN = 256 << 10  # of rows; less tells nothing of a line
 _REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
 
 Reply = pb.Reply | Exception | None
@@ -144,8 +144,7 @@ class Stream:
         self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
         self._closed = threading.Event()
         self.bytes_sent = self.bytes_received = 0
-        self._metered_bytes = 0
-        self._first_rows_at = self._last_rows_at = 0.0
+        self._meter = Meter()
         self._call = stub.Exchange(iter(self._requests.get, None))
         self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
         self._reader.start()
@@ -194,27 +193,13 @@ class Stream:
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
-        self._meter(reply)
+        self._meter.hear(reply, time.monotonic())
         return reply
 
     @property
     def bytes_per_s(self) -> float | None:
         """How fast rows came, where there were enough to tell."""
-        spent = self._last_rows_at - self._first_rows_at
-        if self._metered_bytes < _METERED_BYTES_MIN or spent <= 0:
-            return None
-        return self._metered_bytes / spent
-
-    def _meter(self, reply: pb.Reply) -> None:
-        """Note rows that came one after the other."""
-        if reply.WhichOneof("message") != "rows":
-            return
-        now = time.monotonic()
-        if self._first_rows_at:
-            self._metered_bytes += len(reply.rows.frame)
-        else:
-            self._first_rows_at = now
-        self._last_rows_at = now
+        return self._meter.bytes_per_s
 
     def _read(self) -> None:
         try:

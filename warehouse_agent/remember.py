@@ -9,11 +9,14 @@ right.
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
+
+from driftline import wire_pb2 as pb
 
 from warehouse_agent.configure import Require, Source
 from warehouse_agent.expect import Expected, Past, expect
@@ -128,21 +131,22 @@ def pasts(runs: list[Run]) -> list[Past]:
 
 def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
     """The line as it was measured the last time, or an ordinary one; and how fast the source reads
-    the relation that a fragment's notes are of."""
-    noted, usual = store.read_json(PRIVATE, "sources", f"{source.name}.json"), Line()
+    the relation that a fragment's notes are of. No more of either than its DBA allowed when that
+    was last asked."""
+    noted, usual = _noted(store, source), Line()
+    size, rows = number(noted, "bytes_per_s"), number(remembered, "rows_per_s")
     return Line(
         number(noted, "rtt_s") or usual.rtt_s,
-        number(noted, "bytes_per_s") or usual.bytes_per_s,
+        min(size or usual.bytes_per_s, number(noted, "bytes_per_s_max") or math.inf),
         source.objective,
-        number(remembered, "rows_per_s") or usual.rows_per_s,
+        min(rows or usual.rows_per_s, number(noted, "rows_per_s_max") or math.inf),
     )
 
 
 def note_line(store: Store, link: Link, stream: Stream) -> None:
     """Note how fast rows came, averaged with what was known, as lines are noisy; and once in
     RTT_DAYS what a round trip takes."""
-    name = f"{link.source.name}.json"
-    noted = store.read_json(PRIVATE, "sources", name)
+    noted = _noted(store, link.source)
     rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
     measured = number(noted, "rtt_at") or 0.0
     # One of the future is of a clock that went wrong.
@@ -153,7 +157,27 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
         noted["bytes_per_s"] = (before + rate) / 2 if before else rate
     if not is_fresh and (rtt_s := link.round_trip_s()) is not None:
         noted |= {"rtt_s": rtt_s, "rtt_at": now}
-    store.write(json.dumps(noted).encode(), PRIVATE, "sources", name)
+    _note(store, link.source, noted)
+
+
+def note_limits(store: Store, source: Source, description: pb.Description) -> None:
+    """Note what the source's DBA allows, where it is not known yet."""
+    noted = _noted(store, source)
+    told = {"rows_per_s_max": description.rows_per_second}
+    told["bytes_per_s_max"] = description.bytes_per_second
+    if any(noted.get(name, 0) != most for name, most in told.items()):
+        _note(store, source, noted | told)
+
+
+def _noted(store: Store, source: Source) -> dict[str, object]:
+    """What is noted of the line to the source where it is now."""
+    noted = store.read_json(PRIVATE, "sources", f"{source.name}.json")
+    return noted if noted.get("address") == source.address else {}
+
+
+def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
+    body = json.dumps(noted | {"address": source.address}).encode()
+    store.write(body, PRIVATE, "sources", f"{source.name}.json")
 
 
 def _run(body: dict[str, Any]) -> Run | None:

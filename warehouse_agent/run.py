@@ -230,4 +230,6 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
 
 def _describe(link: Link, one: Refresh, relation: str) -> pb.DescribeReply:
     one.job.report.round_trips += 1
-    return link.describe(relation)
+    reply = link.describe(relation)
+    remember.note_limits(one.job.store, link.source, reply.description)
+    return reply
