@@ -130,7 +130,7 @@ class Warehouse:
         """As `settle` notes it."""
         if not known.rows or out.method is not Method.SKETCH or out.equal:
             return None
-        found = modelled(known, expected, changed, out.method)
+        found = modelled(known, expected, changed, out.method, out.theirs.count)
         return None if found is None else found.bytes
 
     def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:

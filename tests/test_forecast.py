@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from pyspark.sql import SparkSession
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
 from warehouse_agent import prices, remember
-from warehouse_agent.candidates import Known, expected_slots
+from warehouse_agent.candidates import Known, expected_slots, modelled
 from warehouse_agent.configure import Source, select
 from warehouse_agent.expect import Expected
 from warehouse_agent.forecast import Forecast, forecast, knots, know, predict
@@ -149,14 +150,39 @@ def test_the_configuration_decides(forced: Method, chosen: str) -> None:
         assert ("by sketch" in by_name(found)) == (forced is Method.SKETCH)
 
 
-def test_more_rows_at_the_source_cost_more() -> None:
-    now, then = by_name(predict(KNOWN)), by_name(predict(known(rows_expected=ROWS * 3 // 2)))
+@pytest.mark.parametrize("runs", [(), daily(*[1000] * 10)], ids=["first", "steady"])
+@pytest.mark.parametrize("is_hashed", [False, True])
+def test_more_rows_at_the_source_cost_more(runs: tuple[Run, ...], is_hashed: bool) -> None:
+    keys = {"bounds": None, "integer_key": False} if is_hashed else {}
+    now = by_name(predict(known(runs=runs, **keys)))
+    then = by_name(predict(known(runs=runs, rows_expected=ROWS * 3 // 2, **keys)))
     assert then["nothing changed"] == now["nothing changed"]
-    for name in ("by ranges", "full copy"):
+    for name in ("by sketch", "by ranges", "full copy"):
         before, after = now[name], then[name]
         assert before is not None
         assert after is not None
         assert after > before + 40 * ROWS // 3
+
+
+@pytest.mark.parametrize("is_hashed", [False, True])
+def test_new_rows_are_not_counted_twice(is_hashed: bool) -> None:
+    """A thousand rows a day, and the catalogue has a thousand more."""
+    keys = {"bounds": None, "integer_key": False} if is_hashed else {}
+    runs = daily(*[1000] * 10)
+    now = by_name(predict(known(runs=runs, **keys)))
+    then = by_name(predict(known(runs=runs, rows_expected=ROWS + 1000, **keys)))
+    for name in ("by sketch", "by ranges"):
+        assert then[name] == pytest.approx(now[name], rel=0.01)
+
+
+@pytest.mark.parametrize("method", [Method.FULL, Method.RANGE])
+def test_what_is_modelled_is_of_the_rows_that_were_found(method: Method) -> None:
+    small = known(rows=1000, rows_expected=None, bounds=(1, 4000))
+    found = modelled(small, None, 999_000, method, 1_000_000)
+    assert found is not None
+    assert found.bytes == pytest.approx(40e6, rel=0.01)
+    assert found.source_rows is not None
+    assert found.source_rows >= 1_000_000
 
 
 def test_time_is_that_of_earlier_refreshes() -> None:
@@ -409,12 +435,20 @@ def test_more_rows_than_groups_can_name_are_refused_as_a_refresh_would() -> None
         predict(known(rows=GROUP_KEYS_MAX + 1, forced=Method.GROUP))
 
 
-@pytest.mark.parametrize("read_at_most", [None, 5000])
-@pytest.mark.parametrize("forced", [None, *Method])
-def test_an_empty_table_has_a_plan(forced: Method | None, read_at_most: int | None) -> None:
-    if read_at_most is None or forced is None:
-        found = predict(known(rows=0, rows_expected=0, forced=forced, read_at_most=read_at_most))
-        assert found.chosen in by_name(found)
+@pytest.mark.parametrize(("forced", "read_at_most"), [*product([None, *Method], [None]), (None, 9)])
+@pytest.mark.parametrize("rows_expected", [0, 5000])
+def test_an_empty_table_has_a_plan(
+    forced: Method | None, read_at_most: int | None, rows_expected: int
+) -> None:
+    """All of it is compared, whatever may be read: the parts of no rows tell nothing."""
+    found = predict(
+        known(rows=0, rows_expected=rows_expected, forced=forced, read_at_most=read_at_most)
+    )
+    size = by_name(found)[found.chosen]
+    assert size is not None
+    assert 40 * rows_expected <= size < 42 * rows_expected + 20_000
+    assert "read_at_most" not in found.why
+    assert forced is None or found.why == f'method = "{forced.value}"'
 
 
 def test_what_the_line_and_the_dba_allow() -> None:
@@ -451,5 +485,14 @@ def test_why_it_wins() -> None:
     metered = Line(objective=Objective.BYTES)
     assert 'objective = "bytes"' in predict(known(line=metered)).why
     assert predict(known(forced=Method.RANGE)).why == 'method = "range"'
+    # Ranges would take a scan less, and nothing that decodes asks for them any more.
+    slow = known(runs=daily(*[1000] * 10), bounds=None, line=Line(0.02, 12.5e6, rows_per_s=1e5))
+    ranges = {c.what: c for c in predict(slow).candidates}["by ranges"]
+    assert ranges.bytes is not None
+    assert ranges.bytes < 40 * ROWS / 10
+    assert predict(slow).chosen == "by sketch"
+    assert predict(slow).why == (
+        "its cells go first and will tell it all, though by ranges would take less"
+    )
     assert predict(known(read_at_most=2000)).why == "read_at_most = 2000"
     assert "nothing to compare" in predict(known(version=None, rows=None)).why

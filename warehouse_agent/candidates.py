@@ -20,7 +20,7 @@ from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent import group, plan, sizing
 from warehouse_agent.expect import Expected
-from warehouse_agent.line import Line, Objective
+from warehouse_agent.line import Line
 from warehouse_agent.plan import Choice, Method
 from warehouse_agent.prices import Prices
 from warehouse_agent.remember import Run
@@ -101,23 +101,27 @@ def refreshes(
     if known.forced is Method.GROUP:
         group.refuse_too_many(known.name, ours)
     theirs = ours if known.rows_expected is None else known.rows_expected
+    budget = known.read_at_most if ours else None  # of an empty table all is compared
     sketch = _sketch(known, expected)
-    fixed = plan.REPLY_BYTES + plan.opening_bytes(
-        known.partition, sketch.cells if sketch else known.partition.ranges
-    )
-    fixed += sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0
+    fixed = _fixed(known, sketch)
     planned = expected.median if expected else round(ours * plan.CHANGE_SHARE)
     is_grouped = known.forced is Method.GROUP and ours > 0
     idle = fixed
     if is_grouped:
         idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0).bytes_expected
     found = [_candidate(known, None, idle, 1, 0, 0)]
-    differing = _differing(known, sketch, changed)
-    stall = None if sketch is None else _stall(sketch, differing, changed)
+    by_index = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
+    new = max(theirs - ours, 0)
+    # Of integer keys, new ones may lie outside of what cells tell: `choose` adds them, and those
+    # that are among the changes are not to count twice.
+    told = changed if by_index or sketch is None else max(changed, new)
+    counted = min(changed, new, ours) if by_index and sketch is not None else 0
+    differing = _differing(known, sketch, told)
+    stall = None if sketch is None else _stall(sketch, differing, told)
     options = {
         forced: plan.choose(
             ours=Digest(ours),
-            theirs=Digest(theirs),
+            theirs=Digest(theirs - counted),
             ranges=known.partition.ranges,
             differing=differing,
             prices=known.prices,
@@ -129,17 +133,17 @@ def refreshes(
         for forced in (*Method, known.forced)
     }
     chosen = Method.GROUP if is_grouped else options[known.forced].method
-    by_index = sizing.embedding_for(max(ours, 1), known.bounds).base is not None
-    if sketch is not None and sketch.tells(changed):  # there is no verdict
-        size = int(known.prices.changes(changed))
-        again = plan.rows_again(changed, theirs, by_index=by_index)
-        chosen = Method.SKETCH
+    options[Method.FULL] = Choice(Method.FULL, int(known.prices.copy(theirs)), rows_read=theirs)
+    if sketch is not None and sketch.tells(told):  # there is no verdict
+        came, chosen = max(changed, new), Method.SKETCH
+        size = int(known.prices.changes(came))
+        again = plan.rows_again(came, theirs, by_index=by_index)
         options[chosen] = Choice(chosen, size, rows_read=again, round_trips=0)
     fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
     for method in (Method.SKETCH, Method.RANGE, Method.GROUP, Method.FULL):
         choice, d = options[method], ours if method is Method.FULL else changed
         if method is Method.GROUP:
-            if 0 < ours <= GROUP_KEYS_MAX and not known.read_at_most:
+            if 0 < ours <= GROUP_KEYS_MAX and not budget:
                 choice = _by_groups(known, ours, planned, changed)
                 again = plan.rows_again(choice.rows_read, theirs, by_index=by_index)
                 size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
@@ -148,9 +152,9 @@ def refreshes(
             # Else too many rows would have to be hashed, or cells be sent.
             size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
             found.append(_candidate(known, method, size, trips, choice.rows_read, d))
-    if not known.read_at_most:
-        return tuple(found), _NAMES[chosen]
-    compared = min(known.read_at_most, ours)
+    if not budget:
+        return tuple(found), NAMES[chosen]
+    compared = min(budget, ours)
     part = _in_part(known, compared, planned, max(changed * compared // max(ours, 1), 1))
     return (*found, part), part.what
 
@@ -166,18 +170,19 @@ def predicted(known: Known, expected: Expected | None) -> Candidate:
 
 
 def modelled(
-    known: Known, expected: Expected | None, changed: int, method: Method
+    known: Known, expected: Expected | None, changed: int, method: Method, theirs: int
 ) -> Candidate | None:
-    """What a refresh takes that went this way and found so many changes; None: these costs say that
-    it cannot have gone so. What it was to take less what this says is the fault of what was
-    predicted; what it took less what this says, that of the model."""
+    """What a refresh takes that went this way and found so many changes, and so many rows at the
+    source; None: these costs say that it cannot have gone so. What it was to take less what this
+    says is the fault of what was predicted; what it took less what this says, that of the model."""
+    known = replace(known, rows_expected=theirs)
     if known.rows is None:
         return load(known)
-    if known.read_at_most:
+    if known.read_at_most and known.rows:
         planned = expected.median if expected else round(known.rows * plan.CHANGE_SHARE)
         return _in_part(known, min(known.read_at_most, known.rows), planned, changed)
     found, chosen = refreshes(known, expected, max(changed, 1))
-    what = chosen if known.tiled else _NAMES[method]
+    what = chosen if known.tiled else NAMES[method]
     return next((c for c in found if c.what == what), None) if changed else found[0]
 
 
@@ -231,7 +236,7 @@ def _candidate(
 ) -> Candidate:
     """`again`: rows that the source reads after its scan."""
     theirs = known.rows_expected if known.rows_expected is not None else known.rows or 0
-    what = "nothing changed" if method is None else _NAMES[method]
+    what = "nothing changed" if method is None else NAMES[method]
     rows, scans = theirs + again, 1 + (again >= theirs > 0)
     took = round(known.line.seconds(size, trips, rows), 2)
     return Candidate(
@@ -258,6 +263,13 @@ def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
     )
 
 
+def _fixed(known: Known, sketch: Sketch | None) -> int:
+    """What a refresh takes that finds nothing: the opening and an end."""
+    slots = sketch.cells if sketch else known.partition.ranges
+    fixed = plan.REPLY_BYTES + plan.opening_bytes(known.partition, slots)
+    return fixed + (sketch.bytes_sent + plan.SKETCH_BYTES if sketch else 0)
+
+
 def _differing(known: Known, sketch: Sketch | None, changed: int) -> int:
     """What a verdict would say: ranges, or cells where there is a sketch."""
     if sketch is None:
@@ -277,7 +289,7 @@ def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
 
 
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
-_NAMES = {
+NAMES = {
     Method.SKETCH: "by sketch",
     Method.RANGE: "by ranges",
     Method.GROUP: "by groups",
@@ -303,36 +315,6 @@ def _seconds(known: Known, method: Method | None) -> float | None:
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
-
-
-def why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
-    """Why the chosen candidate is, in words."""
-    if known.rows is None:
-        return "there is nothing to compare yet"
-    if known.read_at_most:
-        return f"read_at_most = {known.read_at_most}"
-    if known.tiled is not None:
-        return "incremental"
-    if known.forced is not None:
-        return f'method = "{known.forced.value}"'
-    sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    no_rivals = {chosen, _NAMES[Method.GROUP]}  # groups are taken only where they are asked for
-    others = [c for what, c in sized.items() if what not in no_rivals]
-    line = known.line
-    if chosen not in sized or not others:
-        return ""
-    if line.objective is Objective.BYTES:
-        best = min(others, key=lambda c: c.bytes or 0)
-        less = (best.bytes or 0) - (sized[chosen].bytes or 0)
-        if less < 0:
-            return f"{best.what} may take much more than a copy, should more have changed"
-        return f'{less:,} bytes fewer than {best.what} (objective = "bytes")'
-    best = min(others, key=lambda c: c.exchange_seconds or 0.0)
-    less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
-    speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
-    if less_s < 0:
-        return f"{best.what} may take much more than a copy, should more have changed"
-    return f"{less_s:,.1f} s less than {best.what} over {speed}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -21,16 +21,18 @@ from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUn
 
 from warehouse_agent import notes, passes, plan, prices, publish, remember, schema
 from warehouse_agent.candidates import (
+    NAMES,
     Candidate,
     Known,
     load,
     plural,
     refreshes,
-    why,
 )
 from warehouse_agent.configure import Fragment
 from warehouse_agent.expect import Expected
+from warehouse_agent.line import Objective
 from warehouse_agent.link import Link
+from warehouse_agent.plan import Method
 from warehouse_agent.store import PRIVATE, Store
 
 
@@ -192,7 +194,7 @@ def predict(known: Known) -> Forecast:
         floor_bytes=floor,
         candidates=candidates,
         chosen=chosen,
-        why=why(known, candidates, chosen),
+        why=_why(known, candidates, chosen),
         staged_bytes=known.staged_bytes,
         source_error=known.source_error,
         schema_changes=known.schema_changes,
@@ -221,6 +223,43 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
             return link.describe(fragment.relation), None
     except (SourceUnreachable, DatabaseUnavailable) as error:
         return None, error.message
+
+
+def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
+    """Why the chosen candidate is, in words."""
+    if known.rows is None:
+        return "there is nothing to compare yet"
+    if known.read_at_most and known.rows:
+        return f"read_at_most = {known.read_at_most}"
+    if known.tiled is not None:
+        return "incremental"
+    if known.forced is not None:
+        return f'method = "{known.forced.value}"'
+    sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
+    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are taken only where they are asked for
+    others = [c for what, c in sized.items() if what not in no_rivals]
+    line = known.line
+    if chosen not in sized or not others:
+        return ""
+    if line.objective is Objective.BYTES:
+        best = min(others, key=lambda c: c.bytes or 0)
+        less = (best.bytes or 0) - (sized[chosen].bytes or 0)
+        if less < 0:
+            return _despite(sized[chosen], best)
+        return f'{less:,} bytes fewer than {best.what} (objective = "bytes")'
+    best = min(others, key=lambda c: c.exchange_seconds or 0.0)
+    less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
+    speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
+    if less_s < 0:
+        return _despite(sized[chosen], best)
+    return f"{less_s:,.1f} s less than {best.what} over {speed}"
+
+
+def _despite(chosen: Candidate, best: Candidate) -> str:
+    """Why what seems cheaper is not chosen."""
+    if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
+        return f"its cells go first and will tell it all, though {best.what} would take less"
+    return f"{best.what} may take much more than a copy, should more have changed"
 
 
 def _took(candidate: Candidate) -> str:

@@ -97,7 +97,9 @@ def _model(job: Job, p: Prepared, out: Outcome) -> None:
     """Note what the model of costs says of what was found."""
     if job.report.schema_changed:  # it is not known how many rows changed
         return
-    found = modelled(p.known, p.changes_expected, job.report.rows_changed, out.method)
+    found = modelled(
+        p.known, p.changes_expected, job.report.rows_changed, out.method, out.theirs.count
+    )
     job.report.modelled = None if found is None else asdict(found)
 
 
