@@ -392,6 +392,19 @@ def test_a_source_that_is_away_is_said(pair: Pair) -> None:
     assert found.chosen == "by sketch"
 
 
+def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
+    """Refreshes know it from a load, and from a plan since."""
+    for limit in (90_000, 80_000):
+        pair.publish("orders", f'table = "orders"\n[limits]\nrows_per_second = {limit}')
+        if limit == 90_000:
+            pair.refresh()
+        else:
+            predicted(pair)
+        fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
+        assert remember.line(store, fragment.source, {}).rows_per_s == limit
+        assert know(store, fragment, None, None).line.rows_per_s == limit
+
+
 def test_a_refusal_is_an_error(pair: Pair) -> None:
     pair.fragment_lines["orders"] = 'relation = "secret"'
     with pytest.raises(NotFound):

@@ -8,14 +8,19 @@ import math
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from driftline import wire_pb2 as pb
 
+from warehouse_agent import settle
 from warehouse_agent.configure import Source
+from warehouse_agent.job import Job
 from warehouse_agent.line import Line, Objective
 from warehouse_agent.link import Link, Stream
+from warehouse_agent.outcome import Outcome
+from warehouse_agent.prepare import Prepared
 from warehouse_agent.remember import (
     changes_expected,
     line,
@@ -158,6 +163,16 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     measured = Measured(moved, 0.7, 500.0)
     note_line(store, cast("Link", measured), cast("Stream", measured))
     assert line(store, moved, {}) == Line(0.7, 500.0, Objective.BYTES)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_how_fast_a_source_reads_is_told_by_one_attempt(attempts: int) -> None:
+    """Seconds and bytes add up over attempts, rows are those of the last."""
+    report = Report("orders", attempts=attempts, seconds={"exchange": 4.0}, bytes_sent=1_250_000)
+    job, found = SimpleNamespace(report=report), Outcome(rows_read=300_000, round_trips=10)
+    prepared = SimpleNamespace(known=SimpleNamespace(line=Line()))
+    told = settle._speed(cast("Job", job), cast("Prepared", prepared), found)
+    assert told == ({"rows_per_s": 150_000} if attempts == 1 else {})
 
 
 def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:

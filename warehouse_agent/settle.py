@@ -125,10 +125,11 @@ def _checked(job: Job, p: Prepared, out: Outcome) -> Checked:
 
 def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
     """How fast the source read, which half of the time at least is taken to be spent on: rows are
-    on the line while others are read."""
+    on the line while others are read. After further attempts, whose times and bytes add up in the
+    report while rows do not, nothing is known of it."""
     report = job.report
     took = report.seconds.get("exchange", 0.0)
-    if out.rows_read <= ROWS_TIMED or not took:
+    if out.rows_read <= ROWS_TIMED or not took or report.attempts > 1:
         return {}
     waited = p.known.line.seconds(report.bytes_sent + report.bytes_received, out.round_trips, 0)
     return {"rows_per_s": out.rows_read / max(took - waited, took / 2)}
