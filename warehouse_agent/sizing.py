@@ -33,7 +33,7 @@ UNFOLDS = 12  # times finer than what is sent at once, and as much more as is no
 # A stall cuts some cells of these, and again.
 FOLDS = tuple(sorted([*(1 << b for b in range(16)), *(3 << b for b in range(3, 15))]))
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
-WORTH = 0.04  # of a full copy: a first flight that tells nothing costs no more
+WORTH = 0.046  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
 SPARSE = 0.3  # of the cells are stuck, or fewer: finer ones of these will do
 # Entries that share all their cells stay together in all of these cut in n once in n³ times.
