@@ -4,7 +4,8 @@ Invariants: what is described is what the login may read now; a relation whose t
 known to be InnoDB is FUZZY. InnoDB refuses to read a table that was made or rewritten after the
 snapshot (1412), but reads an older one that bears the name only since, and one that has lost a
 partition. The catalogue's CREATE_TIME is when a table's file was last touched by such, in whole
-seconds: a table of a later second than the snapshot's is refused, once its lock is there.
+seconds: a table of a later second than the snapshot's is refused, once its lock is there. A time
+in the future is of a clock that went wrong, and says nothing.
 
 Negative zero (tried on 10.11.19): a DOUBLE column never holds one, however it is written; a FLOAT
 only through underflow (-1e-46). The server writes `0` for both zeroes in every numeric form (x,
@@ -60,7 +61,7 @@ FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 CREATED = """
 SELECT create_time FROM information_schema.tables
-WHERE table_schema = %s AND table_name = %s"""
+WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
 CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED)
 
 # Types in result metadata (protocol's field types), as the catalogue would call them.

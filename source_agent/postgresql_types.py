@@ -108,7 +108,10 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
 ORDER BY 1"""
 COLUMNS = """
-SELECT attname::pg_catalog.text, attnotnull FROM pg_catalog.pg_attribute
+SELECT attname::pg_catalog.text, attnotnull AND NOT EXISTS (  -- PostgreSQL 18: NOT VALID
+         SELECT FROM pg_catalog.pg_constraint
+         WHERE conrelid = attrelid AND contype = 'n' AND NOT convalidated AND conkey[1] = attnum)
+FROM pg_catalog.pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 INDEXES = """
 SELECT i.indisprimary,

@@ -277,6 +277,31 @@ def test_other_engines_are_refused_by_name(tmp_path: Path, mariadb: MariaDB) -> 
         maria.close()
 
 
+# NULL where the catalogue vouches that there is none, as heirs may have it before PostgreSQL 18.
+WRONGLY_VALID = "UPDATE pg_catalog.pg_constraint SET convalidated = true WHERE contype = 'n'"
+
+
+def test_a_constraint_that_was_never_validated_vouches_for_nothing(legacy: OfPostgreSQL) -> None:
+    legacy.run(
+        "CREATE TABLE t (k int, v int)",
+        "INSERT INTO t VALUES (1, NULL), (NULL, 2)",
+        "CREATE UNIQUE INDEX ON t (k)",
+        *(f"ALTER TABLE t ADD NOT NULL {column} NOT VALID" for column in "kv"),
+    )
+    with closing(open_session(legacy)) as session:
+        shape = session.describe(replace(RELATION, key=("k",)))
+        assert not shape.vouched
+        with pytest.raises(NullKey, match="such as k=NULL"):
+            list(reader(session, shape).survey())
+    legacy.run("DELETE FROM t WHERE k IS NULL", "ALTER TABLE t ALTER k SET NOT NULL")
+    with closing(open_session(legacy)) as session:
+        shape = session.describe(replace(RELATION, key=("k",)))
+        assert shape.vouched
+        theirs, ours = both(session, shape)
+    assert theirs == ours
+    assert len(theirs) == 1
+
+
 @pytest.mark.parametrize(("type", "key"), [("int8", f"{2**35 + 1}"), ("bytea", "''")])
 def test_a_hash_that_is_null_is_seen_behind_any_key(
     legacy: OfPostgreSQL, type: str, key: str
@@ -286,6 +311,7 @@ def test_a_hash_that_is_null_is_seen_behind_any_key(
         f"CREATE TABLE t (k {type}, v int)",
         f"INSERT INTO t VALUES ({key}, NULL)",
         "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
+        WRONGLY_VALID,
     )
     with closing(open_session(legacy)) as session:
         reads = reader(session, session.describe(replace(RELATION, key=("k",))))
@@ -300,6 +326,7 @@ def test_before_18_a_null_that_should_not_be_is_hashed(legacy: OfPostgreSQL) -> 
         "INSERT INTO t VALUES (1, 2, NULL, 'a'), (2, 3, NULL, 'a'), (3, 4, 5, NULL)",
         "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
         "ALTER TABLE t ADD CONSTRAINT neither NOT NULL w NOT VALID",
+        WRONGLY_VALID,
     )
     with closing(open_session(legacy)) as session:
         theirs, ours = both(session, described(session, "before 18"))
@@ -312,6 +339,7 @@ def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> N
         "CREATE TABLE t (k int, v int)",
         "INSERT INTO t VALUES (1, NULL), (2, 3)",
         "ALTER TABLE t ADD CONSTRAINT unchecked NOT NULL v NOT VALID",
+        WRONGLY_VALID,
     )
     relation = replace(RELATION, key=("k",))
     with closing(open_session(legacy)) as session:

@@ -165,6 +165,19 @@ def test_a_price_that_was_learnt_of_odd_rows_is_forgotten(wrong: float, changed:
     assert known(notes).row == pytest.approx(TRUE, rel=0.01)
 
 
+@pytest.mark.parametrize("changed", [100, 1_000, 8_000])
+def test_a_price_that_was_learnt_of_a_few_odd_rows_is_forgotten(changed: int) -> None:
+    """Five of 1 MB once, after which nothing but many rows comes."""
+    notes = told({}, frame_bytes=round(TRUE * ROWS), shipped=ROWS, copy=True)
+    notes = told(notes, frame_bytes=round(TRUE * 2000), shipped=2000, level=REFRESH_LEVEL)
+    notes = told(notes, frame_bytes=5_000_000, shipped=5, changed=5, level=REFRESH_LEVEL)
+    methods = []
+    for _ in range(6):
+        notes, method, _ = refreshed(notes, changed)
+        methods.append(method)
+    assert methods[-2:] == [Method.SKETCH] * 2, methods
+
+
 @pytest.mark.parametrize("wrong", [0.3, 3.0, 300.0, 3_000.0])
 def test_a_copy_that_was_learnt_of_odd_rows_is_forgotten(wrong: float) -> None:
     """The table was loaded when it was short, or before its widest column was filled or emptied."""

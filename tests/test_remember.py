@@ -21,9 +21,13 @@ from warehouse_agent.line import Line, Objective
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Prepared
+from warehouse_agent.publish import Snapshot
 from warehouse_agent.remember import (
+    Checked,
     changes_expected,
+    checked,
     line,
+    note_checked,
     note_limits,
     note_line,
     parse,
@@ -186,3 +190,17 @@ def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
     assert line(store, source, {}) == Line(0.2, 4_000, rows_per_s=10_000)
     note_limits(store, source, pb.Description())
     assert line(store, source, {}) == Line(0.2, 4_000)
+
+
+@pytest.mark.parametrize("has_time", [False, True])
+def test_when_a_version_was_checked(has_time: bool) -> None:
+    """By its commit, which once had but the time at which it was published, or by its own note."""
+    meta = {"as_of": "a", "published_at": "p", "consistency": "exact"}
+    if has_time:
+        meta["checked_at"] = "c"
+    version = cast(Snapshot, SimpleNamespace(version=3, meta=meta))
+    first = Checked("a", "c" if has_time else "p", "exact")
+    assert checked({}, version) == checked(note_checked(2, Checked("x", "y", "fuzzy")), version)
+    assert checked({}, version) == first
+    later = Checked("b", "d", "fuzzy")
+    assert checked(note_checked(3, later), version) == later

@@ -96,8 +96,11 @@ def learnt(
     if shipped > FEW and not is_copy:
         return {"row_bytes": each, "row_count": shipped}
     if shipped > FEW:
-        row = number(notes, "row_bytes")
-        drawn = {"row_bytes": math.sqrt(row * each), "row_count": 0} if row else {}
+        row, few = number(notes, "row_bytes"), number(notes, "few_bytes")
+        rows = number(notes, "few_rows")
+        drawn = {"row_bytes": math.sqrt(row * each), "row_count": 0.0} if row else {}
+        if few and rows:
+            drawn["few_bytes"] = math.sqrt(few * rows * each)
         copied = {"copied_row_bytes": each, "copied_rows": shipped, "copied_level": level}
         return drawn | copied
     changed = max(changed, shipped)

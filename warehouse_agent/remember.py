@@ -73,7 +73,7 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
     fuzzy = Require.FUZZY.value
     return Checked(
         str(noted.get("as_of", meta["as_of"])),
-        str(noted.get("checked_at", meta["checked_at"])),
+        str(noted.get("checked_at") or meta.get("checked_at", meta["published_at"])),
         fuzzy if fuzzy in said else str(meta["consistency"]),
     )
 

@@ -19,6 +19,7 @@ from driftline.errors import (
     InternalError,
     RecipeChanged,
     SourceUnreachable,
+    WarehouseUnavailable,
 )
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -231,5 +232,6 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
 def _describe(link: Link, one: Refresh, relation: str) -> pb.DescribeReply:
     one.job.report.round_trips += 1
     reply = link.describe(relation)
-    remember.note_limits(one.job.store, link.source, reply.description)
+    with contextlib.suppress(WarehouseUnavailable):  # it may be lost
+        remember.note_limits(one.job.store, link.source, reply.description)
     return reply
