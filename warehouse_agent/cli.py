@@ -13,12 +13,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from driftline.errors import DriftlineError, InternalError
 
-from warehouse_agent import commands, show
+from warehouse_agent import commands, scaffold, show
 from warehouse_agent.configure import WarehouseConfig, load
 from warehouse_agent.refresh import Options
 from warehouse_agent.report import say_error
@@ -44,7 +44,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("warehouse.toml"),
+    default=scaffold.USUAL,
     show_default=True,
     help="The data engineer's file.",
 )
@@ -70,12 +70,26 @@ _all = click.option("--all", "all_", is_flag=True, help="Every fragment of the c
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 
 
+_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
 @cli.command()
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--source", "address", metavar="HOST:PORT", help="Ask this source what it publishes.")
+@click.option("--ca", type=_file, help="The authority that issued the source's certificate.")
+@click.option("--certificate", type=_file, help="Our certificate.")
+@click.option("--key", type=_file, help="Our key.")
+@click.option("--server-name", help="The name in the source's certificate, if not HOST.")
+@click.option("--insecure", is_flag=True, help="Plain text, to a source on this machine.")
+@click.option("--name", metavar="SOURCE", help="What to call the source; by default after HOST.")
 @click.pass_obj
-def init(config: Path, force: bool) -> None:
-    """Write a commented warehouse.toml to start from."""
-    commands.init(config, force=force)
+def init(config: Path, /, force: bool, address: str | None, **options: Any) -> None:
+    """Write a first warehouse.toml: a template, or with --source all that it publishes."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if address is None and given:
+        raise click.UsageError(f"{given[0]} goes with --source HOST:PORT.")
+    source = None if address is None else scaffold.source_of(address, **options)
+    sys.exit(scaffold.init(config, source, force=force))
 
 
 @cli.command()

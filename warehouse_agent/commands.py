@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline.digests import Salt
-from driftline.errors import ConfigurationError
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent import prove, session
@@ -33,38 +32,6 @@ from warehouse_agent.verify import SPARK_FAILURES, check_files
 from warehouse_agent.verify import verify as read_all
 
 _log = logging.getLogger("driftline")
-
-TEMPLATE = """\
-# The data engineer's file. Relative paths resolve against it; an unknown key is an error.
-[warehouse]
-path = "warehouse"                  # a folder or any Hadoop path
-
-[spark]                             # given to the SparkSession as it is
-"spark.master" = "local[*]"
-
-[sources.erp]
-address = "erp.example:7443"
-ca = "ca.pem"                       # made by: driftline-source enroll
-certificate = "warehouse.pem"
-key = "warehouse.key"
-
-[fragments.orders]                  # the published table is <path>/orders
-source = "erp"
-relation = "orders"                 # the name that the DBA published
-"""
-
-
-def init(path: Path, *, force: bool) -> None:
-    """Write a first warehouse.toml."""
-    if path.exists() and not force:
-        raise ConfigurationError(
-            f"{path} exists already.", remedy="Use another --config, or --force to overwrite it."
-        )
-    try:
-        path.write_text(TEMPLATE, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
-    print(f"wrote {path}; edit it, then: driftline --config {path} doctor", file=sys.stderr)
 
 
 def refresh(

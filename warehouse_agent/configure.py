@@ -36,9 +36,9 @@ _FRAGMENT = (
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_RESERVED = "_driftline"
+RESERVED = "_driftline"  # how the names of the bookkeeping's folders begin
 READ_AT_LEAST = 1000  # rows: with less a part is never done
-_NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
+NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
 _PATH_REFUSED = "*?[]{}\\%"
 
 
@@ -130,6 +130,11 @@ def load(path: Path | str) -> WarehouseConfig:
     )
 
 
+def is_fragment_name(name: str) -> bool:
+    """Return True if it can be the name of a folder, whatever the file system."""
+    return _FRAGMENT_NAME.fullmatch(name) is not None and len(name) <= NAME_CHARACTERS_MAX
+
+
 def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment]:
     """The fragments that a command line names, each once, in the order of the file.
 
@@ -207,15 +212,15 @@ def _source(name: str, table: Table) -> Source:
 
 
 def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragment:
-    if not _FRAGMENT_NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS_MAX:
+    if not is_fragment_name(name):
         raise table.error(
             "",
             f"{name!r} cannot name a fragment.",
-            f"Use up to {_NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-', "
+            f"Use up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-', "
             "beginning with a letter, a digit or '_'.",
         )
-    if name.lower().startswith(_RESERVED):
-        raise table.error("", f"Names that begin with {_RESERVED} are Driftline's own.")
+    if name.lower().startswith(RESERVED):
+        raise table.error("", f"Names that begin with {RESERVED} are Driftline's own.")
     source = table.text("source")
     if source not in sources:
         raise table.error(

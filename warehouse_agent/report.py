@@ -145,6 +145,11 @@ def years_until_missed(probability: float, refresh_interval_s: float) -> float:
     return refresh_interval_s / YEAR_S / probability
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 row` or `1,204 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def utc_now() -> str:
     """Now, ISO 8601, UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -268,11 +268,19 @@ def split_address(table: Table, key: str) -> tuple[str, int]:
         ConfigurationError: it is not of that form.
     """
     value = table.text(key)
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(\d{1,5})", value)
-    if match is None or int(match[2]) > 65535:
+    found = address_parts(value)
+    if found is None:
         raise table.error(
             key, f"{value!r} is not an address.", "Write HOST:PORT, such as 127.0.0.1:7443."
         )
+    return found
+
+
+def address_parts(value: str) -> tuple[str, int] | None:
+    """Host, without brackets, and port of `HOST:PORT`; None where it is not of that form."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(\d{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        return None
     return match[1].strip("[]"), int(match[2])
 
 
