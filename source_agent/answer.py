@@ -35,11 +35,13 @@ from driftline.errors import (
     RecipeChanged,
     SnapshotLost,
 )
+from driftline.negotiation import check_fields
 
 from source_agent.audit import Entry
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Relation, Shape
 from source_agent.govern import GovernedSession, Stopped
+from source_agent.hear import check_release
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 
@@ -156,10 +158,9 @@ class Conversation:
         try:
             for request in self._requests:
                 if request.WhichOneof("message") == "open":
-                    refused = self._answer(request.open)
+                    refused = self._answer(request)
                 elif not refused:
-                    error = MalformedMessage("An exchange about a relation begins with Open.")
-                    self._deliver(pb.Reply(refused=refusal(error)))
+                    self._deliver(pb.Reply(refused=refusal(_out_of_place(request))))
                     break
         except (Stopped, grpc.RpcError):
             pass
@@ -181,13 +182,16 @@ class Conversation:
                 raise Stopped
             yield request
 
-    def _answer(self, opening: pb.Open) -> bool:
+    def _answer(self, request: pb.Request) -> bool:
         """Answers one `Open`; whether it was refused."""
+        opening = request.open
         started = time.monotonic()
         answer = Answer()
         self._tally = answer.tally
         error: DriftlineError | None = None
         try:
+            check_release(opening)
+            check_fields(request)
             self._compare(opening, answer)
         except (Stopped, grpc.RpcError):
             answer.outcome = self._ended_as
@@ -317,6 +321,15 @@ class Conversation:
                 seconds=seconds,
             )
         )
+
+
+def _out_of_place(request: pb.Request) -> DriftlineError:
+    """Return why a request is refused that belongs to no relation."""
+    try:
+        check_fields(request)  # it may be a message that only a newer release has
+    except DriftlineError as error:
+        return error
+    return MalformedMessage("An exchange about a relation begins with Open.")
 
 
 class Answer:

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
+from driftline.negotiation import check_fields
 from driftline.ranges import RangeSums, estimate_differing, strata
 from driftline.sketches import HASHES, sampled
 
@@ -173,6 +174,7 @@ class Comparison:
         request = next(requests, None)
         if request is None:
             raise MalformedMessage("The stream ended in the middle of a relation.")
+        check_fields(request)
         return request
 
     def _finished(self, total: Digest, *, equal: bool = False) -> pb.Reply:

@@ -22,19 +22,18 @@ from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
     RecipeChanged,
-    VersionMismatch,
 )
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
     GROUP_KEYS_MAX,
     PART_RANGES_MAX,
-    PROTOCOL_VERSION,
     SEGMENTS_MAX,
     STRATUM_CELLS,
     THIRD_CELLS_MAX,
     UNIT_KEYS_PER_MESSAGE,
 )
+from driftline.negotiation import check_features, check_fields, check_protocol
 from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
 from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
 from driftline.units import Run, UnitSums
@@ -52,11 +51,7 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
     Raises:
         VersionMismatch, MalformedMessage, RecipeChanged.
     """
-    if opening.protocol != PROTOCOL_VERSION:
-        raise VersionMismatch(
-            f"The warehouse speaks protocol {opening.protocol}, this source {PROTOCOL_VERSION}.",
-            remedy="Install the same release on both sides.",
-        )
+    check_release(opening)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
     if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
         raise MalformedMessage("An opening has fields of a wrong size.")
@@ -65,6 +60,17 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
             "The columns, types or key of the relation are not those of the last refresh.",
             where=shape.relation.name,
         )
+
+
+def check_release(opening: pb.Open) -> None:
+    """Refuse an opening of another release that this one would answer wrongly.
+
+    Raises:
+        VersionMismatch: a protocol, a feature or a field that this source does not know.
+    """
+    check_protocol(opening.protocol)
+    check_fields(opening)
+    check_features(opening.features)
 
 
 def digest_of(opening: pb.Open) -> Digest:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driftline import wire_pb2 as pb
-from driftline.errors import LimitExceeded, NotFound, VersionMismatch
-from driftline.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
+from driftline.errors import LimitExceeded, NotFound
+from driftline.limits import NAME_BYTES_MAX
+from driftline.negotiation import check_protocol
 
 from source_agent.audit import Audit
 from source_agent.configure import Budget, Publication, SourceConfig
@@ -42,12 +43,7 @@ class Source:
         Raises:
             VersionMismatch, LimitExceeded (a name too long), NotFound.
         """
-        if protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"The warehouse speaks protocol {protocol}, this source {PROTOCOL_VERSION}.",
-                remedy="Install the same release on both sides.",
-                details={"versions": str(PROTOCOL_VERSION)},
-            )
+        check_protocol(protocol)
         if len(name.encode()) > NAME_BYTES_MAX:
             raise LimitExceeded(f"The name of a relation has at most {NAME_BYTES_MAX} bytes.")
         found = self.config.relations.get(name)

@@ -31,6 +31,7 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
     RPCS_MAX,
 )
+from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from source_agent.answer import Conversation
@@ -84,10 +85,18 @@ class Servicer(wire_pb2_grpc.SourceServicer):
 
     def _describe(self, request: pb.DescribeRequest, client: Client) -> pb.DescribeReply:
         source = self._source
-        agent = f"driftline-source {agent_version()}"
+        check_fields(request)
+        reply = pb.DescribeReply(
+            agent=f"driftline-source {agent_version()}",
+            database=source.engine.name,
+            protocols=PROTOCOLS,
+            features=sorted(FEATURES),
+        )
         if not request.relation:
-            names = [n for n, p in source.config.relations.items() if p.admits(client.names)]
-            return pb.DescribeReply(relations=names, agent=agent, database=source.engine.name)
+            # Whatever protocol the warehouse speaks: this is how it learns which to choose.
+            relations = source.config.relations.items()
+            reply.relations.extend(n for n, p in relations if p.admits(client.names))
+            return reply
         published = source.publication(request.relation, request.protocol, client)
         source.governor.check()
         session = source.engine.open()
@@ -95,12 +104,9 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             described = describe(session.describe(published.relation), source.config.budget)
         finally:
             session.close()
-        return pb.DescribeReply(
-            relations=[request.relation],
-            description=described,
-            agent=agent,
-            database=source.engine.name,
-        )
+        reply.relations.append(request.relation)
+        reply.description.CopyFrom(described)
+        return reply
 
     def Exchange(
         self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext

@@ -22,6 +22,7 @@ from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import DriftlineError
 from driftline.fingerprints import fingerprints, position_seed
 from driftline.keys import positions
+from driftline.negotiation import Agreement
 from driftline.ranges import Partition, RangeSums, uniform
 from driftline.sketches import Cells, Embedding
 from driftline.types import Recipe
@@ -211,6 +212,8 @@ class Units:
 class Pair:
     """The wire, with the source at its other end. `round_trips` are counted independently, and
     `bytes` of the messages, both ways."""
+
+    agreed = Agreement()
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.tally = Tally()

@@ -34,6 +34,7 @@ from driftline.errors import (
     VersionMismatch,
 )
 from driftline.limits import CELLS_TAKEN_MAX, SEGMENTS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
+from driftline.negotiation import Agreement
 from driftline.ranges import Partition, from_quantiles, strata_of, uniform
 from driftline.sketches import HASHES, PRIME, Embedding, Grid, pack
 from hypothesis import given, settings
@@ -561,6 +562,8 @@ class Bench:
         with pytest.raises(StopIteration):
             conversation.run()
 
+    agreed = Agreement()
+
     def send(self, request: pb.Request) -> None:
         self.opening = request.open
 
@@ -851,6 +854,8 @@ def test_a_level_beyond_zstds_is_brought_back(bench: Bench) -> None:
 
 class Script:
     """A source that says what it was told to."""
+
+    agreed = Agreement()
 
     def __init__(self, replies: list[pb.Reply]) -> None:
         self._replies = iter(replies)

@@ -19,6 +19,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError, DriftlineError, LimitExceeded, MalformedMessage
 from driftline.limits import GROUP_KEYS_MAX, PART_RANGES_MAX, UNIT_KEYS_MAX
+from driftline.negotiation import Agreement
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition
 from driftline.sketches import Embedding, pack
 from driftline.units import Run
@@ -344,6 +345,8 @@ def _opened(mine: Ours) -> pb.Open:
         pass
 
     class Wire:
+        agreed = Agreement()
+
         def send(self, request: pb.Request) -> None:
             sent.append(request)
             raise Deaf

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline.errors import ConfigurationError, DriftlineError, SourceUnreachable, Unauthenticated
-from driftline.limits import CONTROL_S, PROTOCOL_VERSION
+from driftline.limits import CONTROL_S
 
 from warehouse_agent.configure import Source
 from warehouse_agent.link import Link, certificates, diagnose
@@ -110,9 +110,10 @@ def _tls(source: Source, now: datetime) -> str:
 def _agent(source: Source) -> str:
     with Link(source) as link:
         reply = link.describe("")
+        agreed = link.agreed()
     names = ", ".join(sorted(reply.relations)) or "nothing"
     return (
-        f"{reply.agent} on {reply.database}, protocol {PROTOCOL_VERSION}; "
+        f"{reply.agent} on {reply.database}, protocol {agreed.protocol}; "
         f"publishes to this certificate: {names}"
     )
 

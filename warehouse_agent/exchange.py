@@ -22,7 +22,8 @@ from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
 from driftline.keys import positions, received
-from driftline.limits import CELLS_PER_MESSAGE, PROTOCOL_VERSION
+from driftline.limits import CELLS_PER_MESSAGE
+from driftline.negotiation import Agreement
 from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
@@ -39,6 +40,9 @@ from warehouse_agent.sizing import Sample, Sketch, Stall
 
 class Wire(Protocol):
     """What carries an exchange: `link.Stream`, or a test's queue."""
+
+    @property
+    def agreed(self) -> Agreement: ...
 
     def send(self, request: pb.Request) -> None: ...
 
@@ -166,8 +170,10 @@ class Conversation:
             cells.reduce()
         slots = cells.r if cells is not None else o.sums.ranges.short_digests()
         sampled = b"" if o.grouped else strata(slots, o.salt).tobytes()
+        agreed = self._wire.agreed
         return pb.Open(
-            protocol=PROTOCOL_VERSION,
+            protocol=agreed.protocol,
+            features=agreed.features,
             relation=o.relation,
             recipe=o.recipe.id,
             fragment_key=o.fragment_key,

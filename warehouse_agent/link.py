@@ -31,9 +31,9 @@ from driftline.errors import (
 from driftline.limits import (
     CONTROL_S,
     NO_PROGRESS_S,
-    PROTOCOL_VERSION,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
+from driftline.negotiation import Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
 
 from warehouse_agent.configure import Source
@@ -69,6 +69,7 @@ class Link:
             credentials = grpc.ssl_channel_credentials(ca, key, certificate)
             self._channel = grpc.secure_channel(source.address, credentials, options)
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._agreed: Agreement | None = None
 
     def __enter__(self) -> Link:
         return self
@@ -93,13 +94,31 @@ class Link:
             return None
 
     def describe(self, relation: str) -> pb.DescribeReply:
-        """The description of a relation; of an empty name, the names of all."""
-        request = pb.DescribeRequest(protocol=PROTOCOL_VERSION, relation=relation)
+        """The description of a relation; of an empty name, the names of all.
+
+        Fields of a newer source are ignored; what it speaks is noted for `agreed`.
+
+        Raises:
+            DriftlineError: the source refused, nothing answers, or no protocol is common.
+        """
+        protocol = (self._agreed or Agreement()).protocol
+        request = pb.DescribeRequest(protocol=protocol, relation=relation)
         try:
             reply: pb.DescribeReply = self._stub.Describe(request, timeout=CONTROL_S)
-            return reply
         except grpc.RpcError as error:
             raise self._meaning(error, relation) from None
+        self._agreed = agree(reply.protocols, reply.features)
+        return reply
+
+    def agreed(self) -> Agreement:
+        """Return what both sides speak. The source is asked once, and only if there is a choice.
+
+        Raises:
+            DriftlineError: as `describe`.
+        """
+        if self._agreed is None and is_negotiable():
+            self.describe("")
+        return self._agreed or Agreement()
 
     def stream(self) -> Stream:
         """A new exchange."""
@@ -167,6 +186,11 @@ class Stream:
         """It is lost or out of step: nothing that may still be on its way is waited for."""
         self._closed.set()
         self._call.cancel()
+
+    @property
+    def agreed(self) -> Agreement:
+        """What both sides speak: `Link.agreed`."""
+        return self._link.agreed()
 
     def send(self, request: pb.Request) -> None:
         self.bytes_sent += request.ByteSize() + _FRAMING_BYTES

@@ -48,6 +48,8 @@ class DescribeReply(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     DATABASE_FIELD_NUMBER: _builtins.int
+    PROTOCOLS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """name and version"""
     database: _builtins.str
@@ -56,6 +58,14 @@ class DescribeReply(_message.Message):
     def relations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def description(self) -> Global___Description: ...
+    @_builtins.property
+    def protocols(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that the source speaks; none are named: 1"""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that may be asked for in `Open`"""
+
     def __init__(
         self,
         *,
@@ -63,10 +73,12 @@ class DescribeReply(_message.Message):
         description: Global___Description | None = ...,
         agent: _builtins.str = ...,
         database: _builtins.str = ...,
+        protocols: _abc.Iterable[_builtins.int] | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "database", b"database", "description", b"description", "relations", b"relations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "database", b"database", "description", b"description", "features", b"features", "protocols", b"protocols", "relations", b"relations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,6 +219,7 @@ class Open(_message.Message):
     SKETCH_FIELD_NUMBER: _builtins.int
     WITHIN_FIELD_NUMBER: _builtins.int
     GROUPING_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -240,6 +253,10 @@ class Open(_message.Message):
     def grouping(self) -> Global___Grouping:
         """then there are no strata, and `Units` follow at once"""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """asked for; only what `DescribeReply` named"""
+
     def __init__(
         self,
         *,
@@ -257,10 +274,11 @@ class Open(_message.Message):
         sketch: Global___Sketch | None = ...,
         within: Global___Within | None = ...,
         grouping: Global___Grouping | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,164 @@
+"""What two agents of different releases say to each other (protocol, section 9, "Versions").
+
+The agents are upgraded by two people on two days, so either may be the older one. Three rules:
+
+1. A source names its protocols and features in every `DescribeReply`. A source that names none is
+   older than this rule: it speaks protocol 1 and has no feature.
+2. A warehouse asks, in `Open`, only for features that the source has named. A source refuses a
+   feature that it does not have, and a request with fields that it does not know, by name. It
+   never ignores them: an ignored field is a promise that the warehouse believes was kept.
+3. A warehouse ignores fields of a reply that it does not know: a newer source may say more. What a
+   warehouse must not overlook is therefore a feature, and sent only when it was asked for.
+
+Everything here is pure. The same functions serve both sides; who calls which is said at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from driftline.errors import VersionMismatch
+from driftline.limits import PROTOCOL_VERSION, SAMPLES_MAX
+
+PROTOCOLS = (PROTOCOL_VERSION,)  # all that this release speaks, ascending
+PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
+
+# Features that this release has, by name: what the source does when it is asked for it. A name is
+# never given a second meaning; a feature that changes is a new name.
+FEATURES: Mapping[str, str] = {}
+
+FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error
+
+_REMEDY = "Install the same release on both sides, or the newer one at the source first."
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What both sides speak: one protocol, and the features to ask for, in order of name."""
+
+    protocol: int = PROTOCOL_VERSION
+    features: tuple[str, ...] = ()
+
+
+def is_negotiable(
+    protocols: Collection[int] = PROTOCOLS, features: Collection[str] = FEATURES
+) -> bool:
+    """Return True if a warehouse has a choice, so that it must know what the source names.
+
+    Where it has none, it opens an exchange at once and saves the round trip.
+    """
+    return len(protocols) > 1 or bool(features)
+
+
+def agree(
+    protocols: Iterable[int],
+    features: Iterable[str],
+    *,
+    our_protocols: Collection[int] = PROTOCOLS,
+    our_features: Collection[str] = FEATURES,
+) -> Agreement:
+    """Choose the highest protocol that both sides speak, and the features that both have.
+
+    Called by the warehouse with what `DescribeReply` names; no protocols mean PROTOCOLS_UNNAMED.
+
+    Raises:
+        VersionMismatch: there is no such protocol.
+    """
+    theirs = set(protocols) or set(PROTOCOLS_UNNAMED)
+    both = theirs & set(our_protocols)
+    if not both:
+        raise VersionMismatch(
+            f"The source speaks protocol {_listed(theirs)}, "
+            f"this warehouse {_listed(our_protocols)}.",
+            remedy="Install the same release on both sides.",
+            details={"versions": _listed(theirs)},
+        )
+    return Agreement(max(both), tuple(sorted(set(features) & set(our_features))))
+
+
+def check_protocol(protocol: int) -> None:
+    """Refuse a protocol that this source does not speak.
+
+    Raises:
+        VersionMismatch: with the versions that it speaks in the details.
+    """
+    if protocol not in PROTOCOLS:
+        raise VersionMismatch(
+            f"The warehouse speaks protocol {protocol}, this source {_listed(PROTOCOLS)}.",
+            remedy="Install the same release on both sides.",
+            details={"versions": _listed(PROTOCOLS)},
+        )
+
+
+def check_features(asked: Iterable[str], known: Collection[str] = FEATURES) -> None:
+    """Refuse features that this source does not have.
+
+    Raises:
+        VersionMismatch: up to SAMPLES_MAX of them are named.
+    """
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        raise VersionMismatch(
+            f"The warehouse asks for {_shown(unknown)}, which this source does not have.",
+            remedy=_REMEDY,
+            details={"features": ", ".join(sorted(known)) or "none"},
+        )
+
+
+def check_fields(message: Message) -> None:
+    """Refuse a request that holds fields of a newer release.
+
+    Raises:
+        VersionMismatch: up to SAMPLES_MAX of them are named, by the message that holds each and
+            the field's number.
+    """
+    unknown = list(unknown_fields(message))
+    if unknown:
+        raise VersionMismatch(
+            f"The warehouse sent {_shown(unknown)}, which this source does not know.",
+            remedy=_REMEDY,
+        )
+
+
+def unknown_fields(message: Message) -> Iterator[str]:
+    """Yield each field that the schema lacks, as `Message.number`; nested messages included.
+
+    A field of bytes or numbers is never looked into, so a large message costs no more than a small
+    one: about a microsecond.
+    """
+    descriptor = message.DESCRIPTOR
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        yield f"{descriptor.name}.{unknown[index].field_number}"
+    for name, is_repeated in _message_fields(descriptor):
+        if is_repeated:
+            for inner in getattr(message, name):
+                yield from unknown_fields(inner)
+        elif message.HasField(name):
+            yield from unknown_fields(getattr(message, name))
+
+
+@cache
+def _message_fields(descriptor: Descriptor) -> tuple[tuple[str, bool], ...]:
+    """Return name and whether it is repeated of each field that holds messages; maps are none."""
+    return tuple(
+        (field.name, field.is_repeated)
+        for field in descriptor.fields
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry
+    )
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
+
+
+def _shown(names: list[str]) -> str:
+    shown = [repr(name[:FEATURE_CHARACTERS_MAX])[1:-1] for name in names[:SAMPLES_MAX]]
+    left = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {left} more" if left else "")
