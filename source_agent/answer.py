@@ -30,18 +30,16 @@ from driftline.errors import (
     DriftlineError,
     InternalError,
     LimitExceeded,
-    MalformedMessage,
     NotNow,
     RecipeChanged,
     SnapshotLost,
 )
-from driftline.negotiation import check_fields
 
 from source_agent.audit import Entry
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Relation, Shape
 from source_agent.govern import GovernedSession, Stopped
-from source_agent.hear import check_release
+from source_agent.hear import check_release, out_of_place
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 
@@ -160,7 +158,7 @@ class Conversation:
                 if request.WhichOneof("message") == "open":
                     refused = self._answer(request)
                 elif not refused:
-                    self._deliver(pb.Reply(refused=refusal(_out_of_place(request))))
+                    self._deliver(pb.Reply(refused=refusal(out_of_place(request))))
                     break
         except (Stopped, grpc.RpcError):
             pass
@@ -190,8 +188,7 @@ class Conversation:
         self._tally = answer.tally
         error: DriftlineError | None = None
         try:
-            check_release(opening)
-            check_fields(request)
+            check_release(request)
             self._compare(opening, answer)
         except (Stopped, grpc.RpcError):
             answer.outcome = self._ended_as
@@ -321,15 +318,6 @@ class Conversation:
                 seconds=seconds,
             )
         )
-
-
-def _out_of_place(request: pb.Request) -> DriftlineError:
-    """Return why a request is refused that belongs to no relation."""
-    try:
-        check_fields(request)  # it may be a message that only a newer release has
-    except DriftlineError as error:
-        return error
-    return MalformedMessage("An exchange about a relation begins with Open.")
 
 
 class Answer:

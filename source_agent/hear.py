@@ -22,6 +22,7 @@ from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
     RecipeChanged,
+    VersionMismatch,
 )
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.limits import (
@@ -51,7 +52,7 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
     Raises:
         VersionMismatch, MalformedMessage, RecipeChanged.
     """
-    check_release(opening)
+    check_protocol(opening.protocol)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
     if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
         raise MalformedMessage("An opening has fields of a wrong size.")
@@ -62,15 +63,24 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
         )
 
 
-def check_release(opening: pb.Open) -> None:
-    """Refuse an opening of another release that this one would answer wrongly.
+def check_release(request: pb.Request) -> None:
+    """Refuse an `Open` of another release that this one would answer wrongly.
 
     Raises:
         VersionMismatch: a protocol, a feature or a field that this source does not know.
     """
-    check_protocol(opening.protocol)
-    check_fields(opening)
-    check_features(opening.features)
+    check_protocol(request.open.protocol)
+    check_fields(request)
+    check_features(request.open.features)
+
+
+def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
+    """Return why a request is refused that belongs to no relation."""
+    try:
+        check_fields(request)  # it may be a message that only a newer release has
+    except VersionMismatch as error:
+        return error
+    return MalformedMessage("An exchange about a relation begins with Open.")
 
 
 def digest_of(opening: pb.Open) -> Digest:

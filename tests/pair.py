@@ -190,9 +190,9 @@ class Pair:
 
 
 class SourceProcess:
-    """`driftline-source serve` as a process of its own, on a source.toml. A context manager."""
+    """`driftline-source serve` of a tree, on a source.toml. A context manager."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, *, tree: Path = ROOT) -> None:
         self._port_file = config.with_name("source.port")
         self._port_file.unlink(missing_ok=True)
         words = ["--config", str(config), "serve", "--port-file", str(self._port_file)]
@@ -201,7 +201,8 @@ class SourceProcess:
                 [sys.executable, "-m", "source_agent.cli", *words],
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                cwd=tree,  # `-m` looks here first
+                env=environment(tree),
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_S_MAX
@@ -230,9 +231,9 @@ class SourceProcess:
             self.kill()
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Of a child process that runs one of the agents from this tree."""
-    path = f"{ROOT}{os.pathsep}{ROOT / 'proto'}"
+def environment(tree: Path = ROOT, /, **more: str) -> dict[str, str]:
+    """Of a child process that runs one of the agents from a tree, by default this one."""
+    path = f"{tree}{os.pathsep}{tree / 'proto'}"
     return {**os.environ, "PYTHONPATH": path, **more}
 
 

@@ -188,7 +188,7 @@ def test_a_describe_with_an_unknown_field(agent: Agent) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             SourceStub(over).Describe(request, timeout=10)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "DescribeRequest.50" in caught.value.details()
+    assert "DescribeRequest.50" in str(caught.value.details())
     assert agent.engine.opened == 0
 
 
