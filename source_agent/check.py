@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from driftline.errors import ConfigurationError, DriftlineError
+from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
 from source_agent.configure import SourceConfig
-from source_agent.engine import Engine, Fingerprint, Session, Shape
+from source_agent.engine import Engine, Fingerprint, Session, Shape, TimeLimit
 
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
 
@@ -52,6 +53,15 @@ class PrivilegeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitReport:
+    """A limit of time that the agent's sessions are under, and what it may cost a refresh."""
+
+    name: str
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that `check` prints."""
 
@@ -62,6 +72,7 @@ class Report:
     read_only: str
     relations: list[RelationReport]
     privileges: list[PrivilegeReport]
+    limits: list[LimitReport]
 
     @property
     def failed(self) -> bool:
@@ -79,6 +90,7 @@ def check(config: SourceConfig, engine: Engine) -> Report:
     session = engine.open()
     try:
         as_of, consistency = session.as_of, session.consistency.value
+        limits = [_limit(limit) for limit in session.time_limits]
         reports = []
         for name in config.relations:
             report, is_usable = _relation(config, engine, session, name)
@@ -96,7 +108,17 @@ def check(config: SourceConfig, engine: Engine) -> Report:
         read_only=READ_ONLY,
         relations=reports,
         privileges=[PrivilegeReport(p.what, p.excess) for p in engine.privileges(relations)],
+        limits=limits,
     )
+
+
+def _limit(limit: TimeLimit) -> LimitReport:
+    is_short = limit.is_idle and limit.seconds < NO_PROGRESS_S
+    note = (
+        f"shorter than the {NO_PROGRESS_S:g} s for which the two agents wait for each other: a"
+        " warehouse that is slow to answer loses the snapshot (SNAPSHOT_LOST)"
+    )
+    return LimitReport(limit.name, limit.seconds, note if is_short else "")
 
 
 def _relation(
@@ -158,6 +180,8 @@ def as_text(report: Report) -> str:
         f"database     {report.database}, reached at {report.as_of}",
         f"login        {report.login or 'the default of the driver'}",
         f"reads        {report.consistency}; {report.read_only}",
+        f"limits       {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
+        *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
     ]
     for relation in report.relations:
         lines += ["", *_relation_lines(relation)]

@@ -144,6 +144,16 @@ class Privilege:
     excess: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A limit that a session is under, by the database's own name for it. `is_idle`: it ends a
+    session from which nothing comes."""
+
+    name: str
+    seconds: float
+    is_idle: bool
+
+
 class Session(Protocol):
     """One read-only snapshot. Not thread-safe but for `interrupt`. Close it."""
 
@@ -154,6 +164,11 @@ class Session(Protocol):
     @property
     def as_of(self) -> str:
         """The instant of the snapshot: ISO 8601, UTC, by the database's clock."""
+
+    @property
+    def time_limits(self) -> Sequence[TimeLimit]:
+        """The limits of time in force: of each kind the tighter one of what the database has for
+        this login and what source.toml says."""
 
     def describe(self, relation: Relation) -> Shape:
         """The relation as it is now.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from datetime import time as time_of_day
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from driftline.errors import NotNow
 
 from source_agent.configure import Budget
-from source_agent.engine import Consistency, Relation, Rows, Session, Shape, Split
+from source_agent.engine import Consistency, Relation, Rows, Session, Shape, Split, TimeLimit
 from source_agent.share import Crew
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
@@ -164,6 +164,10 @@ class GovernedSession:
     @property
     def generation(self) -> int:
         return self._session.generation
+
+    @property
+    def time_limits(self) -> Sequence[TimeLimit]:
+        return self._session.time_limits
 
     def describe(self, relation: Relation) -> Shape:
         return self._session.describe(relation)

@@ -33,7 +33,16 @@ from pymysql.converters import conversions
 from pymysql.cursors import Cursor, SSCursor
 
 from source_agent import mariadb_access, mariadb_types, rows
-from source_agent.engine import Consistency, Limits, Privilege, Relation, Rows, Session, Shape
+from source_agent.engine import (
+    Consistency,
+    Limits,
+    Privilege,
+    Relation,
+    Rows,
+    Session,
+    Shape,
+    TimeLimit,
+)
 from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
     AS_OF,
@@ -44,6 +53,7 @@ from source_agent.mariadb_sql import (
     SETTINGS,
     STATEMENT_TIMEOUTS,
     STATEMENTS,
+    TIME_LIMITS,
     TIMEOUTS,
     VERSION,
     empty_sql,
@@ -59,6 +69,8 @@ from source_agent.relations import plan_of
 
 PAGE_ROWS: Final = 1024
 KILL_S: Final = 5
+_IDLE: Final = {"wait_timeout", "idle_transaction_timeout", "idle_readonly_transaction_timeout"}
+_ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}
 
 
 class MariadbSession:
@@ -84,7 +96,7 @@ class MariadbSession:
             self.ask(sql, seconds)
         if limits.statement_s is not None:
             budget = limits.statement_s if is_mariadb else round(limits.statement_s * 1000)
-            self.ask(STATEMENT_TIMEOUTS[is_mariadb], budget)
+            self.ask(STATEMENT_TIMEOUTS[is_mariadb], budget, budget)
         self._as_of = str(self.ask(AS_OF)[0][0])
         self.ask(BEGIN)
 
@@ -99,6 +111,15 @@ class MariadbSession:
     @property
     def generation(self) -> int:
         return 0
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        found = []
+        for name, text in self.ask(TIME_LIMITS):
+            seconds = float(text or 0) / (1000 if name == "max_execution_time" else 1)
+            if seconds or name in _ZERO_IS_AT_ONCE:
+                found.append(TimeLimit(str(name), seconds, name in _IDLE))
+        return found
 
     def pause(self) -> None:
         """InnoDB's readers block nobody, and of the others no result is left unread here."""

@@ -112,7 +112,10 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
         )
     if number in _TIMED_OUT:
         return DatabaseRefused(
-            message, where=where, remedy="Raise statement_timeout_s, or publish less of it."
+            message,
+            where=where,
+            remedy="Raise statement_timeout_s of the file or the account's own limit, whichever is"
+            " shorter, or publish less of it.",
         )
     if number in _LOCKED:
         return DatabaseUnavailable(

@@ -24,19 +24,26 @@ SETTINGS: Final = (
     "SET SESSION lc_time_names = 'en_US'",
     "SET SESSION div_precision_increment = 4",
     "SET SESSION group_concat_max_len = 67108864",
-    "SET SESSION net_write_timeout = 600",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "SET SESSION TRANSACTION READ ONLY",
 )
-TIMEOUTS: Final = (
-    "SET SESSION lock_wait_timeout = %s",
-    "SET SESSION innodb_lock_wait_timeout = %s",
-    "SET SESSION wait_timeout = %s",
+# Limits of time: one that the server or the account has is never lifted.
+TIMEOUTS: Final = tuple(
+    f"SET SESSION {name} = CAST(LEAST(@@SESSION.{name}, %s) AS UNSIGNED)"
+    for name in ("lock_wait_timeout", "innodb_lock_wait_timeout", "wait_timeout")
 )
 STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, milliseconds in MySQL
-    True: "SET SESSION max_statement_time = %s",
-    False: "SET SESSION max_execution_time = %s",
+    True: "SET SESSION max_statement_time = "
+    "LEAST(COALESCE(NULLIF(@@SESSION.max_statement_time, 0), %s), %s)",
+    False: "SET SESSION max_execution_time = "
+    "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
 }
+# What SHOW says comes as text: a name, and seconds (of max_execution_time, milliseconds).
+TIME_LIMITS = (
+    "SHOW SESSION VARIABLES WHERE Variable_name IN ('max_statement_time', 'max_execution_time', "
+    "'lock_wait_timeout', 'innodb_lock_wait_timeout', 'wait_timeout', 'idle_transaction_timeout', "
+    "'idle_readonly_transaction_timeout', 'net_write_timeout')"
+)
 AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
 VERSION = "SELECT VERSION()"
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -48,6 +55,7 @@ STATEMENTS: Final = (
     *SETTINGS,
     *TIMEOUTS,
     *STATEMENT_TIMEOUTS.values(),
+    TIME_LIMITS,
     VERSION,
     AS_OF,
     BEGIN,

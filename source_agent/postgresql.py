@@ -39,6 +39,7 @@ from source_agent.engine import (
     Session,
     Shape,
     Split,
+    TimeLimit,
 )
 from source_agent.postgresql_access import connect_error, translate
 from source_agent.postgresql_copy import copied, drain
@@ -53,6 +54,8 @@ from source_agent.postgresql_sql import (
     RELEASE,
     ROLLBACK_TO,
     SAVEPOINT,
+    TIGHTEN,
+    TIME_LIMITS,
     null_key_sql,
     range_sql,
     scan_sql,
@@ -80,9 +83,9 @@ class PostgresqlSession:
         self._interrupted = False
         self._consistency = Consistency.EXACT
         self._exported: tuple[str, str] | None = None  # its name, and what it sees
-        settings = SETTINGS | timeouts(limits)
         try:
-            connection.execute(PIN, (list(settings), list(settings.values())))
+            for sql, settings in ((PIN, SETTINGS), (TIGHTEN, timeouts(limits))):
+                connection.execute(sql, (list(settings), list(settings.values())))
             connection.execute(BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
@@ -101,6 +104,14 @@ class PostgresqlSession:
     @property
     def generation(self) -> int:
         return 0
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        try:
+            found = self.ask(TIME_LIMITS)
+        except Error as error:
+            raise translate(error) from error
+        return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in found]
 
     def pause(self) -> None:
         """Readers block nobody here."""

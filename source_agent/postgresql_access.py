@@ -123,7 +123,10 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
         )
     if state == "57014":
         return DatabaseRefused(
-            message, where=where, remedy="Raise statement_timeout_s, or publish less of it."
+            message,
+            where=where,
+            remedy="Raise statement_timeout_s of the file or the statement_timeout of the role, "
+            "whichever is shorter, or publish less of it.",
         )
     if state == "42501":
         what = relation.table if relation and relation.table else "every table it reads"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
 KEEP_S: Final = 1.0  # between two statements while others read: no server takes us for idle
+KEEP_SHARE: Final = 0.25  # of the server's limit for idle sessions, where that is shorter
 ROWS_PER_BLOCK: Final = 100  # of a table that nobody has analysed
 
 SPLIT = """
@@ -144,6 +145,8 @@ class PostgresqlSplit:
     def __init__(self, session: PostgresqlSession, join: PostgresqlJoin) -> None:
         self._session, self.join = session, join
         self._kept_at = time.monotonic()
+        idle_s = [limit.seconds for limit in session.time_limits if limit.is_idle]
+        self._keep_s = min([KEEP_S, *(s * KEEP_SHARE for s in idle_s)])
 
     @property
     def session(self) -> Session:
@@ -161,7 +164,7 @@ class PostgresqlSplit:
 
     def wait(self) -> None:
         self._session.refuse_interrupted()
-        if time.monotonic() - self._kept_at > KEEP_S:
+        if time.monotonic() - self._kept_at > self._keep_s:
             self._session.keep(self.join.shape.relation)
             self._kept_at = time.monotonic()
 

@@ -19,6 +19,24 @@ PIN = (
     "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
     "JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
 )
+TIGHTEN = (  # limits of time: one that the server or the role has is never lifted
+    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
+    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
+    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
+    "JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
+    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # before the cast, always
+    "           THEN s.setting::pg_catalog.int8 OPERATOR(pg_catalog.=) 0\n"
+    "             OR s.setting::pg_catalog.int8 OPERATOR(pg_catalog.>) p.value::pg_catalog.int8 END"
+)
+TIME_LIMITS = (
+    "SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,\n"
+    "       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0\n"
+    "FROM pg_catalog.pg_settings s\n"
+    "WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',\n"
+    "                 'idle_in_transaction_session_timeout', 'idle_session_timeout')\n"
+    "  AND s.setting OPERATOR(pg_catalog.<>) '0'\n"
+    "ORDER BY s.name"
+)
 AS_OF = (
     "SELECT pg_catalog.to_char(pg_catalog.statement_timestamp() AT TIME ZONE 'UTC', "
     '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')'
@@ -32,20 +50,31 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
-STATEMENTS: Final = (PIN, BEGIN, AS_OF, BOUNDS, EXPORT, SAVEPOINT, ROLLBACK_TO, RELEASE)
+STATEMENTS: Final = (
+    PIN,
+    TIGHTEN,
+    TIME_LIMITS,
+    BEGIN,
+    AS_OF,
+    BOUNDS,
+    EXPORT,
+    SAVEPOINT,
+    ROLLBACK_TO,
+    RELEASE,
+)
 
 
 def timeouts(limits: Limits) -> dict[str, str]:
-    """The settings that bound a session's statements, its waits for locks and its silence."""
-    return {
-        "statement_timeout": _ms(limits.statement_s),
-        "lock_timeout": _ms(limits.lock_s),
-        "idle_in_transaction_session_timeout": _ms(limits.idle_s),
+    """Return what bounds a session's statements, its waits for locks and its silence, for TIGHTEN.
+
+    What source.toml leaves open is not named: the role's own limit stays.
+    """
+    seconds = {
+        "statement_timeout": limits.statement_s,
+        "lock_timeout": limits.lock_s,
+        "idle_in_transaction_session_timeout": limits.idle_s,
     }
-
-
-def _ms(seconds: float | None) -> str:
-    return "0" if seconds is None else str(max(1, round(seconds * 1000)))
+    return {name: str(max(1, round(s * 1000))) for name, s in seconds.items() if s is not None}
 
 
 def copy_of(select_sql: str) -> str:

@@ -34,7 +34,16 @@ from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from source_agent import rows, sqlite_access, sqlite_types
-from source_agent.engine import Consistency, Limits, Privilege, Relation, Rows, Session, Shape
+from source_agent.engine import (
+    Consistency,
+    Limits,
+    Privilege,
+    Relation,
+    Rows,
+    Session,
+    Shape,
+    TimeLimit,
+)
 from source_agent.relations import plan_of, quote
 from source_agent.sqlite_access import translate
 from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql
@@ -137,6 +146,15 @@ class SqliteSession:
     @property
     def generation(self) -> int:
         return self._generation
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        """Those of source.toml: a file has none."""
+        limits = self._limits
+        found = [TimeLimit("lock_timeout_s", limits.lock_s, False)]
+        if limits.statement_s is not None:
+            found.append(TimeLimit("statement_timeout_s", limits.statement_s, False))
+        return found
 
     def pause(self) -> None:
         if not self.is_wal and self._connection.in_transaction:
