@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from driftline.errors import ConfigurationError
 from pyspark.sql import SparkSession
 
 from source_agent.enroll import enroll
@@ -102,9 +103,9 @@ def test_of_a_part_it_is_said_what_was_not_compared(
     version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = Report("orders", version=version, previous_version=3, rows_total=5000, as_of="then")
-    commands._say(report, print)
+    commands._say(report)
     assert "not compared" not in capsys.readouterr().out
-    commands._say(replace(report, proof="part", rows_left=1234), print)
+    commands._say(replace(report, proof="part", rows_left=1234))
     assert "as of then, 1,234 rows not compared (" in capsys.readouterr().out
 
 
@@ -173,7 +174,7 @@ def test_debug_shows_the_traceback_of_what_failed_for_one_fragment(
         ([], "Usage"),
         (["frobnicate"], "No such command"),
         (["refresh", "--al"], "No such option"),
-        (["refresh"], "No fragment is named"),
+        (["gc"], "No fragment is named"),
         (["refresh", "--all", "orders"], "--all goes with no names"),
         (["refresh", "ordres"], "Did you mean 'orders'?"),
         (["plan", "x*"], "No fragment of warehouse.toml matches"),
@@ -207,20 +208,22 @@ def test_init(tmp_path: Path) -> None:
 # what happens to a refresh
 
 
-def test_an_unreachable_source(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warehouse_agent.run.ATTEMPTS", 1)
-    monkeypatch.setattr("warehouse_agent.run.Runner.attempts", 1, raising=False)
-    ended = run("refresh", "--all", "--json", config=written(tmp_path))
+def test_an_unreachable_source(tmp_path: Path, run: Run) -> None:
+    config = written(tmp_path)
+    ended = run("refresh", "--all", "--json", config=config)
     assert ended.code == 4
-    assert [(r["name"], r["error"]["code"]) for r in ended.lines] == [
-        ("orders", "UNREACHABLE"),
-        ("items", "UNREACHABLE"),
+    assert [(r["name"], r["error"]["code"], r["attempts"]) for r in ended.lines] == [
+        ("orders", "UNREACHABLE", 1),
+        ("items", "UNREACHABLE", 1),
     ]
-    assert NOBODY in ended.err
+    assert ended.err.count(NOBODY) == 1, "one cause is said once"
+    assert "items: For the same reason as orders." in ended.err
+    assert "Trying again" not in ended.err
     assert "Traceback" not in ended.err
-    planned = run("plan", "orders", "--json", config=written(tmp_path))
-    assert planned.code == 0, "an unreachable source is said, not fatal"
-    assert "Nothing answers" in planned.lines[0]["source_error"]
+    planned = run("plan", "--json", config=config)
+    assert planned.code == 4, "a price without the source is half a price"
+    assert ["Nothing answers" in line["source_error"] for line in planned.lines] == [True, True]
+    assert "the source was not asked: Nothing" in run("plan", "orders", config=config).out
 
 
 @pytest.fixture
@@ -245,6 +248,44 @@ def tls(pair: Pair, ca: Path, certificates: Path) -> Path:
         f'certificate = "{certificates}/warehouse.pem"\nkey = "{certificates}/warehouse.key"'
     )
     return pair.warehouse_toml()
+
+
+@pytest.fixture
+def no_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Spark must not be started."""
+    started: list[object] = []
+
+    def start(settings: dict[str, str]) -> SparkSession:
+        started.append(settings)
+        raise ConfigurationError("Spark was started.")
+
+    monkeypatch.setattr("warehouse_agent.session.start", start)
+    yield
+    assert not started
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_mistakes_are_told_before_spark_is_started(
+    secure: Pair, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Address, certificates, relation, lock, and of a first load the database."""
+    good, foreign = tmp_path / "certs", tmp_path / "foreign"
+    assert run("refresh", config=written(tmp_path)).code == 4
+    assert run("refresh", config=tls(secure, good, foreign)).code == 5
+    config = tls(secure, good, good)
+    with held(secure.warehouse):
+        assert run("refresh", "orders", config=config).code == 75
+    secure.fragment_lines["items"] = 'relation = "secret"'
+    ended = run("refresh", "items", config=secure.warehouse_toml())
+    assert (ended.code, "NOT_FOUND" in ended.err) == (1, True)
+    monkeypatch.setattr("warehouse_agent.run.WAIT_S_MAX", 0.001)
+    secure.legacy.close()
+    (tmp_path / "erp.db").rename(tmp_path / "gone.db")
+    ended = run("refresh", "orders", "--json", config=config)
+    assert (ended.code, ended.lines[0]["error"]["code"]) == (4, "DATABASE_UNAVAILABLE")
+    assert ended.lines[0]["attempts"] == 4
+    assert ended.err.count("Trying again.") == 3, "it is said only when it is done"
+    assert run("verify", config=config).code == 1, "nothing is published"
 
 
 def test_certificates_of_another_authority(secure: Pair, tmp_path: Path, run: Run) -> None:

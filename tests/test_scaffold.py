@@ -102,7 +102,7 @@ def test_every_relation_that_is_published_to_us(
     file = certs.parent / "warehouse.toml"
     ended = driftline(*words(source.port, certs, "--name", "erp"), config=file)
     assert ended.code == 0, ended.err
-    assert "with 4 of the 5 relations that 127.0.0.1" in ended.err
+    assert "with 4 of 5 relations of 127.0.0.1:" in ended.err
     assert "keyless: " in ended.err
     text, config = file.read_text(), configure.load(file)
     erp = config.sources["erp"]
@@ -133,7 +133,7 @@ def test_a_file_of_somebody_stays_as_it_is(
     assert (ended.code, file.read_text()) == (2, "mine")
     assert "exists already" in ended.err
     assert driftline(*words(source.port, certs, "--force"), config=file).code == 0
-    assert list(configure.load(file).sources) == ["source"]
+    assert list(configure.load(file).sources) == ["local"]
 
 
 def test_nothing_is_written_when_nothing_can_be_asked(driftline: Driftline, certs: Path) -> None:

@@ -66,7 +66,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 
 
 _names = click.argument("names", nargs=-1)
-_all = click.option("--all", "all_", is_flag=True, help="Every fragment of the configuration.")
+_all = click.option("--all", "all_", is_flag=True, help="Every fragment of the file.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 
 
@@ -108,7 +108,10 @@ def doctor(config: Path, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def plan(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
-    """Say what a refresh would do and cost; nothing is read at the source but its description."""
+    """Say what a refresh of fragments, by default of all, would do and cost.
+
+    No row of the source is read.
+    """
     _end(commands.plan(_load(config), names, all_, as_json=as_json))
 
 
@@ -127,7 +130,7 @@ def refresh(
     accept_schema: bool,
     allow_shrink: bool,
 ) -> None:
-    """Make fragments equal to their relations, prove it, and publish."""
+    """Make fragments, by default all, equal to their relations, prove it, and publish."""
     options = Options(accept_schema, allow_shrink)
     _end(commands.refresh(_load(config), names, all_, options, as_json=as_json))
 
@@ -138,7 +141,7 @@ def refresh(
 @_json
 @click.pass_obj
 def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
-    """Read every published file again and check every row against its fingerprint."""
+    """Read every published file again and check each row against its fingerprint."""
     _end(commands.verify(_load(config), names, all_, as_json=as_json))
 
 

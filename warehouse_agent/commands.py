@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline.digests import Salt
+from driftline.errors import SourceUnreachable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent import prove, session
@@ -38,28 +39,31 @@ def refresh(
     config: WarehouseConfig, names: Sequence[str], all_: bool, options: Options, *, as_json: bool
 ) -> list[int]:
     """Refresh fragments; prints a report for each as it is done."""
-    chosen = select(config, names, all_)
+    chosen = select(config, names, all_ or not names)
     with Display() as display:
-        spark = session.start(dict(config.spark))
-        runner = Runner(spark, config, display, display.note)
+        runner = Runner(session.Deferred(config.spark), config, display, display.note)
         codes = []
+        errors: dict[tuple[str, ...], str] = {}
         for report in runner.refresh(chosen, options):
             codes.append(_code(report))
             if as_json:
                 print(report.to_json(), flush=True)
-            if report.error is not None or not as_json:
-                _say(report, display.note)
+            if report.error is not None:
+                _say_failed(report, errors, display.note)
+            elif not as_json:
+                _say(report)
     return codes
 
 
 def plan(config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool) -> list[int]:
     """What a refresh of each fragment would do."""
 
-    def one(fragment: Fragment) -> None:
+    def one(fragment: Fragment) -> int:
         predicted = forecast(Store(config.path), fragment)
         print(predicted.to_json() if as_json else predicted.text(), flush=True)
+        return SourceUnreachable.exit_code if predicted.source_error else 0
 
-    return each(select(config, names, all_), one, as_json=as_json, command="plan")
+    return each(select(config, names, all_ or not names), one, as_json=as_json, command="plan")
 
 
 def verify(
@@ -67,14 +71,15 @@ def verify(
 ) -> list[int]:
     """Read every published file back."""
     store = Store(config.path)
-    chosen = select(config, names, all_)
-    spark = session.start(dict(config.spark))
+    chosen = select(config, names, all_ or not names)
+    spark = session.Deferred(config.spark)
 
     def one(fragment: Fragment) -> None:
         snapshot = published(store, fragment.name)
         report = Report(fragment.name, "verify", snapshot.version, snapshot.version)
         with report.phase("verify"):
-            rows = read_all(spark, store, fragment.name, snapshot)
+            check_files(store, fragment.name, snapshot)  # before Spark is started
+            rows = read_all(spark.get(), store, fragment.name, snapshot)
         report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
         if as_json:
             print(report.to_json(), flush=True)
@@ -178,15 +183,26 @@ def _code(report: Report) -> int:
     return int(report.error["exit_code"]) if report.error else 0
 
 
-def _say(report: Report, note: Callable[[str], None]) -> None:
-    """A report for a person."""
-    if report.error is not None:
-        e = report.error
-        retry = " Safe to run again." if e["safe_to_retry"] else ""
-        note(f"error {e['code']}: {e['where']}: {e['message']} {e['remedy']}{retry}".rstrip())
-        for name, text in e["details"].items():
-            note(f"  {name}: {text}")
+def _say_failed(
+    report: Report, before: dict[tuple[str, ...], str], note: Callable[[str], None]
+) -> None:
+    """Why a fragment was not refreshed, for a person. `before`: errors that were said already, with
+    the fragment that they were said of."""
+    e = report.error
+    assert e is not None
+    error = (e["code"], e["where"], e["message"])
+    if (first := before.setdefault(error, report.name)) != report.name:
+        note(f"error {e['code']}: {report.name}: For the same reason as {first}.")
         return
+    where = e["where"] if e["where"].startswith(report.name) else f"{report.name}: {e['where']}"
+    retry = " Safe to run again." if e["safe_to_retry"] else ""
+    note(f"error {e['code']}: {where}: {e['message']} {e['remedy']}{retry}".rstrip())
+    for name, text in e["details"].items():
+        note(f"  {name}: {text}")
+
+
+def _say(report: Report) -> None:
+    """What a refresh did, for a person."""
     moved = f"{report.bytes_sent + report.bytes_received:,} bytes, {report.round_trips} round trips"
     if report.tiles is not None:
         after = f", resumed after {report.resumed_at}" if report.resumed_at else ""

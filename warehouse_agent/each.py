@@ -20,17 +20,20 @@ from warehouse_agent.verify import SPARK_FAILURES
 
 def each(
     fragments: Sequence[Fragment],
-    action: Callable[[Fragment], None],
+    action: Callable[[Fragment], int | None],
     *,
     as_json: bool,
     command: str,
 ) -> list[int]:
-    """Do it for every fragment, whatever happens to the others."""
+    """Do it for every fragment, whatever happens to the others.
+
+    Returns:
+        Exit codes: what the action returned, 0 for None, or the code of its error.
+    """
     codes = []
     for fragment in fragments:
         try:
-            action(fragment)
-            codes.append(0)
+            codes.append(action(fragment) or 0)
         except (DriftlineError, *SPARK_FAILURES) as problem:
             error = meant(problem, fragment.name)
             report = Report(fragment.name, command)

@@ -22,7 +22,7 @@ from driftline.errors import ConfigurationError, DriftlineError, SourceUnreachab
 from driftline.limits import CONTROL_S
 
 from warehouse_agent.configure import Source
-from warehouse_agent.link import Link, certificates, diagnose
+from warehouse_agent.link import Link, certificates, diagnose, host_and_port
 
 RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
 
@@ -56,7 +56,7 @@ def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[F
 
 
 def _tcp(source: Source) -> str:
-    host, port = _address(source)
+    host, port = host_and_port(source)
     began = time.monotonic()
     try:
         socket.create_connection((host, port), CONTROL_S).close()
@@ -87,7 +87,7 @@ def _tls(source: Source, now: datetime) -> str:
     """The handshake, and what the source's certificate says."""
     if (error := diagnose(source)) is not None:
         raise error
-    host, port = _address(source)
+    host, port = host_and_port(source)
     context = ssl.create_default_context(cafile=str(source.ca))
     context.load_cert_chain(str(source.certificate), str(source.key))
     context.set_alpn_protocols(["h2"])
@@ -130,11 +130,6 @@ def _dates(source: Source, whose: str, begins: datetime, ends: datetime, now: da
     days = (ends - now).days
     urgent = " - RENEW IT SOON" if days < RENEW_DAYS else ""
     return f"valid until {ends:%Y-%m-%d}, {days} days left{urgent}"
-
-
-def _address(source: Source) -> tuple[str, int]:
-    host, _, port = source.address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:

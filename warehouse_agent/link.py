@@ -85,7 +85,7 @@ class Link:
     def round_trip_s(self) -> float | None:
         """A round trip of the line: how long a TCP connection takes that is closed at once. None
         where none is made."""
-        host, port = _host_and_port(self.source)
+        host, port = host_and_port(self.source)
         began = time.monotonic()
         try:
             with socket.create_connection((host, port), CONTROL_S):
@@ -281,7 +281,7 @@ def diagnose(source: Source) -> DriftlineError | None:
     gRPC reports a refused certificate as a retryable "Socket closed".
     """
     where = f"source {source.name}"
-    host, port = _host_and_port(source)
+    host, port = host_and_port(source)
     try:
         with socket.create_connection((host, port), CONTROL_S) as plain:
             return _handshake(source, host, plain)
@@ -303,7 +303,8 @@ def diagnose(source: Source) -> DriftlineError | None:
     )
 
 
-def _host_and_port(source: Source) -> tuple[str, int]:
+def host_and_port(source: Source) -> tuple[str, int]:
+    """The host, without brackets, and the port of a source's address."""
     name, _, port = source.address.rpartition(":")
     return name.strip("[]"), int(port)
 

@@ -24,13 +24,14 @@ from driftline.errors import (
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from warehouse_agent import publish, remember, schema
+from warehouse_agent import preflight, publish, remember, schema
 from warehouse_agent.configure import Fragment, Source, WarehouseConfig
 from warehouse_agent.executors import cause
 from warehouse_agent.job import Job
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.refresh import Options, Refresh
 from warehouse_agent.report import Report
+from warehouse_agent.session import Deferred
 from warehouse_agent.store import PRIVATE, Store
 from warehouse_agent.sweep import Sweep
 
@@ -43,9 +44,13 @@ Note = Callable[[str], None]
 
 @dataclass
 class Runner:
-    """Refreshes fragments of one configuration with one Spark session."""
+    """Refreshes fragments of one configuration with one Spark session.
 
-    spark: SparkSession
+    With a deferred session, Spark is started only when the source was reached, the lock of a
+    fragment is held and its relation was found.
+    """
+
+    spark: SparkSession | Deferred
     config: WarehouseConfig
     progress: Said = lambda name, progress: None
     note: Note = lambda text: None
@@ -76,10 +81,13 @@ class Runner:
                 try:
                     locks.enter_context(self.store.lock(fragment.name))
                     left.append(fragment)
-                except DriftlineError as error:
-                    self._published(reports[fragment.name])
-                    reports[fragment.name].fail(error)
-                    yield self._kept(reports[fragment.name])
+                except DriftlineError as locked:
+                    yield self._refused(reports[fragment.name], locked)
+            if (error := self._unreachable(source)) is not None:
+                for fragment in left:
+                    reports[fragment.name].attempts = 1
+                    yield self._refused(reports[fragment.name], error)
+                return
             retrying = tenacity.Retrying(
                 stop=tenacity.stop_after_attempt(self.attempts),
                 wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=WAIT_S_MAX),
@@ -107,39 +115,87 @@ class Runner:
         reports: dict[str, Report],
     ) -> list[Fragment]:
         """One try at each fragment; returns those worth another."""
-        tries = [self._refresh(f, options, reports[f.name]) for f in fragments]
+        tries: list[Refresh] = []
         failed: dict[str, DriftlineError] = {}
+        for fragment in fragments:
+            reports[fragment.name].attempts += 1
         try:
             with Link(source) as link:
-                self._converse(link, tries, failed)
+                described = self._ask(link, fragments, failed)
+                found = [f for f in fragments if f.name not in failed]
+                tries += self._begin(found, options, reports)
+                self._converse(link, tries, described, failed)
         except DriftlineError as error:
-            failed.update({t.job.name: error for t in tries if t.job.name not in failed})
+            failed.update({f.name: error for f in fragments if f.name not in failed})
         for one in tries:
             if one.job.name not in failed:
                 with _catching(one, failed):
                     one.settle()
                     one.job.report.recovered()
-        return [one.job.fragment for one in tries if self._note(one, failed)]
+        for one in tries:
+            if one.job.name in failed:
+                with contextlib.suppress(DriftlineError):
+                    one.job.discard()
+        begun = {one.job.name for one in tries}
+        for name in failed.keys() - begun:
+            self._published(reports[name])
+        return self._failed([f for f in fragments if f.name in failed], failed, reports)
 
-    def _note(self, one: Refresh, failed: dict[str, DriftlineError]) -> bool:
-        """Report a failure; whether another try is worth it."""
-        if (error := failed.get(one.job.name)) is None:
-            return False
-        one.job.report.fail(error)
-        with contextlib.suppress(DriftlineError):
-            one.job.discard()
-        if error.is_retryable:
+    def _unreachable(self, source: Source) -> DriftlineError | None:
+        """Why nothing answers at the address, before Spark is started for it."""
+        try:
+            if isinstance(self.spark, Deferred):
+                preflight.reach(source)
+        except DriftlineError as error:
+            return error
+        return None
+
+    def _ask(
+        self, link: Link, fragments: list[Fragment], failed: dict[str, DriftlineError]
+    ) -> dict[str, pb.DescribeReply]:
+        """What the source says of the relations before Spark is started."""
+        if not isinstance(self.spark, Deferred):
+            return {}
+        return preflight.ask(link, self.store, fragments, failed)
+
+    def _begin(
+        self, fragments: list[Fragment], options: Options, reports: dict[str, Report]
+    ) -> list[Refresh]:
+        """The refreshes of fragments whose relation is there; only they need Spark."""
+        if not fragments:
+            return []
+        spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
+        return [self._refresh(spark, f, options, reports[f.name]) for f in fragments]
+
+    def _failed(
+        self,
+        fragments: list[Fragment],
+        failed: dict[str, DriftlineError],
+        reports: dict[str, Report],
+    ) -> list[Fragment]:
+        """Report what failed in an attempt; returns the fragments that are worth another."""
+        alike: dict[int, tuple[DriftlineError, list[str]]] = {}
+        for fragment in fragments:
+            error, report = failed[fragment.name], reports[fragment.name]
+            report.fail(error)
+            if error.is_retryable and report.attempts < self.attempts:
+                alike.setdefault(id(error), (error, []))[1].append(fragment.name)
+        for error, names in alike.values():
             cause = f" The cause: {error.details['cause']}." if "cause" in error.details else ""
-            self.note(f"{one.job.name}: {error.message}{cause} Trying again.")
-        return error.is_retryable
+            self.note(f"{', '.join(names)}: {error.message}{cause} Trying again.")
+        return [fragment for fragment in fragments if failed[fragment.name].is_retryable]
 
     def _converse(
-        self, link: Link, tries: list[Refresh], failed: dict[str, DriftlineError]
+        self,
+        link: Link,
+        tries: list[Refresh],
+        described: dict[str, pb.DescribeReply],
+        failed: dict[str, DriftlineError],
     ) -> None:
         """Prepare all, then exchange all in one stream; a broken stream is opened again."""
         for one in tries:
             with _catching(one, failed), one.job.report.phase("reduce"):
-                one.prepare(partial(_describe, link, one))
+                one.prepare(partial(_describe, link, one, described.get(one.job.name)))
         ready = [one for one in tries if one.job.name not in failed]
         for one in ready:
             if isinstance(one, Sweep) and one.in_tiles:
@@ -193,11 +249,18 @@ class Runner:
         except DriftlineError as other:
             return other
 
-    def _refresh(self, fragment: Fragment, options: Options, report: Report) -> Refresh:
-        report.attempts += 1
-        job = Job(self.spark, self.store, fragment, options, report)
+    def _refresh(
+        self, spark: SparkSession, fragment: Fragment, options: Options, report: Report
+    ) -> Refresh:
+        job = Job(spark, self.store, fragment, options, report)
         kind = Refresh if fragment.incremental is None else Sweep
         return kind(job, lambda progress: self.progress(fragment.name, progress))
+
+    def _refused(self, report: Report, error: DriftlineError) -> Report:
+        """The report of a fragment that was not even begun."""
+        self._published(report)
+        report.fail(error)
+        return self._kept(report)
 
     def _published(self, report: Report) -> None:
         """Note what readers see of a fragment that cannot be worked on."""
@@ -229,9 +292,12 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
         failed[one.job.name].__cause__ = error
 
 
-def _describe(link: Link, one: Refresh, relation: str) -> pb.DescribeReply:
+def _describe(
+    link: Link, one: Refresh, known: pb.DescribeReply | None, relation: str
+) -> pb.DescribeReply:
+    """The description of a relation: the one that is known already, or the source's answer."""
     one.job.report.round_trips += 1
-    reply = link.describe(relation)
+    reply = link.describe(relation) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # it may be lost
         remember.note_limits(one.job.store, link.source, reply.description)
     return reply

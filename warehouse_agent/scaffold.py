@@ -89,11 +89,12 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
     for offer in refused:
         print(f"{_clean(offer.relation)}: {_clean(offer.reason)}", file=sys.stderr)
     good = len(offered) - len(refused)
-    print(
-        f"wrote {path} with {good} of the {counted(len(offered), 'relation')} that "
-        f"{source.address} publishes; next: {driftline} doctor",
-        file=sys.stderr,
+    of_all = (
+        f"{good} of {counted(len(offered), 'relation')}" if refused else counted(good, "relation")
     )
+    print(f"wrote {path} with {of_all} of {source.address}", file=sys.stderr)
+    if good:
+        print(f"next: {driftline} doctor", file=sys.stderr)
     return 0 if good else 1
 
 
@@ -274,9 +275,11 @@ def _relative(path: Path, file: Path) -> str:
 
 
 def _source_name(host: str) -> str:
-    """The first label of a host's name; `source` for an IP address and for this machine."""
+    """The first label of a host's name; for an address or this machine what says so."""
+    if is_loopback(host):
+        return "local"
     label = host.partition(".")[0]
-    return label if _LABEL.fullmatch(label) and not is_loopback(host) else "source"
+    return label if _LABEL.fullmatch(label) else "remote"
 
 
 def _key(name: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from pyspark.sql import SparkSession
@@ -61,3 +63,17 @@ def prepare(spark: SparkSession) -> SparkSession:
     for key, value in _SESSION.items():
         spark.conf.set(key, value)
     return spark
+
+
+@dataclass
+class Deferred:
+    """A session that is started when it is first asked for, and then kept."""
+
+    settings: Mapping[str, str]
+    _started: list[SparkSession] = field(default_factory=list)
+
+    def get(self) -> SparkSession:
+        """Raises ConfigurationError: no Java."""
+        if not self._started:
+            self._started.append(start(dict(self.settings)))
+        return self._started[0]

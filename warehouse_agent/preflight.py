@@ -1,0 +1,64 @@
+"""What is tried at a source before Spark is started, so that a mistake is told in a second.
+
+A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection,
+asks for the names that the source publishes to our certificate, and for the description of each
+relation that is to be loaded for the first time. That is one small message for a refresh of tables
+that exist; a first load needs its description anyway, and gets the one that is asked for here.
+The names do not touch the source's database.
+
+Not here: `doctor`, which looks at each step of the line by itself and says more (`examine`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+from driftline import wire_pb2 as pb
+from driftline.errors import DriftlineError
+from driftline.limits import CONTROL_S
+
+from warehouse_agent import publish
+from warehouse_agent.configure import Fragment, Source
+from warehouse_agent.link import Link, diagnose, host_and_port
+from warehouse_agent.store import Store
+
+
+def reach(source: Source) -> None:
+    """Make a TCP connection and close it.
+
+    A source that is not there at the beginning is not waited for, unlike one that is lost later:
+    whoever runs the command decides, and is told at once.
+
+    Raises:
+        SourceUnreachable: nothing listens at the address, or there is no such host.
+    """
+    try:
+        socket.create_connection(host_and_port(source), CONTROL_S).close()
+    except OSError as problem:
+        if (error := diagnose(source)) is not None:
+            raise error from problem
+
+
+def ask(
+    link: Link, store: Store, fragments: Iterable[Fragment], failed: dict[str, DriftlineError]
+) -> dict[str, pb.DescribeReply]:
+    """Find the relations of fragments; put those that fail, by fragment name, into `failed`.
+
+    Returns:
+        The descriptions that were asked for, by fragment name.
+
+    Raises:
+        DriftlineError: the source cannot be asked at all.
+    """
+    published = set(link.describe("").relations)
+    described = {}
+    for fragment in fragments:
+        try:
+            is_first = publish.head(store, fragment.name) is None
+            # Of a name that is not in the list, the source itself says what is wrong.
+            if is_first or fragment.relation not in published:
+                described[fragment.name] = link.describe(fragment.relation)
+        except DriftlineError as error:
+            failed[fragment.name] = error
+    return described
