@@ -1,11 +1,14 @@
 """The certificates of mutual TLS, read again when they change.
 
-gRPC asks for them at every handshake, so a renewed certificate or authority counts from the next
-connection on, without a restart. The contents are compared, not the times of the files: three small
-reads, and no renewal within one tick of the clock is missed.
+They are looked at for every connection that begins a handshake, so a renewed certificate or
+authority counts from the next connection on, without a restart. The contents are compared, not the
+times of the files: three small reads, and no renewal within one tick of the clock is missed.
 
 Certificates that do not fit together are refused at the start with the reason; later the old ones
 stay in use, because a renewal writes one file after the other.
+
+Rejected: gRPC's own `dynamic_ssl_server_credentials`. It replaces what handshakes in progress are
+using, and ends the process when many of them time out (grpc/grpc issue 36693).
 """
 
 from __future__ import annotations
@@ -28,25 +31,35 @@ class Watched:
     """Certificates that are read again when one of the files changes."""
 
     def __init__(self, files: Certificates, config_name: str) -> None:
+        """Raises ConfigurationError when they cannot be used."""
         self._files, self._config_name = files, config_name
         self._contents = self._read_all()
-        self._configuration = self._usable(self._contents)
+        self._check(self._contents)
+        self._complaint = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration, self._current, require_client_authentication=True
+        """Of a server that uses them as they are now, for as long as it lives."""
+        certificate, key, authority = self._contents
+        return grpc.ssl_server_credentials(
+            [(key, certificate)], authority, require_client_auth=True
         )
 
-    def _current(self) -> grpc.ServerCertificateConfiguration:
-        """Called at every handshake. Half-written files are not used; the old ones stay."""
+    def changed(self) -> bool:
+        """Whether there are others now, and usable ones. Half-written files are not."""
         try:
             contents = self._read_all()
-            if contents != self._contents:
-                self._configuration, self._contents = self._usable(contents), contents
-                _log.info("the certificates were read again")
+            if contents == self._contents:
+                self._complaint = ""
+                return False
+            self._check(contents)
         except ConfigurationError as error:
-            _log.warning("the certificates on disk are not usable yet: %s", error)
-        return self._configuration
+            if str(error) != self._complaint:  # once, not for every connection
+                self._complaint = str(error)
+                _log.warning("the certificates on disk are not usable yet: %s", error)
+            return False
+        self._contents, self._complaint = contents, ""
+        _log.info("the certificates were read again")
+        return True
 
     def _read_all(self) -> Contents:
         files = self._files
@@ -56,8 +69,8 @@ class Watched:
             self._read("client_ca", files.client_ca),
         )
 
-    def _usable(self, contents: Contents) -> grpc.ServerCertificateConfiguration:
-        certificate, key, authority = contents
+    def _check(self, contents: Contents) -> None:
+        authority = contents[2]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # gRPC would only fail every handshake; the standard library says what is wrong.
@@ -68,7 +81,6 @@ class Watched:
             context.load_verify_locations(cadata=authority.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise self._error("client_ca", f"It holds no certificate: {error}.") from None
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
     def _read(self, setting: str, path: Path) -> bytes:
         try:

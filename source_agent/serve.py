@@ -1,11 +1,8 @@
 """The gRPC server: who may connect, how much, and when it ends.
 
 It listens with mutual TLS, or in plain text on loopback; nobody without a certificate of the DBA's
-authority reaches a handler. Certificates are read again when their files change. What is asked is
-answered in `answer`; here are only transport, the `Describe` call, health and the process.
-
-A connection older than an hour is asked to
-come again, so that a revoked or renewed certificate counts; a stream that is running is not cut.
+authority reaches a handler. What is asked is answered in `answer`, how calls arrive
+is `transport`; here are only the two calls, health and the process.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,19 +21,13 @@ from typing import NoReturn, cast
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.errors import GRPC_STATUS, ConfigurationError, DriftlineError
-from driftline.limits import (
-    HEARTBEAT_S,
-    RECEIVE_BYTES_MAX_SOURCE,
-    RECEIVE_BYTES_MAX_WAREHOUSE,
-    RPCS_MAX,
-)
+from driftline.errors import GRPC_STATUS, DriftlineError
+from driftline.limits import HEARTBEAT_S
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from source_agent.answer import Conversation
 from source_agent.audit import Audit
-from source_agent.certificates import Watched
 from source_agent.configure import SourceConfig
 from source_agent.engine import Engine
 from source_agent.engines import connect
@@ -44,26 +35,13 @@ from source_agent.govern import Governor
 from source_agent.heap import keep_heap_small
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
+from source_agent.transport import Transport
 
 STOP_GRACE_S = 30.0
 # Trailing metadata of a Describe that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
 
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # else a second agent shares the port silently
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.keepalive_time_ms", 20_000),  # a warehouse that vanished gives its snapshot back
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),
-    ("grpc.max_concurrent_streams", 16),
-    ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_SOURCE),
-    ("grpc.max_send_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
-)
 _log = logging.getLogger("driftline.source")
 
 
@@ -72,6 +50,8 @@ class Servicer(wire_pb2_grpc.SourceServicer):
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        # Of the transport, which is made with this: a call arrived from a client.
+        self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
 
@@ -79,7 +59,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, request: pb.DescribeRequest, context: grpc.ServicerContext
     ) -> pb.DescribeReply:
         try:
-            return self._describe(request, client_of(context))
+            return self._describe(request, self._client(context))
         except Exception as problem:
             _abort(context, known(problem))
 
@@ -112,7 +92,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         conversation = Conversation(
-            self._source, client_of(context), request_iterator, cancel=context.cancel
+            self._source, self._client(context), request_iterator, cancel=context.cancel
         )
         with self._lock:
             self._conversations = {c for c in self._conversations if c.worker.is_alive()}
@@ -120,6 +100,11 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         # The callback ends the work at once when the client goes, whatever the RPC waits for.
         if context.add_callback(conversation.stop):
             yield from conversation.replies()
+
+    def _client(self, context: grpc.ServicerContext) -> Client:
+        client = client_of(context)
+        self.arrived(context, client.label)
+        return client
 
     def stop(self, timeout_s: float) -> None:
         """Ends what is left of the conversations and waits for their sessions to close."""
@@ -137,23 +122,21 @@ class Server:
 
     def __init__(
         self,
-        server: grpc.Server,
+        transport: Transport,
         servicer: Servicer,
         vital: health.HealthServicer,
-        pools: tuple[ThreadPoolExecutor, ...],
-        port: int,
+        probes: ThreadPoolExecutor,
     ) -> None:
-        self.port = port
-        self._server, self._servicer, self._vital = server, servicer, vital
-        self._pools = pools
+        self.port = transport.port
+        self._transport, self._servicer, self._vital = transport, servicer, vital
+        self._probes = probes
 
     def stop(self, grace_s: float = 0.0) -> None:
         """No new calls; running ones get `grace_s` seconds; then every session is closed."""
         self._vital.enter_graceful_shutdown()
-        self._server.stop(grace_s).wait()
+        self._transport.stop(grace_s)
         self._servicer.stop(timeout_s=5.0)
-        for pool in self._pools:
-            pool.shutdown(wait=False)
+        self._probes.shutdown(wait=False)
 
 
 def start(
@@ -177,17 +160,19 @@ def start(
         Audit(config.server.audit_file),
         heartbeat_s,
     )
-    rpcs, probes = ThreadPoolExecutor(RPCS_MAX, "rpc"), ThreadPoolExecutor(1, "health")
-    server = grpc.server(rpcs, options=_OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
-    servicer = Servicer(source)
-    wire_pb2_grpc.add_SourceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    servicer, probes = Servicer(source), ThreadPoolExecutor(1, "health")
     vital = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=probes)
-    health_pb2_grpc.add_HealthServicer_to_server(vital, server)
     for name in ("", "driftline.Source"):
         vital.set(name, health_pb2.HealthCheckResponse.SERVING)
-    port = _bind(server, config)
-    server.start()
-    return Server(server, servicer, vital, (rpcs, probes), port)
+
+    def add_handlers(server: grpc.Server) -> None:
+        wire_pb2_grpc.add_SourceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(vital, server)
+
+    transport = Transport(config.server, config.path.name, add_handlers)
+    servicer.arrived = transport.establish
+    transport.start()
+    return Server(transport, servicer, vital, probes)
 
 
 def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
@@ -246,19 +231,3 @@ def _abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
     )
     context.abort(status, error.message)
     raise AssertionError("abort raises")
-
-
-def _bind(server: grpc.Server, config: SourceConfig) -> int:
-    endpoint = config.server
-    place = f"{config.path.name}: server.listen"
-    try:
-        if endpoint.certificates is None:
-            return server.add_insecure_port(endpoint.address)
-        credentials = Watched(endpoint.certificates, config.path.name).credentials()
-        return server.add_secure_port(endpoint.address, credentials)
-    except RuntimeError:
-        raise ConfigurationError(
-            f"It is not possible to listen on {endpoint.address}.",
-            where=place,
-            remedy="Is another agent running, or is the address not of this machine?",
-        ) from None

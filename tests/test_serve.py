@@ -3,9 +3,11 @@ does. Totals and row bytes are computed here from the protocol's text, not by th
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
+import socket
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ from driftline.ranges import RangeSums, strata, uniform
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent import serve
+from source_agent import serve, transport
 from source_agent.configure import SourceConfig, load
 from source_agent.enroll import enroll
 from source_agent.govern import Governor
@@ -275,6 +277,59 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(
         described(agent, new)
         with pytest.raises(grpc.RpcError):
             described(agent, certs)
+    finally:
+        server.stop()
+
+
+def test_a_stream_outlives_the_certificates_that_it_began_with(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose server is retired at once, and asks its clients to come again."""
+    monkeypatch.setattr(transport, "RETIRES_AFTER_S", 0.0)
+    own = tmp_path / "own"
+    shutil.copytree(certs, own)
+    make_orders(tmp_path / "own.db", ROWS)
+    config = configuration(tmp_path, tmp_path / "own.db", certs=own, more=SLOW)
+    server = start(config, heartbeat_s=0.05)
+    try:
+        agent = Agent(server, Recorded(config), tmp_path)
+        with channel(server.port, certs) as over, Peer(over) as conversation:
+            conversation.send(opening(RECIPE, ours=Digest(1, 1)))
+            while conversation.reply(progress=True).progress.phase != "scan":
+                pass
+            new = tmp_path / "new"
+            enroll(new, source_names=["127.0.0.1"])
+            for name in ("source.pem", "source.key", "ca.pem"):
+                shutil.copy(new / name, own / name)
+            described(agent, new)
+            # Its connection takes no new calls, and another one is refused.
+            ask = functools.partial(SourceStub(over).Describe, pb.DescribeRequest(protocol=1))
+            with pytest.raises(grpc.RpcError):
+                all(ask(timeout=10) for _ in range(100))
+            for _ in range(5):
+                assert conversation.reply(progress=True).progress.phase == "scan"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("listen", "hosts"),
+    [
+        ("[::1]:0", ["::1"]),
+        ("0.0.0.0:0", ["127.0.0.1", "::1"]),  # as gRPC takes a wildcard
+        ("[::]:0", ["127.0.0.1", "::1"]),
+        ("localhost:0", ["localhost"]),
+    ],
+)
+def test_addresses_to_listen_on(tmp_path: Path, certs: Path, listen: str, hosts: list[str]) -> None:
+    make_orders(tmp_path / "erp.db", ROWS)
+    config = configuration(tmp_path, tmp_path / "erp.db", certs=certs)
+    config.path.write_text(config.path.read_text().replace("127.0.0.1:0", listen))
+    server = start(load(config.path))
+    try:
+        for host in hosts:
+            with socket.create_connection((host, server.port), 5):
+                pass
     finally:
         server.stop()
 
