@@ -47,15 +47,18 @@ from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
     AS_OF,
     BEGIN,
+    DRIVER,
     KILL,
     RANGES_PER_SELECT,
     ROWS_MAX,
     SETTINGS,
+    SHOWN,
     STATEMENT_TIMEOUTS,
     STATEMENTS,
     TIME_LIMITS,
     TIMEOUTS,
     VERSION,
+    WATCHED,
     empty_sql,
     explain_sql,
     null_key_sql,
@@ -65,7 +68,7 @@ from source_agent.mariadb_sql import (
     scan_sql,
 )
 from source_agent.mariadb_values import BINDERS, encoder
-from source_agent.relations import plan_of
+from source_agent.relations import changed_setting, plan_of
 
 PAGE_ROWS: Final = 1024
 KILL_S: Final = 5
@@ -89,6 +92,7 @@ class MariadbSession:
         is_mariadb = "mariadb" in str(self.ask(VERSION)[0][0]).lower()
         for sql in SETTINGS:
             self.ask(sql)
+        self._shown = self.ask(SHOWN)[0]
         lock_s = max(1, round(limits.lock_s))
         for sql, seconds in zip(
             TIMEOUTS, (lock_s, lock_s, max(1, round(limits.idle_s))), strict=True
@@ -164,8 +168,11 @@ class MariadbSession:
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self._note(shape)
         if plan_of(shape).pages:
-            return rows.batches(self._pages(shape), encoder(shape), block_rows=PAGE_ROWS)
-        found = self._read(shape, scan_sql(shape, ordered=ordered), ())
+            found = rows.batches(self._pages(shape), encoder(shape), block_rows=PAGE_ROWS)
+            return self._settled(found, shape.relation)
+        found = self._settled(
+            self._read(shape, scan_sql(shape, ordered=ordered), ()), shape.relation
+        )
         return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
@@ -195,10 +202,24 @@ class MariadbSession:
             for batch in found if is_exact else rows.spooled(found):
                 left -= len(batch)
                 yield batch
+        self._refuse_changed(shape.relation)
 
     def _note(self, shape: Shape) -> None:
         if plan_of(shape).consistency is Consistency.FUZZY:
             self._consistency = Consistency.FUZZY
+
+    def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
+        """Yield rows; at their end, raise if a stored function has changed a setting."""
+        yield from found
+        self._refuse_changed(relation)
+
+    def _refuse_changed(self, relation: Relation) -> None:
+        """Raise DatabaseRefused if settings on which text forms depend have changed."""
+        pairs = zip(WATCHED, self._shown, self.ask(SHOWN)[0], strict=True)
+        if changed := [name for name, was, now in pairs if was != now]:
+            for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session
+                self.ask(sql)
+            raise changed_setting(relation, changed)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         cursor = self._connection.cursor(SSCursor)

@@ -44,6 +44,7 @@ from source_agent.engine import (
 from source_agent.postgresql_access import connect_error, translate
 from source_agent.postgresql_copy import copied, drain
 from source_agent.postgresql_replaced import refuse_replaced
+from source_agent.postgresql_settings import SETTINGS, refuse_changed, shown
 from source_agent.postgresql_split import PostgresqlJoin, PostgresqlSplit, import_sql, part_sql
 from source_agent.postgresql_sql import (
     AS_OF,
@@ -61,7 +62,6 @@ from source_agent.postgresql_sql import (
     scan_sql,
     timeouts,
 )
-from source_agent.postgresql_types import SETTINGS
 from source_agent.relations import plan_of
 
 CANCEL_S: Final = 5.0
@@ -86,6 +86,7 @@ class PostgresqlSession:
         try:
             for sql, settings in ((PIN, SETTINGS), (TIGHTEN, timeouts(limits))):
                 connection.execute(sql, (list(settings), list(settings.values())))
+            self._shown = shown(self.ask)
             connection.execute(BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
@@ -145,14 +146,14 @@ class PostgresqlSession:
     def describe(self, relation: Relation) -> Shape:
         with self._reading(relation):
             shape = postgresql_types.describe(self, relation)
-            refuse_replaced(self.ask, relation)
+            self._refuse_changed(relation)
             return shape
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self._note(shape)
         with self._reading(shape.relation):
             yield from self._copy(shape, scan_sql(shape, ordered=ordered))
-            refuse_replaced(self.ask, shape.relation)
+            self._refuse_changed(shape.relation)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         with self._reading(shape.relation):
@@ -197,7 +198,12 @@ class PostgresqlSession:
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
                 yield from self._copy(shape, sql)
-            refuse_replaced(self.ask, shape.relation)
+            self._refuse_changed(shape.relation)
+
+    def _refuse_changed(self, relation: Relation) -> None:
+        """Raise SnapshotLost or DatabaseRefused if what was read is not what it seems to be."""
+        refuse_replaced(self.ask, relation)
+        refuse_changed(self.ask, self._shown, relation)
 
     def _note(self, shape: Shape) -> None:
         if plan_of(shape).consistency is Consistency.FUZZY:

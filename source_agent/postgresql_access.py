@@ -27,6 +27,7 @@ from psycopg import Error, OperationalError, errors, pq
 from source_agent import (
     postgresql_hashes,
     postgresql_replaced,
+    postgresql_settings,
     postgresql_split,
     postgresql_types,
 )
@@ -254,6 +255,10 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [postgresql_hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     catalogue = (*postgresql_types.CATALOGUE, *postgresql_hashes.CATALOGUE, *CATALOGUE)
-    more = (*postgresql_split.STATEMENTS, *postgresql_replaced.CATALOGUE)
+    more = (
+        postgresql_settings.SHOWN,
+        *postgresql_split.STATEMENTS,
+        *postgresql_replaced.CATALOGUE,
+    )
     texts = [*STATEMENTS, *more, *catalogue, *reads]
     return list(dict.fromkeys(texts))

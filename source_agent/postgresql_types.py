@@ -1,16 +1,12 @@
-"""PostgreSQL: from a relation and the catalogue to a `Shape`; every type's read expression.
+"""PostgreSQL: from a relation and the catalogue to a `Shape`.
 
 A relation is described by a statement that is prepared and never run: the row description gives
-type and modifier of each column, with domains already resolved to what lies below them. What the
-protocol declares is read in its own binary send format, at no cost; everything else as `::text`.
+type and modifier of each column, with domains already resolved to what lies below them. How each
+type is read is in `postgresql_values`.
 
-Invariants: the read expression of a type is lossless under `SETTINGS`. Two of them change a value:
-floats have one NaN left, `money` becomes the numeric that it prints as. Types and operators are
-named with their schema, so that nothing in the login's search_path can stand in for them; the
-search_path itself stays as it is, because the DBA's own queries rely on it.
-
-Rejected: reading arrays, composites and ranges in binary. Their bytes hold OIDs, which differ
-between two databases with the same content, and after every dump and restore.
+Invariants: types and operators are named with their schema, so that nothing in the login's
+search_path can stand in for them; the search_path itself stays as it is, because the DBA's own
+queries rely on it.
 """
 
 from __future__ import annotations
@@ -19,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from driftline.errors import ConfigurationError
-from driftline.types import DeclaredType
 
 from source_agent import postgresql_hashes
 from source_agent.engine import Consistency, Fingerprint, Relation, Shape
 from source_agent.postgresql_replaced import replaced
 from source_agent.postgresql_sql import EXPLAIN, range_sql, scan_sql
+from source_agent.postgresql_values import FLOATS, NATIVE, column
 from source_agent.relations import (
     ALIAS,
     Access,
@@ -39,56 +35,6 @@ from source_agent.relations import (
     split_name,
     unknown_table,
 )
-
-# The session's settings: text forms must not depend on server, database or role. IntervalStyle
-# `postgres` prints every interval losslessly (sql_standard is ambiguous with mixed signs). One
-# backend per scan, and no JIT, whose compilation costs more than reading a few ranges does.
-SETTINGS: Final = {
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO, MDY",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "lc_numeric": "C",
-    "xmlbinary": "base64",
-    "xmloption": "content",
-    "array_nulls": "on",
-    "quote_all_identifiers": "off",
-    "jit": "off",
-    "max_parallel_workers_per_gather": "0",
-    "row_security": "on",
-    "application_name": "driftline-source",
-}
-
-# OIDs of pg_type.dat, fixed since each type exists. Values: declared kind.
-_NATIVE: Final = {
-    16: "bool",
-    17: "bytea",
-    19: "text",  # name
-    20: "int8",
-    21: "int2",
-    23: "int4",
-    25: "text",
-    26: "oid",
-    114: "text",  # json: kept as it was written
-    1042: "text",  # bpchar, padding included
-    1043: "text",  # varchar
-    1082: "date",
-    1083: "time",
-    1114: "timestamp",
-    1184: "timestamptz",
-    1186: "interval",
-    1266: "timetz",
-    2950: "uuid",
-    3802: "jsonb",
-}
-_FLOATS: Final = {700: "float4", 701: "float8"}
-_NUMERIC, _MONEY = 1700, 790
-# Sent as text, but not by way of a cast to it, which cuts off padding or may be the owner's own.
-_FORMS: Final = {114: "json", 1042: "bpchar"}
-_MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
 CORRELATION_MIN: Final = 0.95
@@ -115,7 +61,8 @@ FROM pg_catalog.pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 INDEXES = """
 SELECT i.indisprimary,
-       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL,
+       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+         AND 16384::pg_catalog.oid OPERATOR(pg_catalog.>) ALL (i.indclass::pg_catalog.oid[]),
        i.indpred IS NULL AND m.amname = 'btree',
        ARRAY(SELECT a.attname::pg_catalog.text
              FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(number, place)
@@ -150,7 +97,8 @@ class Asks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the catalogue says of a table; `index` entries as INDEXES has them."""
+    """What the catalogue says of a table; `index` entries as INDEXES has them. An operator class
+    that is not PostgreSQL's own may take one value for two, so its index vouches for nothing."""
 
     source: str
     columns: tuple[str, ...]
@@ -252,10 +200,10 @@ def _columns(
 ) -> list[Found]:
     names = ", ".join(quote(name) for name in order.names)
     described = session.row_description(f"SELECT {names} FROM {source}")
-    others = [oid for _, oid, _ in described if oid not in _NATIVE and oid not in _FLOATS]
+    others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
     kinds = {oid: (kind, name) for oid, kind, name in session.ask(TYPES, others)} if others else {}
     found = [
-        _column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text)
+        column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text)
         for name, oid, modifier in described
     ]
     has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
@@ -266,37 +214,6 @@ def _columns(
             where=relation.name,
         )
     return [replace(f, nullable=f.name not in not_null) for f in found]
-
-
-def _column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> Found:
-    column = quote(name)
-    text = DeclaredType("text")
-    if oid in _NATIVE and (_NATIVE[oid] == "text" or not as_text):
-        return Found(name, DeclaredType(_NATIVE[oid]), column, _FORMS.get(oid, ""))
-    if kind[0] == "e":
-        return Found(name, text, column, "enum")  # whose binary form is its label
-    if oid in _FLOATS:
-        declared = _FLOATS[oid]
-        nan = f"'NaN'::pg_catalog.{declared}"
-        read = f"CASE WHEN {column} OPERATOR(pg_catalog.=) {nan} THEN {nan} ELSE {column} END"
-        if not as_text:
-            return Found(name, DeclaredType(declared), read)
-    if oid == _NUMERIC and not as_text:
-        return Found(name, _numeric(modifier), column)
-    if oid == _MONEY and not as_text:
-        return Found(name, _MONEY_TYPE, f"{column}::pg_catalog.numeric(19,2)")
-    note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
-    return Found(name, text, f"{column}::pg_catalog.text", note=note)
-
-
-def _numeric(modifier: int) -> DeclaredType:
-    """numeric.c: ((precision << 16) | (scale & 0x7ff)) + 4, the scale signed in 11 bits."""
-    if modifier >= 4:
-        precision = (modifier - 4) >> 16 & 0xFFFF
-        scale = ((modifier - 4 & 0x7FF) ^ 1024) - 1024
-        if 1 <= precision <= 38 and 0 <= scale <= precision:
-            return DeclaredType("numeric", precision, scale)
-    return DeclaredType("numeric")
 
 
 def _planned(session: Asks, described: Shape, table: _Table | None) -> Shape:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
@@ -193,6 +193,17 @@ def refuse_types(relation: Relation, engine: str) -> None:
 def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(
         f"The column {column!r} {what}.", remedy=remedy, where=f"{relation.name}.{column}"
+    )
+
+
+def changed_setting(relation: Relation, names: Sequence[str]) -> DatabaseRefused:
+    """Return the error for settings that a function of the source changed during a read."""
+    return DatabaseRefused(
+        f"A function that this relation calls changed {', '.join(names)} for the whole session, "
+        "and what was read depends on it.",
+        where=relation.name,
+        remedy="Have the function leave the setting as it found it, or publish columns that do "
+        "not call it.",
     )
 
 

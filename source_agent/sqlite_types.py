@@ -48,11 +48,14 @@ TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table',
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
+# Around columns. A name in "…" that no column bears any more is read as a text of these letters.
+MARK: Final = "`"
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
 _RENAMED = re.compile(r"(.+):\d+")  # what a view calls a second column of one name
 ROWIDS: Final = ("rowid", "_rowid_", "oid")
+_COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
 
 
@@ -68,6 +71,8 @@ class Asks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Index:
+    """`is_unique` under collations of SQLite's own: another may tell equal texts apart."""
+
     columns: tuple[str | None, ...]
     is_unique: bool
     is_partial: bool
@@ -100,7 +105,7 @@ class _Table:
         """SQL of what orders the table as it is stored."""
         if self.rowid:
             return (self.rowid,)
-        return tuple(quote(name) for name in self.primary) if self.is_stored else ()
+        return tuple(quote(name, MARK) for name in self.primary) if self.is_stored else ()
 
 
 def describe(session: Asks, relation: Relation) -> Shape:
@@ -203,7 +208,8 @@ def _indexes(session: Asks, name: str) -> list[_Index]:
     for _, index, unique, origin, partial in session.ask(INDEX_LIST.format(name=quote(name))):
         rows = session.ask(INDEX_XINFO.format(name=quote(index)))
         columns = tuple(row[2] for row in rows if row[5])
-        found.append(_Index(columns, bool(unique), bool(partial), origin == "pk"))
+        is_known = all((row[4] or "").upper() in _COLLATIONS for row in rows if row[5])
+        found.append(_Index(columns, bool(unique and is_known), bool(partial), origin == "pk"))
     return found
 
 
@@ -221,7 +227,7 @@ def _column(
     relation: Relation, name: str, written: str, is_nullable: bool, is_stored: bool
 ) -> Found:
     """Forms: see `sqlite.encoder`."""
-    read = quote(name)
+    read = quote(name, MARK)
     if name in relation.as_text:
         return Found(name, DeclaredType("text"), read, "tagged", is_nullable)
     if (override := declared(relation, name)) is not None:
@@ -284,13 +290,14 @@ def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
 def range_sql(shape: Shape, *, is_open: bool = False) -> str:
     """From a key on and before another. Text and blobs stand behind all numbers: `is_open` reads
     them, too, and has no other key."""
-    key = quote(shape.recipe.columns[0].name)
+    key = quote(shape.recipe.columns[0].name, MARK)
     return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
 
 
 def null_key_sql(shape: Shape) -> str:
     """A row whose key, of one column, is NULL, if there is any."""
-    return select_sql(shape, f"{quote(shape.recipe.columns[0].name)} IS NULL", tail="\nLIMIT 1")
+    key = quote(shape.recipe.columns[0].name, MARK)
+    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:
