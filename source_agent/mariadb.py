@@ -32,7 +32,7 @@ from driftline.errors import DatabaseUnavailable
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor, SSCursor
 
-from source_agent import mariadb_access, mariadb_types, rows
+from source_agent import mariadb_access, mariadb_settings, mariadb_types, rows
 from source_agent.engine import (
     Consistency,
     Limits,
@@ -47,18 +47,10 @@ from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
     AS_OF,
     BEGIN,
-    DRIVER,
     KILL,
     RANGES_PER_SELECT,
     ROWS_MAX,
-    SETTINGS,
-    SHOWN,
-    STATEMENT_TIMEOUTS,
     STATEMENTS,
-    TIME_LIMITS,
-    TIMEOUTS,
-    VERSION,
-    WATCHED,
     empty_sql,
     explain_sql,
     null_key_sql,
@@ -68,12 +60,10 @@ from source_agent.mariadb_sql import (
     scan_sql,
 )
 from source_agent.mariadb_values import BINDERS, encoder
-from source_agent.relations import changed_setting, plan_of
+from source_agent.relations import plan_of
 
 PAGE_ROWS: Final = 1024
 KILL_S: Final = 5
-_IDLE: Final = {"wait_timeout", "idle_transaction_timeout", "idle_readonly_transaction_timeout"}
-_ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}
 
 
 class MariadbSession:
@@ -89,18 +79,7 @@ class MariadbSession:
         self._interrupted = False
         self._open_cursor: SSCursor | None = None
         self._consistency = Consistency.EXACT
-        is_mariadb = "mariadb" in str(self.ask(VERSION)[0][0]).lower()
-        for sql in SETTINGS:
-            self.ask(sql)
-        self._shown = self.ask(SHOWN)[0]
-        lock_s = max(1, round(limits.lock_s))
-        for sql, seconds in zip(
-            TIMEOUTS, (lock_s, lock_s, max(1, round(limits.idle_s))), strict=True
-        ):
-            self.ask(sql, seconds)
-        if limits.statement_s is not None:
-            budget = limits.statement_s if is_mariadb else round(limits.statement_s * 1000)
-            self.ask(STATEMENT_TIMEOUTS[is_mariadb], budget, budget)
+        self._shown = mariadb_settings.pin(self.ask, limits)
         self._as_of = str(self.ask(AS_OF)[0][0])
         self.ask(BEGIN)
 
@@ -118,12 +97,7 @@ class MariadbSession:
 
     @property
     def time_limits(self) -> list[TimeLimit]:
-        found = []
-        for name, text in self.ask(TIME_LIMITS):
-            seconds = float(text or 0) / (1000 if name == "max_execution_time" else 1)
-            if seconds or name in _ZERO_IS_AT_ONCE:
-                found.append(TimeLimit(str(name), seconds, name in _IDLE))
-        return found
+        return mariadb_settings.time_limits(self.ask)
 
     def pause(self) -> None:
         """InnoDB's readers block nobody, and of the others no result is left unread here."""
@@ -215,11 +189,7 @@ class MariadbSession:
 
     def _refuse_changed(self, relation: Relation) -> None:
         """Raise DatabaseRefused if settings on which text forms depend have changed."""
-        pairs = zip(WATCHED, self._shown, self.ask(SHOWN)[0], strict=True)
-        if changed := [name for name, was, now in pairs if was != now]:
-            for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session
-                self.ask(sql)
-            raise changed_setting(relation, changed)
+        mariadb_settings.refuse_changed(self.ask, self._shown, relation)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         cursor = self._connection.cursor(SSCursor)
@@ -361,5 +331,11 @@ class MariadbEngine:
             if shape.recipe.integer_key:
                 reads += [range_sql(shape), null_key_sql(shape)]
                 reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
-        texts = [*STATEMENTS, *mariadb_types.CATALOGUE, *mariadb_access.CATALOGUE, *reads]
+        texts = [
+            *STATEMENTS,
+            mariadb_settings.SHOWN,
+            *mariadb_types.CATALOGUE,
+            *mariadb_access.CATALOGUE,
+            *reads,
+        ]
         return list(dict.fromkeys(texts))

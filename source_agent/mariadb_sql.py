@@ -46,21 +46,6 @@ TIME_LIMITS = (
     "'lock_wait_timeout', 'innodb_lock_wait_timeout', 'wait_timeout', 'idle_transaction_timeout', "
     "'idle_readonly_transaction_timeout', 'net_write_timeout')"
 )
-# What a stored function that a view or a query calls can change for the session.
-WATCHED: Final = (
-    "time_zone",
-    "lc_time_names",
-    "div_precision_increment",
-    "group_concat_max_len",
-    "sql_select_limit",
-    "max_sort_length",
-    "sql_mode",
-    "character_set_client",
-    "character_set_connection",
-    "collation_connection",
-    "character_set_results",
-)
-SHOWN = f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}"
 AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
 VERSION = "SELECT VERSION()"
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -74,7 +59,6 @@ STATEMENTS: Final = (
     *STATEMENT_TIMEOUTS.values(),
     TIME_LIMITS,
     VERSION,
-    SHOWN,
     AS_OF,
     BEGIN,
     KILL,
