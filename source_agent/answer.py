@@ -7,9 +7,10 @@ reader slows the scan instead of filling memory.
 
 Invariants: the session is opened by the first `Open` that may have a relation and closed by the
 thread that opened it; it ends when the stream ends, when the client says nothing or takes nothing
-for `idle_timeout_s`, and after an error that leaves it unusable. A relation that is not published
-and one that is not for this client cost the same nothing: no SQL. What was refused ends a relation,
-not the stream; requests that were already on their way to it are passed over.
+for `idle_timeout_s` (sooner before its first `Open`, or while others wait for its place), and after
+an error that leaves it unusable. A relation that is not published and one that is not for this
+client cost the same nothing: no SQL. What was refused ends a relation, not the stream; requests
+that were already on their way to it are passed over.
 
 Rejected: heartbeats from inside the scan; one slow statement and the warehouse gives up.
 """
@@ -19,9 +20,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import grpc
 from driftline import wire_pb2 as pb
@@ -34,62 +34,23 @@ from driftline.errors import (
     RecipeChanged,
     SnapshotLost,
 )
+from driftline.limits import NO_PROGRESS_S, OPEN_S
 
 from source_agent.audit import Entry
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Relation, Shape
 from source_agent.govern import GovernedSession, Stopped
 from source_agent.hear import check_release, out_of_place
+from source_agent.outbox import Outbox
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 
-OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
+SILENT_S = NO_PROGRESS_S  # on a place for a scan that another client waits for
 
 # After these the session may be in no state to answer for another relation.
 _BREAKS_SESSION = (DatabaseUnavailable, SnapshotLost, InternalError)
 
 _log = logging.getLogger("driftline.source")
-
-
-class Outbox:
-    """A bounded queue between the worker and the RPC that either may close."""
-
-    def __init__(self, size: int = OUTBOX_REPLIES_MAX) -> None:
-        self._size = size
-        self._held: deque[pb.Reply] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, reply: pb.Reply, timeout_s: float) -> bool:
-        """Whether there was room in time. Raises Stopped when it is closed."""
-        with self._changed:
-            room = self._changed.wait_for(
-                lambda: self._closed or len(self._held) < self._size, timeout_s
-            )
-            if self._closed:
-                raise Stopped
-            if room:
-                self._held.append(reply)
-                self._changed.notify_all()
-            return room
-
-    def take(self, timeout_s: float) -> pb.Reply | None:
-        """The next reply; None when none came in time. Raises Stopped when there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._held), timeout_s)
-            if self._held:
-                reply = self._held.popleft()
-                self._changed.notify_all()
-                return reply
-            if self._closed:
-                raise Stopped
-            return None
-
-    def close(self) -> None:
-        """No more is put in; what is held may still be taken."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 class Conversation:
@@ -113,6 +74,8 @@ class Conversation:
         self._waiting_since: float | None = time.monotonic()
         self._tally = Tally()
         self._idle_s = source.config.database.limits.idle_s
+        self._holds_slot = False
+        self._is_accepted = False  # an Open came that names a relation published to this client
         self._ended_as = "cancelled"  # what the audit says of what is stopped from outside
         self.worker = threading.Thread(target=self._work, name="exchange", daemon=True)
 
@@ -215,8 +178,9 @@ class Conversation:
     def _compare(self, opening: pb.Open, answer: Answer) -> None:
         source = self._source
         published = source.publication(opening.relation, opening.protocol, self._client)
+        self._is_accepted = True
         source.governor.check()
-        with source.governor.slot(self._stopping):
+        with source.governor.slot(self._stopping, self._client.label), self._holding_slot():
             session, shape = self._described(published.relation)
             answer.shape = shape
             answer.tally.phase = "scan"
@@ -290,7 +254,22 @@ class Conversation:
         """Why neither a client that is silent is waited for any longer, nor a statement from which
         nothing comes, between whose batches the budget would be looked at."""
         since = self._waiting_since
-        if since is not None and time.monotonic() - since > self._idle_s:
+        silent_s = 0.0 if since is None else time.monotonic() - since
+        if silent_s > OPEN_S and not self._is_accepted:
+            self._note(pb.Open(), Answer(LimitExceeded.code), silent_s)
+            return LimitExceeded(
+                f"The warehouse did not say in {OPEN_S:g} s which relation it wants.",
+                remedy="Run the refresh again.",
+            )
+        slots = self._source.governor.slots
+        if silent_s > SILENT_S and self._holds_slot and slots.wanted_by_others(self._client.label):
+            self._ended_as = NotNow.code
+            return NotNow(
+                f"The warehouse sent nothing for {SILENT_S:g} s, and another one waits for the "
+                "place (limits.scans_at_once).",
+                remedy="Run the refresh again; nothing was published and what arrived is kept.",
+            )
+        if silent_s > self._idle_s:
             return LimitExceeded(
                 f"The warehouse sent nothing for {self._idle_s:g} s (database.idle_timeout_s).",
                 remedy="Run the refresh again; nothing was published and what arrived is kept.",
@@ -304,6 +283,14 @@ class Conversation:
             self._ended_as = error.code
             return error
         return None
+
+    @contextmanager
+    def _holding_slot(self) -> Iterator[None]:
+        self._holds_slot = True
+        try:
+            yield
+        finally:
+            self._holds_slot = False
 
     def _note(self, opening: pb.Open, answer: Answer, seconds: float) -> None:
         self._source.audit.write(
@@ -323,10 +310,10 @@ class Conversation:
 class Answer:
     """What is known so far of the answer to one `Open`."""
 
-    def __init__(self) -> None:
+    def __init__(self, outcome: str = "cancelled") -> None:
         self.tally = Tally(phase="wait")
         self.shape: Shape | None = None
-        self.outcome = "cancelled"
+        self.outcome = outcome
         self.rows_shipped = self.bytes_out = 0
 
     def count(self, reply: pb.Reply) -> None:

@@ -1,4 +1,4 @@
-"""One JSON line for every relation that was asked for: who, what, how much, with what outcome.
+"""One JSON line for every call about a relation: who, what, how much, with what outcome.
 
 For the DBA, not for debugging: no values, no SQL, no keys of rows. A name that came from the
 network is escaped by JSON and cut. Lines go to the file of `server.audit_file`, opened anew for
@@ -27,7 +27,11 @@ _MODE = 0o640
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one request for one relation came to. `outcome` is `equal`, `sent` or an error code."""
+    """What one request for one relation came to.
+
+    `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code. `relation` is empty
+    for a list of what is published, and for a stream that ended before it named one.
+    """
 
     client: str
     relation: str

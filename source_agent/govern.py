@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from datetime import time as time_of_day
 
@@ -27,10 +27,10 @@ from driftline.errors import NotNow
 
 from source_agent.configure import Budget
 from source_agent.engine import Consistency, Relation, Rows, Session, Shape, Split, TimeLimit
+from source_agent.places import Places
 from source_agent.share import Crew
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
-SLOT_LOOK_S = 0.25  # at most this late is a client's leaving seen while it waits for a slot
 PART_S = 0.25  # of a limited rate: what another process reads before it is counted
 SWITCH_LOOK_S = 1.0  # at most this late is the pause file seen during a scan
 
@@ -79,7 +79,7 @@ class Governor:
         self.clock = clock
         self._wall = wall
         self._slot_wait_s = slot_wait_s
-        self._slots = threading.BoundedSemaphore(budget.scans_at_once)
+        self.slots = Places(lambda: self.budget.scans_at_once, self._all_taken)
         self._rows = _bucket(budget.rows_per_second, clock)
         self._bytes = _bucket(budget.bytes_per_second, clock)
         self.crew = Crew(budget.readers - 1)
@@ -105,28 +105,24 @@ class Governor:
                     remedy="Run the refresh again outside those hours.",
                 )
 
-    @contextmanager
-    def slot(self, stop: threading.Event) -> Iterator[None]:
+    def slot(self, stop: threading.Event, client: str = "") -> AbstractContextManager[None]:
         """One of `scans_at_once`.
 
         Raises:
             NotNow: none became free in time. Stopped.
         """
-        given_up_at = time.monotonic() + self._slot_wait_s
-        while not self._slots.acquire(timeout=min(self._slot_wait_s, SLOT_LOOK_S)):
+
+        def check() -> None:
             if stop.is_set():
                 raise Stopped
-            if time.monotonic() < given_up_at:
-                continue
-            raise NotNow(
-                f"{self.budget.scans_at_once} relations are being read already "
-                "(limits.scans_at_once).",
-                remedy="Run the refresh again when they are done.",
-            )
-        try:
-            yield
-        finally:
-            self._slots.release()
+
+        return self.slots.taken(client, wait_s=self._slot_wait_s, check=check)
+
+    def _all_taken(self) -> NotNow:
+        return NotNow(
+            f"{self.budget.scans_at_once} relations are being read already (limits.scans_at_once).",
+            remedy="Run the refresh again when they are done.",
+        )
 
     def wait_rows(self, rows: int, stop: threading.Event) -> None:
         """Waits as rows/s asks. Raises Stopped."""

@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn, cast
@@ -21,23 +23,33 @@ from typing import NoReturn, cast
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.errors import GRPC_STATUS, DriftlineError
-from driftline.limits import HEARTBEAT_S
+from driftline.errors import GRPC_STATUS, DatabaseUnavailable, DriftlineError, NotNow
+from driftline.limits import (
+    CONTROL_S,
+    DESCRIBES_MAX,
+    DESCRIBES_PER_CLIENT_MAX,
+    DESCRIPTIONS_AT_ONCE_MAX,
+    EXCHANGES_MAX,
+    EXCHANGES_PER_CLIENT_MAX,
+    HEARTBEAT_S,
+)
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from source_agent.answer import Conversation
-from source_agent.audit import Audit
+from source_agent.audit import Audit, Entry
 from source_agent.configure import SourceConfig
-from source_agent.engine import Engine
+from source_agent.engine import Engine, Relation, Shape
 from source_agent.engines import connect
 from source_agent.govern import Governor
 from source_agent.heap import keep_heap_small
+from source_agent.places import Places
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 from source_agent.transport import Transport
 
 STOP_GRACE_S = 30.0
+DESCRIBE_WAIT_S = 2.0  # for another description to end, out of the caller's CONTROL_S
 # Trailing metadata of a Describe that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
@@ -52,18 +64,38 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._source = source
         # Of the transport, which is made with this: a call arrived from a client.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
+        self._exchanges = Places(
+            lambda: EXCHANGES_MAX, partial(_too_many, "exchanges"), of_one=EXCHANGES_PER_CLIENT_MAX
+        )
+        self._describes = Places(
+            lambda: DESCRIBES_MAX, partial(_too_many, "calls"), of_one=DESCRIBES_PER_CLIENT_MAX
+        )
+        self._asked = Places(
+            lambda: DESCRIPTIONS_AT_ONCE_MAX, partial(_too_many, "descriptions"), of_one=1
+        )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
 
     def Describe(
         self, request: pb.DescribeRequest, context: grpc.ServicerContext
     ) -> pb.DescribeReply:
+        client, began = self._client(context), time.monotonic()
+        outcome, size = "cancelled", 0
         try:
-            return self._describe(request, self._client(context))
+            with self._describes.taken(client.label):
+                reply = self._describe(request, client, context)
+            outcome, size = "described", reply.ByteSize()
+            return reply
         except Exception as problem:
-            _abort(context, known(problem))
+            error = known(problem)
+            outcome = error.code
+            _abort(context, error)
+        finally:
+            self._note(client, request.relation, outcome, time.monotonic() - began, size)
 
-    def _describe(self, request: pb.DescribeRequest, client: Client) -> pb.DescribeReply:
+    def _describe(
+        self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
+    ) -> pb.DescribeReply:
         source = self._source
         check_fields(request)
         reply = pb.DescribeReply(
@@ -79,27 +111,71 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             return reply
         published = source.publication(request.relation, request.protocol, client)
         source.governor.check()
-        session = source.engine.open()
-        try:
-            described = describe(session.describe(published.relation), source.config.budget)
-        finally:
-            session.close()
+        with self._asked.taken(client.label, wait_s=DESCRIBE_WAIT_S):
+            shape = self._shape(published.relation, context)
         reply.relations.append(request.relation)
-        reply.description.CopyFrom(described)
+        reply.description.CopyFrom(describe(shape, source.config.budget))
         return reply
+
+    def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
+        """What the database says of a relation, within CONTROL_S and while the client is there."""
+        session = self._source.engine.open()
+        lock, is_over, is_late = threading.Lock(), False, False
+
+        def give_up() -> None:
+            nonlocal is_late
+            with lock:
+                if not is_over:
+                    is_late = True
+                    session.interrupt()
+
+        timer = threading.Timer(CONTROL_S, give_up)
+        timer.daemon = True
+        timer.start()
+        # gRPC's own thread calls back, and interrupting may take a while.
+        context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
+        try:
+            return session.describe(relation)
+        except DriftlineError:
+            if is_late:
+                raise DatabaseUnavailable(
+                    f"The database did not describe it in {CONTROL_S:g} s.", where=relation.name
+                ) from None
+            raise
+        finally:
+            timer.cancel()
+            with lock:
+                is_over = True
+            session.close()
 
     def Exchange(
         self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
-        conversation = Conversation(
-            self._source, self._client(context), request_iterator, cancel=context.cancel
-        )
+        client = self._client(context)
+        try:
+            with self._exchanges.taken(client.label):
+                yield from self._converse(client, request_iterator, context)
+        except NotNow as error:  # with its own stream's, the conversation has dealt
+            self._note(client, "", error.code)
+            _abort(context, error)
+
+    def _converse(
+        self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
+    ) -> Iterator[pb.Reply]:
+        conversation = Conversation(self._source, client, requests, cancel=context.cancel)
         with self._lock:
             self._conversations = {c for c in self._conversations if c.worker.is_alive()}
             self._conversations.add(conversation)
         # The callback ends the work at once when the client goes, whatever the RPC waits for.
         if context.add_callback(conversation.stop):
             yield from conversation.replies()
+
+    def _note(
+        self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
+    ) -> None:
+        self._source.audit.write(
+            Entry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
+        )
 
     def _client(self, context: grpc.ServicerContext) -> Client:
         client = client_of(context)
@@ -205,6 +281,13 @@ def agent_version() -> str:
         return version("driftline")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _too_many(what: str) -> NotNow:
+    return NotNow(
+        f"The source answers as many {what} as it may, over all or of this client.",
+        remedy="Run the refresh again when others are done.",
+    )
 
 
 def client_of(context: grpc.ServicerContext) -> Client:

@@ -123,7 +123,9 @@ class Transport:
 
     def _serve(self) -> tuple[grpc.Server, str]:
         """Another gRPC server, and the abstract name of the Unix socket that it listens on."""
-        server = grpc.server(self._calls, options=_OPTIONS, maximum_concurrent_rpcs=RPCS_MAX)
+        # No `maximum_concurrent_rpcs`: it counts over all clients, calls of health too, and refuses
+        # without a reason. Connections and streams of each are bounded; so is what is answered.
+        server = grpc.server(self._calls, options=_OPTIONS)
         self._add_handlers(server)
         name = f"{self._prefix}-{next(self._numbers)}"
         address = f"unix-abstract:{name}"

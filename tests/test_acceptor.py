@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import select
 import shutil
 import socket
 import ssl
@@ -128,7 +127,9 @@ def storm(target: Target, count: int, rounds: int, first: tuple[bytes, ...]) -> 
                 target.rotate(number)
                 waits.append(target.good())
                 grown = max(grown, target.resident_bytes() - before)
-                select.select(opened[-1:], [], [], 0.3)
+                opened[-1].settimeout(0.3)
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    opened[-1].recv(4096)
             for each in opened:  # nobody who proves nothing is kept
                 each.settimeout(10)
                 with contextlib.suppress(ConnectionError):

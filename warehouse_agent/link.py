@@ -24,6 +24,7 @@ from driftline.errors import (
     DriftlineError,
     InternalError,
     MalformedMessage,
+    NotNow,
     SourceUnreachable,
     Unauthenticated,
     from_code,
@@ -137,6 +138,9 @@ class Link:
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
             )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text:
+            # gRPC's own refusal, or a proxy's: too much at once, which passes.
+            return NotNow(f"The source is busy: {text}", where=where)
         for known, status in GRPC_STATUS.items():
             if status == code.name:
                 return known(text, where=where)
