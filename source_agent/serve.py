@@ -26,11 +26,11 @@ from driftline import wire_pb2_grpc
 from driftline.errors import GRPC_STATUS, DatabaseUnavailable, DriftlineError, NotNow
 from driftline.limits import (
     CONTROL_S,
-    DESCRIBES_MAX,
-    DESCRIBES_PER_CLIENT_MAX,
-    DESCRIPTIONS_AT_ONCE_MAX,
-    EXCHANGES_MAX,
-    EXCHANGES_PER_CLIENT_MAX,
+    DESCRIBE_RPCS_MAX,
+    DESCRIBE_RPCS_PER_CLIENT_MAX,
+    DESCRIBE_RPCS_READING_MAX,
+    EXCHANGE_RPCS_MAX,
+    EXCHANGE_RPCS_PER_CLIENT_MAX,
     HEARTBEAT_S,
 )
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
@@ -65,13 +65,17 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         # Of the transport, which is made with this: a call arrived from a client.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
         self._exchanges = Places(
-            lambda: EXCHANGES_MAX, partial(_too_many, "exchanges"), of_one=EXCHANGES_PER_CLIENT_MAX
+            lambda: EXCHANGE_RPCS_MAX,
+            partial(_too_many, "exchanges"),
+            of_one=EXCHANGE_RPCS_PER_CLIENT_MAX,
         )
         self._describes = Places(
-            lambda: DESCRIBES_MAX, partial(_too_many, "calls"), of_one=DESCRIBES_PER_CLIENT_MAX
+            lambda: DESCRIBE_RPCS_MAX,
+            partial(_too_many, "calls"),
+            of_one=DESCRIBE_RPCS_PER_CLIENT_MAX,
         )
         self._asked = Places(
-            lambda: DESCRIPTIONS_AT_ONCE_MAX, partial(_too_many, "descriptions"), of_one=1
+            lambda: DESCRIBE_RPCS_READING_MAX, partial(_too_many, "descriptions"), of_one=1
         )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()

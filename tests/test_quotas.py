@@ -23,8 +23,8 @@ from driftline import wire_pb2_grpc
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
-    DESCRIBES_PER_CLIENT_MAX,
-    EXCHANGES_PER_CLIENT_MAX,
+    DESCRIBE_RPCS_PER_CLIENT_MAX,
+    EXCHANGE_RPCS_PER_CLIENT_MAX,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 
@@ -144,7 +144,7 @@ def equal(shared: Shared, certs: Path) -> None:
 def test_silent_streams_take_the_places_of_their_own_client_alone(running: Begin) -> None:
     """Eight of anybody's shut everybody out for two minutes, with LIMIT."""
     shared = running()
-    with silent(shared, shared.mart, EXCHANGES_PER_CLIENT_MAX):
+    with silent(shared, shared.mart, EXCHANGE_RPCS_PER_CLIENT_MAX):
         equal(shared, shared.lake)
         error = refused(shared, shared.mart)
         assert (error.code, error.exit_code, error.is_retryable) == ("NOT_NOW", 75, True)
@@ -243,7 +243,7 @@ def test_descriptions_are_bounded_for_each_client(
                 return error.code
 
     with ThreadPoolExecutor(8) as pool:
-        marts = [pool.submit(ask, shared.mart) for _ in range(DESCRIBES_PER_CLIENT_MAX + 2)]
+        marts = [pool.submit(ask, shared.mart) for _ in range(DESCRIBE_RPCS_PER_CLIENT_MAX + 2)]
         first = list(itertools.islice(as_completed(marts), len(marts) - 1))
         assert [future.result() for future in first] == ["NOT_NOW"] * (len(marts) - 1)
         lake = pool.submit(ask, shared.lake)

@@ -47,11 +47,11 @@ BITMAP_SLACK_BYTES = 4096  # of zstd, over what does not compress
 # The source's memory and its work at once.
 ROWS_HELD_BYTES = 32 << 20  # of identified rows, between their hashes and the reply
 TILE_HELD_BYTES = 32 << 20  # 100,000 rows of some 300 bytes
-EXCHANGES_MAX = 48  # streams; how many are read at once is the DBA's `scans_at_once`
-EXCHANGES_PER_CLIENT_MAX = 8
-DESCRIBES_MAX = 16
-DESCRIBES_PER_CLIENT_MAX = 4
-DESCRIPTIONS_AT_ONCE_MAX = 2  # that ask the database, one of each client: what `grants` allows for
+EXCHANGE_RPCS_MAX = 48  # streams; how many are read at once is the DBA's `scans_at_once`
+EXCHANGE_RPCS_PER_CLIENT_MAX = 8  # one for each fragment that a cluster refreshes at a time
+DESCRIBE_RPCS_MAX = 16  # short ones; most wait for the database
+DESCRIBE_RPCS_PER_CLIENT_MAX = 4  # a warehouse asks one after the other
+DESCRIBE_RPCS_READING_MAX = 2  # that ask the database, one of each client: what `grants` allows for
 RPCS_MAX = 64  # each a thread; health answers beside them
 
 # Time.
@@ -67,5 +67,5 @@ assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
-assert EXCHANGES_MAX + DESCRIBES_MAX <= RPCS_MAX
+assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX <= RPCS_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
