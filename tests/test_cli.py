@@ -99,14 +99,11 @@ def run(
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_of_a_part_it_is_said_what_was_not_compared(
-    version: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_part_it_is_said_what_was_not_compared(version: int) -> None:
     report = Report("orders", version=version, previous_version=3, rows_total=5000, as_of="then")
-    commands._say(report)
-    assert "not compared" not in capsys.readouterr().out
-    commands._say(replace(report, proof="part", rows_left=1234))
-    assert "as of then, 1,234 rows not compared (" in capsys.readouterr().out
+    assert "not compared" not in commands._said(report)
+    said = commands._said(replace(report, proof="part", rows_left=1234))
+    assert "as of then, 1,234 rows not compared (" in said
 
 
 def written(folder: Path, address: str = NOBODY, more: str = "") -> Path:
@@ -198,7 +195,7 @@ def test_init(tmp_path: Path) -> None:
     file = tmp_path / "new.toml"
     assert command("init", config=file).code == 0
     # What it writes is valid but for certificates, which are read when they are used.
-    assert command("status", config=file).out == "orders: nothing published yet\n"
+    assert command("status", config=file).out == ("fragment\norders    nothing published yet\n")
     again = command("init", config=file)
     assert again.code == 2
     assert "exists already" in again.err
@@ -334,6 +331,22 @@ def test_some_went_well(pair: Pair, run: Run) -> None:
     assert ended.code == 1, "alone it is a failure, not a partial success"
 
 
+def test_every_step_is_shown_and_the_total_of_all(
+    pair: Pair, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a pipe, where each is a line if it comes late enough."""
+    monkeypatch.setattr("warehouse_agent.progress.LINE_EVERY_S", 0.0)
+    ended = run("refresh", config=pair.warehouse_toml())
+    assert ended.code == 0, ended.err
+    for number, step in enumerate(("reduce", "exchange", "apply", "prove", "publish"), start=1):
+        assert f"0 of 2 done, orders: {step}, step {number} of 5" in ended.err
+    assert "1 of 2 done, items: apply, step 3 of 5" in ended.err, "each is settled in its turn"
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["orders", "items"]
+    assert "2 fragments in " in ended.err.splitlines()[-1]
+    assert "600 rows changed" in ended.err.splitlines()[-1]
+    assert "none failed" in ended.err.splitlines()[-1]
+
+
 def test_what_jobs_read(pair: Pair, run: Run) -> None:
     config = pair.warehouse_toml()
     (never,) = run("status", "orders", "--json", config=config).lines
@@ -347,6 +360,12 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
     assert (report["version"], report["previous_version"], report["rows_updated"]) == (1, 0, 3)
     (status,) = run("status", "orders", "--json", config=config).lines
     assert list(status) == STATUS
+    told = run("status", config=config).out.splitlines()
+    assert [line.split()[:3] for line in told[1:3]] == [
+        ["orders", "1", "300"],
+        ["items", "nothing", "published"],
+    ]
+    assert told[3].startswith("probability of a missed change: ")
     assert (status["version"], status["rows_total"], status["proof"]) == (1, 300, "total")
     assert status["as_of"] == report["as_of"]
     assert 0 < status["miss_probability"] < 1e-30

@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from warehouse_agent.examine import examine
 from warehouse_agent.forecast import forecast
 from warehouse_agent.progress import Display
 from warehouse_agent.refresh import Options
-from warehouse_agent.report import Report, utc_now
+from warehouse_agent.report import Report, counted, total_of, utc_now
 from warehouse_agent.run import Runner
 from warehouse_agent.store import Store
 from warehouse_agent.verify import SPARK_FAILURES, check_files
@@ -40,19 +41,23 @@ def refresh(
 ) -> list[int]:
     """Refresh fragments; prints a report for each as it is done."""
     chosen = select(config, names, all_ or not names)
-    with Display() as display:
-        runner = Runner(session.Deferred(config.spark), config, display, display.note)
-        codes = []
-        errors: dict[tuple[str, ...], str] = {}
+    began, reports = time.monotonic(), []
+    errors: dict[tuple[str, ...], str] = {}
+    with Display(len(chosen)) as display:
+        spark = session.Deferred(config.spark)
+        runner = Runner(spark, config, display, display.note, display.step)
         for report in runner.refresh(chosen, options):
-            codes.append(_code(report))
+            reports.append(report)
+            display.done(report.name)
             if as_json:
-                print(report.to_json(), flush=True)
+                display.answer(report.to_json())
             if report.error is not None:
                 _say_failed(report, errors, display.note)
             elif not as_json:
-                _say(report)
-    return codes
+                display.answer(_said(report))
+        if len(chosen) > 1:
+            display.note(total_of(reports, time.monotonic() - began))
+    return [_code(report) for report in reports]
 
 
 def plan(config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool) -> list[int]:
@@ -84,7 +89,8 @@ def verify(
         if as_json:
             print(report.to_json(), flush=True)
         else:
-            print(f"{fragment.name}: version {snapshot.version}, {rows:,} rows verified")
+            verified = f"{counted(rows, 'row')} verified"
+            print(f"{fragment.name}: version {snapshot.version}, {verified}")
 
     return each(chosen, one, as_json=as_json, command="verify")
 
@@ -115,7 +121,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     }
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
-    print(f"{fragment.name}: {digest.count} rows, total {digest.sum_bytes().hex()}")
+    print(f"{fragment.name}: {counted(digest.count, 'row')}, total {digest.sum_bytes().hex()}")
     print(
         f"wrote {output}; on the DBA's machine: driftline-source total --receipt {output.name}",
         file=sys.stderr,
@@ -150,7 +156,8 @@ def gc(
             }
             print(json.dumps(body), flush=True)
         else:
-            print(f"{fragment.name}: {verb} {len(found.places)} files, {found.bytes:,} bytes")
+            files = f"{counted(len(found.places), 'file')}, {counted(found.bytes, 'byte')}"
+            print(f"{fragment.name}: {verb} {files}")
 
     return each(select(config, names, all_), one, as_json=as_json, command="gc")
 
@@ -201,23 +208,28 @@ def _say_failed(
         note(f"  {name}: {text}")
 
 
-def _say(report: Report) -> None:
+def _said(report: Report) -> str:
     """What a refresh did, for a person."""
-    moved = f"{report.bytes_sent + report.bytes_received:,} bytes, {report.round_trips} round trips"
+    moved = (
+        f"{counted(report.bytes_sent + report.bytes_received, 'byte')}, "
+        f"{counted(report.round_trips, 'round trip')}"
+    )
     if report.tiles is not None:
         after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
-        moved = f"{report.tiles} tiles{after}, {moved}"
+        moved = f"{counted(report.tiles, 'tile')}{after}, {moved}"
     seconds = sum(report.seconds.values())
     # Of a part only what was compared is equal.
-    compared = f", {report.rows_left:,} rows not compared" if report.proof == "part" else ""
+    compared = ""
+    if report.proof == "part" and report.rows_left is not None:
+        compared = f", {counted(report.rows_left, 'row')} not compared"
     if report.version == report.previous_version:
-        print(
+        return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "
             f"as of {report.as_of}{compared} ({moved}, {seconds:.1f} s)"
         )
-        return
-    print(
-        f"{report.name}: version {report.version}, {report.rows_total:,} rows, "
+    assert report.rows_total is not None
+    return (
+        f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
         f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
         f"proven equal as of {report.as_of}{compared} ({report.method}, {moved}, {seconds:.1f} s)"
     )

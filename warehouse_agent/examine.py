@@ -36,6 +36,7 @@ from warehouse_agent.configure import Fragment, WarehouseConfig, load
 from warehouse_agent.examine_source import Found, examine_source
 from warehouse_agent.executors import Batches, cause, task
 from warehouse_agent.link import Link
+from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 from warehouse_agent.verify import SPARK_FAILURES, check_files
 
@@ -61,7 +62,8 @@ def examine(path: Path) -> Iterator[Check]:
 
     def configuration() -> str:
         read.append(load(path))
-        return f"{len(read[0].sources)} sources, {len(read[0].fragments)} fragments"
+        sources = counted(len(read[0].sources), "source")
+        return f"{sources}, {counted(len(read[0].fragments), 'fragment')}"
 
     yield check(f"configuration {path}", configuration)
     if not read:
@@ -185,12 +187,12 @@ def _described(description: pb.Description, vouched: bool) -> str:
     types = Counter(c.type for c in description.columns)
     columns = ", ".join(f"{n} {kind}" for kind, n in sorted(types.items()))
     key = ", ".join(c.name for c in description.columns[: description.key_columns])
-    rows = (
-        f"about {description.rows_expected:,} rows" if description.rows_expected else "rows unknown"
-    )
+    expected = description.rows_expected
+    rows = f"about {counted(expected, 'row')}" if expected else "rows unknown"
     sure = "" if vouched else ", checked at every refresh"
     notes = "".join(f"; {note}" for note in description.notes)
-    return f"{rows}, key ({key}){sure}, {len(description.columns)} columns: {columns}{notes}"
+    count = counted(len(description.columns), "column")
+    return f"{rows}, key ({key}){sure}, {count}: {columns}{notes}"
 
 
 def _published(store: Store, fragment: Fragment) -> str:
@@ -207,6 +209,6 @@ def _published(store: Store, fragment: Fragment) -> str:
         )
     size = sum(f.size for f in snapshot.files)
     return (
-        f"version {snapshot.version}, {snapshot.rows:,} rows, {len(snapshot.files)} files, "
-        f"{size:,} bytes"
+        f"version {snapshot.version}, {counted(snapshot.rows, 'row')}, "
+        f"{counted(len(snapshot.files), 'file')}, {counted(size, 'byte')}"
     )

@@ -23,6 +23,7 @@ from driftline.limits import CONTROL_S
 
 from warehouse_agent.configure import Source
 from warehouse_agent.link import Link, certificates, diagnose, host_and_port
+from warehouse_agent.report import counted
 
 RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
 
@@ -129,7 +130,7 @@ def _dates(source: Source, whose: str, begins: datetime, ends: datetime, now: da
         )
     days = (ends - now).days
     urgent = " - RENEW IT SOON" if days < RENEW_DAYS else ""
-    return f"valid until {ends:%Y-%m-%d}, {days} days left{urgent}"
+    return f"valid until {ends:%Y-%m-%d}, {counted(days, 'day')} left{urgent}"
 
 
 def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:

@@ -1,7 +1,12 @@
 """What a person sees while a command runs: a bar on a terminal, a line now and then elsewhere.
 
-Everything goes to stderr; stdout belongs to the answer. Rate and time left follow from the rows
-that the source reports against the rows it expects.
+One bar, because one fragment is worked on at a time: the fragment, the step of its refresh, and,
+where rows are counted, how many of how many. Rate and time left follow from the rows that the
+source reports against the rows it expects. Whatever stays (answers, notes) is printed above the
+bar, so that a finished fragment leaves its line.
+
+Everything but the answer goes to stderr. Only a terminal gets control characters; the environment
+(`FORCE_COLOR`) is not asked.
 """
 
 from __future__ import annotations
@@ -12,34 +17,40 @@ from types import TracebackType
 
 from driftline import wire_pb2 as pb
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.progress import TaskID as Bar
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from warehouse_agent.report import counted
 
 LINE_EVERY_S = 10.0
+STEPS = ("reduce", "exchange", "apply", "prove", "publish")
 
 
 class Display:
-    """Shows progress by fragment name. Use as a context manager."""
+    """Shows what is being done to which of some fragments. Use as a context manager."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._quiet = quiet
-        self._bars: dict[str, Bar] = {}
-        self._said: dict[str, float] = {}
-        self._began: dict[str, tuple[str, float]] = {}
+    def __init__(self, fragments: int = 1) -> None:
+        """`fragments`: how many there are."""
+        self._fragments, self._done = fragments, 0
+        self._name = self._step = self._phase = ""
+        self._began: dict[str, float] = {}  # fragments
+        self._phase_began = self._said = time.monotonic()
+        self._bar: TaskID | None = None
         self._progress: Progress | None = None
 
     def __enter__(self) -> Display:
-        if not self._quiet and self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f} rows, {task.fields[rate]:,.0f}/s"),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._progress.start()
+        if sys.stderr.isatty():
+            console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+            if not console.is_dumb_terminal:
+                self._progress = Progress(
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    TextColumn("{task.fields[amount]}", markup=False),
+                    TimeElapsedColumn(),
+                    console=console,
+                    transient=True,
+                    redirect_stdout=False,  # it may be a file, and lines of an answer stay whole
+                )
+                self._progress.start()
         return self
 
     def __exit__(
@@ -52,47 +63,79 @@ class Display:
             self._progress.stop()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays, on stderr."""
         if self._progress is not None:
-            self._progress.console.print(text)
-        elif not self._quiet:
+            self._progress.console.print(text, soft_wrap=True)
+        else:
             print(text, file=sys.stderr, flush=True)
+
+    def answer(self, text: str) -> None:
+        """Print on stdout, which may be the terminal of the bar."""
+        if self._progress is None or not sys.stdout.isatty():
+            print(text, flush=True)
+            return
+        self._progress.stop()
+        print(text, flush=True)
+        self._progress.start()
+
+    def step(self, name: str, step: str) -> None:
+        """A step of a fragment's refresh begins; what is none of STEPS is part of another."""
+        if step in STEPS:
+            self._show(name, step, step)
+
+    def done(self, name: str) -> None:
+        """A fragment is finished, well or not."""
+        self._done += 1
+        self._began.pop(name, None)
+        if self._progress is not None and self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None
 
     def __call__(self, name: str, progress: pb.Progress) -> None:
         """Progress of one fragment, as the source tells it."""
+        self._show(name, self._step if name == self._name else "exchange", progress.phase, progress)
+
+    def _show(self, name: str, step: str, phase: str, rows: pb.Progress | None = None) -> None:
         now = time.monotonic()
-        phase, began = self._began.get(name, ("", now))
-        if phase != progress.phase:
-            began = now
-            self._began[name] = (progress.phase, began)
-        rate = progress.rows / (now - began) if now > began else 0.0
+        self._began.setdefault(name, now)
+        is_new = (name, step, phase) != (self._name, self._step, self._phase)
+        if is_new:
+            self._name, self._step, self._phase, self._phase_began = name, step, phase, now
+        amount = "" if rows is None else _amount(rows, now - self._phase_began)
         if self._progress is not None:
-            self._bar(name, progress, rate)
-        elif not self._quiet and now - self._said.setdefault(name, now) >= LINE_EVERY_S:
-            self._said[name] = now
-            self.note(f"{name}: {progress.phase}, {_rows(progress)}{_left(progress, rate)}")
+            self._draw(self._progress, rows, amount, is_new=is_new)
+        elif now - max(self._said, self._began[name]) >= LINE_EVERY_S:
+            self._said = now
+            self.note(self._doing() + (f", {amount}" if amount else ""))
 
-    def _bar(self, name: str, progress: pb.Progress, rate: float) -> None:
-        assert self._progress is not None
-        total = float(progress.rows_expected) or None
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=total, rate=rate)
-        self._progress.update(
-            self._bars[name],
-            description=f"{name}: {progress.phase}",
-            completed=float(progress.rows),
-            total=total,
-            rate=rate,
-        )
+    def _doing(self) -> str:
+        """Such as `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
+        is_step = self._phase == self._step
+        which = f", step {STEPS.index(self._step) + 1} of {len(STEPS)}" if is_step else ""
+        before = f"{self._done} of {self._fragments} done, " if self._fragments > 1 else ""
+        return f"{before}{self._name}: {self._phase}{which}"
+
+    def _draw(
+        self, progress: Progress, rows: pb.Progress | None, amount: str, *, is_new: bool
+    ) -> None:
+        """The bar: of rows, or, where none are counted, one that moves."""
+        total = float(rows.rows_expected) or None if rows is not None else None
+        if is_new and self._bar is not None:
+            progress.remove_task(self._bar)
+            self._bar = None
+        if self._bar is None:
+            self._bar = progress.add_task(self._doing(), total=total, amount=amount)
+        completed = float(rows.rows) if rows is not None else 0.0
+        progress.update(self._bar, total=total, completed=completed, amount=amount, refresh=is_new)
 
 
-def _rows(progress: pb.Progress) -> str:
-    expected = f" of about {progress.rows_expected:,}" if progress.rows_expected else ""
-    return f"{progress.rows:,}{expected} rows"
-
-
-def _left(progress: pb.Progress, rate: float) -> str:
-    left = progress.rows_expected - progress.rows
-    if rate <= 0 or left <= 0:
-        return ""
-    return f", {rate:,.0f} rows/s, about {left / rate:,.0f} s left"
+def _amount(rows: pb.Progress, seconds: float) -> str:
+    """Rows, of how many, how fast, and how long the others will take."""
+    expected = f" of about {rows.rows_expected:,}" if rows.rows_expected else ""
+    text = f"{rows.rows:,}{expected} rows" if expected else counted(rows.rows, "row")
+    rate = rows.rows / seconds if seconds > 0 else 0.0
+    left = rows.rows_expected - rows.rows
+    if rate <= 0:
+        return text
+    after = f", about {left / rate:,.0f} s left" if left > 0 else ""
+    return f"{text}, {rate:,.0f} rows/s{after}"

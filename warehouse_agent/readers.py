@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.layout import Layout, quoted
 from warehouse_agent.publish import Snapshot, head
+from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
 
@@ -88,7 +89,7 @@ def _feed_rows(
     files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
     there = {"" for _ in store.files(*place)} | {file for file, _ in store.files(*place)}
     if missing := set(files) - there:
-        lost = f"lost {len(missing)} files of its change feed"
+        lost = f"lost {counted(len(missing), 'file')} of its change feed"
         raise _no_feed(name, snapshot.version, lost)
     uris = [store.uri(*place, file) for file in files]
     rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)

@@ -8,7 +8,7 @@ retried here, with what was staged kept, a few times and ever more patiently.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,6 +39,7 @@ ATTEMPTS = 4  # of a refresh that met something retryable
 WAIT_S_MAX = 30.0
 
 Said = Callable[[str, pb.Progress], None]
+Began = Callable[[str, str], None]
 Note = Callable[[str], None]
 
 
@@ -54,6 +55,7 @@ class Runner:
     config: WarehouseConfig
     progress: Said = lambda name, progress: None
     note: Note = lambda text: None
+    step: Began = lambda name, phase: None  # a phase of a fragment's report begins
     sleep: Callable[[float], None] = field(default=tenacity.nap.sleep)
     attempts: int = ATTEMPTS
 
@@ -75,6 +77,8 @@ class Runner:
         self, source: Source, fragments: list[Fragment], options: Options
     ) -> Iterator[Report]:
         reports = {f.name: Report(f.name) for f in fragments}
+        for report in reports.values():
+            report.entered = partial(self.step, report.name)
         with contextlib.ExitStack() as locks:
             left = []
             for fragment in fragments:
@@ -95,17 +99,11 @@ class Runner:
                 sleep=self.sleep,
                 retry_error_callback=lambda state: None,
             )
-
-            def attempt() -> list[Fragment]:
-                nonlocal left
-                left = self._attempt(source, left, options, reports)
-                return left
-
-            if left:
-                tried = list(left)
-                retrying(attempt)
-                for fragment in tried:
-                    yield self._kept(reports[fragment.name])
+            for attempt in retrying if left else ():
+                left = yield from self._attempt(source, left, options, reports)
+                attempt.retry_state.set_result(left)
+            for fragment in left:
+                yield self._kept(reports[fragment.name])
 
     def _attempt(
         self,
@@ -113,8 +111,12 @@ class Runner:
         fragments: list[Fragment],
         options: Options,
         reports: dict[str, Report],
-    ) -> list[Fragment]:
-        """One try at each fragment; returns those worth another."""
+    ) -> Generator[Report, None, list[Fragment]]:
+        """One try at each fragment: a report of each that is done with, as it is.
+
+        Returns:
+            The fragments that are worth another try; their reports hold the error.
+        """
         tries: list[Refresh] = []
         failed: dict[str, DriftlineError] = {}
         for fragment in fragments:
@@ -125,21 +127,29 @@ class Runner:
                 found = [f for f in fragments if f.name not in failed]
                 tries += self._begin(found, options, reports)
                 self._converse(link, tries, described, failed)
-        except DriftlineError as error:
-            failed.update({f.name: error for f in fragments if f.name not in failed})
-        for one in tries:
-            if one.job.name not in failed:
+        except DriftlineError as lost:
+            failed.update({f.name: lost for f in fragments if f.name not in failed})
+        begun = {one.job.name: one for one in tries}
+        again = []
+        for fragment in fragments:
+            report = reports[fragment.name]
+            if (one := begun.get(fragment.name)) is None:
+                self._published(report)
+            elif fragment.name not in failed:
                 with _catching(one, failed):
                     one.settle()
-                    one.job.report.recovered()
-        for one in tries:
-            if one.job.name in failed:
-                with contextlib.suppress(DriftlineError):
-                    one.job.discard()
-        begun = {one.job.name for one in tries}
-        for name in failed.keys() - begun:
-            self._published(reports[name])
-        return self._failed([f for f in fragments if f.name in failed], failed, reports)
+                    report.recovered()
+            if (error := failed.get(fragment.name)) is not None:
+                if one is not None:
+                    with contextlib.suppress(DriftlineError):
+                        one.job.discard()
+                report.fail(error)
+                if error.is_retryable:
+                    again.append(fragment)
+                    continue
+            yield self._kept(report)
+        self._note(again, failed, reports)
+        return again
 
     def _unreachable(self, source: Source) -> DriftlineError | None:
         """Why nothing answers at the address, before Spark is started for it."""
@@ -167,23 +177,21 @@ class Runner:
         spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
         return [self._refresh(spark, f, options, reports[f.name]) for f in fragments]
 
-    def _failed(
+    def _note(
         self,
         fragments: list[Fragment],
         failed: dict[str, DriftlineError],
         reports: dict[str, Report],
-    ) -> list[Fragment]:
-        """Report what failed in an attempt; returns the fragments that are worth another."""
+    ) -> None:
+        """Say why fragments are tried again, if they will be; one cause once."""
         alike: dict[int, tuple[DriftlineError, list[str]]] = {}
         for fragment in fragments:
-            error, report = failed[fragment.name], reports[fragment.name]
-            report.fail(error)
-            if error.is_retryable and report.attempts < self.attempts:
+            error = failed[fragment.name]
+            if reports[fragment.name].attempts < self.attempts:
                 alike.setdefault(id(error), (error, []))[1].append(fragment.name)
         for error, names in alike.values():
             cause = f" The cause: {error.details['cause']}." if "cause" in error.details else ""
             self.note(f"{', '.join(names)}: {error.message}{cause} Trying again.")
-        return [fragment for fragment in fragments if failed[fragment.name].is_retryable]
 
     def _converse(
         self,

@@ -7,20 +7,35 @@ jobs read them. A fragment that was never published has the same fields, all of 
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
 from warehouse_agent.each import each, published
 from warehouse_agent.remember import checked
-from warehouse_agent.report import fingerprint_kind, miss_probability, years_until_missed
+from warehouse_agent.report import counted, fingerprint_kind, miss_probability, years_until_missed
 from warehouse_agent.store import PRIVATE, Store
 
 INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
 # What a version says of itself to Driftline alone.
 _OURS = ("layout", "clock", "changes_files")
+HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
+NEVER = "nothing published yet"
+NAME_CHARACTERS_MIN = 12  # of a name that is cut
+_NUMBERS = ("version", "rows")
+_GAP = "  "
+# A unit, its length in seconds, and how many of it there must be.
+_AGES = (
+    ("year", 365.25 * 86_400, 2),
+    ("day", 86_400.0, 2),
+    ("hour", 3600.0, 1),
+    ("minute", 60.0, 1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +56,120 @@ class Status:
     files: int | None = None
     bytes: int | None = None
 
-    def text(self) -> str:
-        """For people."""
+    def cells(self, now: datetime) -> tuple[str, ...]:
+        """One row of the table for people, under HEADINGS; of what was never published the name."""
         if self.version is None:
-            return f"{self.name}: nothing published yet"
-        years = self.years_until_a_change_is_missed
-        compared = "equal to the source" if years else "all of it equal to the source the last time"
-        missed = f", a change missed once in {years:.0e} years" if years else ""
-        return (
-            f"{self.name}: version {self.version}, {self.rows_total:,} rows, {compared} "
-            f"as of {self.as_of} ({self.consistency}, proof: {self.proof}), checked "
-            f"{self.checked_at}{missed}"
-        )
+            return (self.name,)
+        assert self.rows_total is not None
+        compared = [age(at, now) for at in (self.as_of, self.checked_at)]
+        how = (self.consistency or "", self.proof or "")
+        return (self.name, str(self.version), f"{self.rows_total:,}", *compared, *how)
 
 
 def status(
     config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool
 ) -> list[int]:
     """What is published of each fragment."""
-    store = Store(config.path)
+    store, shown = Store(config.path), []
 
     def one(fragment: Fragment) -> None:
         found = status_of(store, fragment.name)
-        print(json.dumps(asdict(found)) if as_json else found.text(), flush=True)
+        if as_json:
+            print(json.dumps(asdict(found)), flush=True)
+        shown.append(found)
 
-    return each(select(config, names, all_ or not names), one, as_json=as_json, command="status")
+    codes = each(select(config, names, all_ or not names), one, as_json=as_json, command="status")
+    if shown and not as_json:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(text_of(shown, datetime.now(UTC), width)))
+    return codes
+
+
+def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[str]:
+    """The lines that tell people of some fragments.
+
+    Args:
+        now: with a time zone.
+        width: characters in a line; None where there is no end of it.
+    """
+    lines = _table([status.cells(now) for status in shown], width)
+    if any(status.proof == "part" for status in shown):
+        lines.append("part: since the last comparison of all rows only some were compared")
+    sure = [status for status in shown if status.miss_probability is not None]
+    if sure:
+        worst = max(sure, key=lambda status: status.miss_probability or 0.0)
+        least = min(status.years_until_a_change_is_missed or math.inf for status in sure)
+        lines.append(
+            f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
+            f"{worst.miss_probability:.0e} per refresh, once in {least:.0e} years"
+        )
+    return lines
+
+
+def age(at: str | None, now: datetime) -> str:
+    """How long ago a moment was, in words: `just now`, `3 hours ago`.
+
+    Args:
+        at: ISO 8601; what is none is returned as it is. It is by the source's clock, which may be
+            ahead of ours.
+        now: with a time zone.
+    """
+    try:
+        moment = datetime.fromisoformat(at or "")
+        seconds = (now - moment).total_seconds()
+    except (ValueError, TypeError):  # TypeError: it has no time zone
+        return at or "unknown"
+    past = abs(seconds)
+    for unit, length, enough in _AGES:
+        if past >= length * enough:
+            words = counted(int(past // length), unit)
+            return f"{words} ago" if seconds > 0 else f"in {words}"
+    return "just now"
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    """Lines of aligned columns under HEADINGS. Long names are cut where the terminal is narrow; one
+    that is narrower still gets a line for each cell."""
+    whole = [row for row in rows if len(row) == len(HEADINGS)]
+    columns = [[heading, *(row[i] for row in whole)] for i, heading in enumerate(HEADINGS)]
+    columns[0] = [HEADINGS[0], *(row[0] for row in rows)]
+    widths = [max(map(len, column)) for column in columns]
+    beside = sum(widths[1:]) + len(_GAP) * (len(widths) - 1) if whole else len(_GAP + NEVER)
+    if width is not None and widths[0] + beside > width:
+        if width - beside < NAME_CHARACTERS_MIN:
+            return [line for row in rows for line in _listed(row)]
+        widths[0] = width - beside
+    lines = [_line(HEADINGS if whole else HEADINGS[:1], widths)]
+    for row in rows:
+        name = _cut(row[0], widths[0])
+        lines.append(_line((name, *(row[1:] or (NEVER,))), widths))
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Numbers are aligned to the right; what is one cell for all stands to the left."""
+    aligned = [
+        cell.rjust(width)
+        if heading in _NUMBERS and len(cells) == len(HEADINGS)
+        else cell.ljust(width)
+        for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)
+    ]
+    return _GAP.join(aligned).rstrip()
+
+
+def _listed(row: tuple[str, ...]) -> list[str]:
+    """One cell below the other."""
+    if len(row) == 1:
+        return [row[0], f"  {NEVER}"]
+    return [row[0], *(f"  {h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=True))]
+
+
+def _cut(name: str, width: int) -> str:
+    """The name in at most so many characters; its end often tells more than its middle."""
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
 
 
 def status_of(store: Store, name: str) -> Status:
@@ -115,8 +219,9 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
         if as_json:
             print(json.dumps({k: v for k, v in meta.items() if k not in _OURS}))
         else:
+            rows = counted(meta["rows"], "row")
             print(
-                f"version {meta['version']}: {meta['published_at']}, {meta['rows']:,} rows, "
+                f"version {meta['version']}: {meta['published_at']}, {rows}, "
                 f"+{meta['rows_inserted']:,} ~{meta['rows_updated']:,} -{meta['rows_deleted']:,}, "
                 f"{meta['consistency']}, as of {meta['as_of']}"
             )

@@ -9,6 +9,7 @@ from warehouse_agent.configure import Require
 from warehouse_agent.job import Job
 from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Prepared
+from warehouse_agent.report import counted
 
 
 def shrunk(job: Job, p: Prepared, out: Outcome) -> None:
@@ -22,7 +23,8 @@ def shrunk(job: Job, p: Prepared, out: Outcome) -> None:
         of = " of those that were compared"
     if plan.shrank(before, after):
         raise TableShrank(
-            f"The source has {after} rows and the warehouse {before}{of}: more than half are gone.",
+            f"The source has {counted(after, 'row')} and the warehouse {before:,}{of}: "
+            "more than half are gone.",
             where=job.name,
             remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
         )

@@ -1,0 +1,148 @@
+"""The display of a refresh: a bar on a real (pseudo-)terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driftline import wire_pb2 as pb
+from driftline.errors import Locked
+
+from warehouse_agent import progress
+from warehouse_agent.progress import STEPS, Display
+from warehouse_agent.report import Report, total_of
+
+LONG = '{"name": "orders", "note": "' + "[red]x[/red] " * 40 + '"}'
+
+
+class Terminal:
+    """A pseudo-terminal: what is written to `file` is collected."""
+
+    def __init__(self) -> None:
+        self._master, slave = os.openpty()
+        self.file = os.fdopen(slave, "w")
+        self._said: list[bytes] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # the other end was closed
+                return
+            self._said.append(data)
+
+    def said(self) -> str:
+        """Everything that came, once."""
+        self.file.close()
+        self._reader.join()
+        os.close(self._master)
+        return b"".join(self._said).decode()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """Tests make it their stderr themselves: pytest puts its own there between two phases."""
+    made = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    yield made
+    if not made.file.closed:
+        made.said()
+
+
+def refresh(display: Display) -> None:
+    """What a refresh of two fragments shows."""
+    display.step("orders", "reduce")
+    display.step("orders", "exchange")
+    display("orders", pb.Progress(phase="scan", rows=500, rows_expected=1000))
+    display.step("orders", "list")
+    for step in STEPS[2:]:
+        display.step("orders", step)
+    display.done("orders")
+    display.answer(LONG)
+    display.note("items: not now. Trying again.")
+    display.step("items", "reduce")
+
+
+def test_a_terminal_shows_every_step(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    with Display(2) as display:
+        refresh(display)
+    said = terminal.said()
+    for step, number in (("reduce", 1), ("exchange", 2), ("apply", 3), ("prove", 4)):
+        assert f"0 of 2 done, orders: {step}, step {number} of 5" in said
+    assert "orders: scan" in said
+    assert "500 of about 1,000 rows" in said
+    assert "orders: list" not in said, "a part of the exchange is no step"
+    assert "1 of 2 done, items: reduce, step 1 of 5" in said
+    assert "items: not now. Trying again.\r\n" in said
+    # stdout is no terminal here: the answer is whole, on stdout alone.
+    assert capsys.readouterr().out == f"{LONG}\n"
+    assert "[red]" not in said
+
+
+def test_an_answer_on_the_terminal_of_the_bar_stays_whole(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    monkeypatch.setattr(sys, "stdout", terminal.file)
+    with Display(2) as display:
+        refresh(display)
+    said = terminal.said()
+    assert f"{LONG}\r\n" in said
+    assert said.endswith("\x1b[2K"), "the last bar is removed"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_elsewhere_there_are_plain_lines(
+    seconds: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI systems set it
+    monkeypatch.setattr(progress, "LINE_EVERY_S", seconds)
+    with Display(2) as display:
+        refresh(display)
+    said = capsys.readouterr()
+    assert said.out == f"{LONG}\n"
+    assert all(c.isprintable() or c == "\n" for c in said.err)
+    lines = said.err.splitlines()
+    assert "items: not now. Trying again." in lines
+    if seconds:
+        assert len(lines) == 1, "a line now and then, not one for each step"
+    else:
+        assert [line.split(": ")[1].split(",")[0] for line in lines] == [
+            "reduce", "exchange", "scan", "apply", "prove", "publish", "not now. Trying again.",
+            "reduce",
+        ]  # fmt: skip
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    monkeypatch.setenv("TERM", "dumb")
+    with Display() as display:
+        display.step("orders", "apply")
+        display.note("done")
+    assert terminal.said() == "done\r\n"
+
+
+def test_the_total_of_all_fragments(tmp_path: Path) -> None:
+    good = Report("orders", rows_inserted=1, bytes_sent=600, bytes_received=600)
+    bad = Report("items", rows_updated=7, bytes_sent=34)  # found, but not published
+    bad.fail(Locked("Another agent works on it."))
+    assert total_of([good], 0.25) == (
+        "1 fragment in 0.2 s: 1 row changed, 1,200 bytes, none failed"
+    )
+    assert total_of([good, bad], 61) == (
+        "2 fragments in 61.0 s: 1 row changed, 1,234 bytes, 1 failed (items)"
+    )
+    many = total_of([bad] * 12, 1)
+    assert many.endswith("12 failed (" + "items, " * 10 + "…)")
