@@ -1,8 +1,8 @@
 """`check`: what a DBA wants to know before she lets the agent run.
 
-Whether the database is reached and as whom, what each relation is and what reading it costs, and
-what the login may do beyond SELECT on what is published. It reads catalogues and plans; it scans no
-table, and it never tries to write in order to find out whether it could.
+Whether it could listen, whether the database is reached and as whom, what each relation is and what
+reading it costs, and what the login may do beyond SELECT on what is published. It reads catalogues
+and plans; it scans no table, and it never tries to write in order to find out whether it could.
 
 One relation that cannot be described does not hide the others. The report is a value; printing and
 JSON are two views of it.
@@ -16,8 +16,11 @@ from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
+from source_agent.carriers import warnings
 from source_agent.configure import SourceConfig
+from source_agent.endpoint import EndpointReport, examine
 from source_agent.engine import Engine, Fingerprint, Session, Shape, TimeLimit
+from source_agent.printable import counted
 
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
 
@@ -73,19 +76,36 @@ class Report:
     relations: list[RelationReport]
     privileges: list[PrivilegeReport]
     limits: list[LimitReport]
+    server: list[EndpointReport]
 
     @property
     def failed(self) -> bool:
-        """Whether a relation cannot be served. Excess privileges are advice, not a failure."""
-        return any(relation.error is not None for relation in self.relations)
+        """Whether a relation cannot be served, or the agent could not listen. Excess privileges
+        are advice, not a failure."""
+        return self.served < len(self.relations) or any(found.problem for found in self.server)
+
+    @property
+    def served(self) -> int:
+        """How many relations can be served."""
+        return sum(relation.error is None for relation in self.relations)
 
 
 def check(config: SourceConfig, engine: Engine) -> Report:
-    """Ask the catalogues.
+    """Look at [server] and ask the catalogues.
 
     Raises:
-        DatabaseUnavailable, DatabaseRefused: there is no session to ask with.
+        DatabaseUnavailable, DatabaseRefused: there is no session to ask with. The problems of
+            [server] are in its details.
     """
+    server = examine(config)
+    try:
+        return _check(config, engine, server)
+    except DriftlineError as error:
+        error.details |= {f"server.{found.what}": found.text for found in server if found.problem}
+        raise
+
+
+def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> Report:
     relations = [published.relation for published in config.relations.values()]
     session = engine.open()
     try:
@@ -109,6 +129,7 @@ def check(config: SourceConfig, engine: Engine) -> Report:
         relations=reports,
         privileges=[PrivilegeReport(p.what, p.excess) for p in engine.privileges(relations)],
         limits=limits,
+        server=server,
     )
 
 
@@ -151,7 +172,7 @@ def _relation(
         shape.vouched,
         shape.rows_expected,
         cost,
-        list(shape.notes),
+        [*shape.notes, *warnings(engine.name, shape)],
         _fingerprint(session, shape),
     )
     return report, True
@@ -170,17 +191,24 @@ def _fingerprint(session: Session, shape: Shape) -> str:
 
 
 def as_json(report: Report) -> dict[str, object]:
-    """For `--json`: the report with `ok`."""
-    return {"ok": not report.failed, **asdict(report)}
+    """For `--json`: the report with `ok` and how many relations can be served."""
+    return {"ok": not report.failed, "served": report.served, **asdict(report)}
 
 
 def as_text(report: Report) -> str:
     """For people."""
-    lines = [
-        f"database     {report.database}, reached at {report.as_of}",
-        f"login        {report.login or 'the default of the driver'}",
-        f"reads        {report.consistency}; {report.read_only}",
-        f"limits       {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
+    lines = ["server"]
+    lines += [
+        f"  {'FAILED  ' if found.problem else 'ok      '} {found.what:<12} {found.text}"
+        for found in report.server
+    ]
+    lines += [
+        "",
+        "database",
+        f"  engine   {report.database}, reached at {report.as_of}",
+        f"  login    {report.login or 'the default of the driver'}",
+        f"  reads    {report.consistency}; {report.read_only}",
+        f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
         *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
     ]
     for relation in report.relations:
@@ -195,19 +223,27 @@ def as_text(report: Report) -> str:
         )
     elif not report.privileges:
         lines += ["  none known to this database"]
+    lines += ["", *_verdict(report)]
     return "\n".join(lines)
+
+
+def _verdict(report: Report) -> list[str]:
+    problems = sum(found.problem for found in report.server)
+    says = f"[server] has {counted(problems, 'problem')}: the agent could not serve as it is."
+    every = counted(len(report.relations), "relation")
+    return [says] * bool(problems) + [f"{report.served} of {every} can be served"]
 
 
 def _relation_lines(relation: RelationReport) -> list[str]:
     if relation.error is not None:
-        return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
+        return [f"relation {relation.name}", f"  FAILED   {relation.error}"]
     to = "every certificate" if relation.allow is None else ", ".join(relation.allow) or "nobody"
     key = ", ".join(c.name for c in relation.columns if c.key)
     vouched = "vouched for by a constraint" if relation.vouched else "checked at every refresh"
-    rows = f"about {relation.rows_expected}" if relation.rows_expected > 0 else "unknown"
+    rows = f"about {relation.rows_expected:,}" if relation.rows_expected > 0 else "unknown"
     width = max(len(c.name) for c in relation.columns)
     return [
-        f"relation     {relation.name}, for {to}",
+        f"relation {relation.name}, for {to}",
         f"  key      {key} ({vouched})",
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _EXIT_DIFFERS = 1
+_EXIT_NOT_SERVED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,11 @@ def serve(chosen: Chosen, port_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_obj
 def check(chosen: Chosen, as_json: bool) -> None:
-    """What is published, what the login may do, what a scan costs. Reads catalogues only."""
+    """What is published, what the login may do, what a scan costs, whether `serve` could listen.
+
+    Reads catalogues only. For gates: ends with 0 when all relations can be served and the agent can
+    listen, with 1 when not, with 2 when the file is wrong, with 4 when the database is away.
+    """
     from source_agent import check as checking
 
     report = checking.check(*chosen.connected())
@@ -104,7 +109,7 @@ def check(chosen: Chosen, as_json: bool) -> None:
     else:
         click.echo(checking.as_text(report))
     if report.failed:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
 
 
 @cli.command()
@@ -120,11 +125,16 @@ def grants(chosen: Chosen, login: str | None) -> None:
 @cli.command()
 @click.pass_obj
 def explain(chosen: Chosen) -> None:
-    """Print every SQL text that this agent can issue."""
-    from source_agent.explain import explain as templates
+    """Print every SQL text that this agent can issue, those of its commands included."""
+    from source_agent import explain as explaining
 
-    for template in templates(*chosen.connected()):
-        click.echo(template.rstrip().removesuffix(";") + ";\n")
+    sections = explaining.explain(*chosen.connected())
+    click.echo(explaining.as_text(sections))
+    failed = [section for section in sections if section.error is not None]
+    for section in failed:
+        click.echo(f"{section.heading} cannot be served: {section.error}", err=True)
+    if failed:
+        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
 
 
 @cli.command()

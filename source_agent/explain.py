@@ -3,23 +3,87 @@
 There is no other: identifiers and queries are those of her file, and what comes from the network is
 bound as a value or not used at all. The templates come from the same functions that the sessions
 execute from; the tests watch the servers' statement logs for any that is not among them.
+
+The statements of the DBA's own commands are among them: `check` plans a scan, and describes each
+relation also as one whose fingerprints the database makes, to say whether it could.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from driftline.errors import DriftlineError
+
 from source_agent.configure import SourceConfig
-from source_agent.engine import Engine
+from source_agent.engine import Engine, Fingerprint, Relation, Session, Shape
+
+EVERY_SESSION = "every session"
 
 
-def explain(config: SourceConfig, engine: Engine) -> list[str]:
-    """The templates for all relations of the file. Describes them, so it contacts the database.
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The statements under one heading; `error` is why a relation cannot be served."""
+
+    heading: str
+    statements: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def explain(config: SourceConfig, engine: Engine) -> list[Section]:
+    """Return the templates that every session may issue, and those of each relation of the file.
+
+    Describes the relations, so it contacts the database; one that cannot be described does not hide
+    the others.
 
     Raises:
-        ConfigurationError, DatabaseRefused, DatabaseUnavailable.
+        DatabaseRefused, DatabaseUnavailable: there is no session to ask with.
     """
+    common = tuple(engine.templates([]))
+    sections = [Section(EVERY_SESSION, common)]
     session = engine.open()
     try:
-        shapes = [session.describe(p.relation) for p in config.relations.values()]
+        for name, published in config.relations.items():
+            heading = f"relation {name}"
+            try:
+                shapes = [session.describe(published.relation)]
+            except DriftlineError as error:
+                sections.append(Section(heading, error=str(error)))
+                session = _renewed(engine, session)  # the statement that failed may have ended it
+                continue
+            hashed = _hashed(session, published.relation)
+            if hashed is None:
+                session = _renewed(engine, session)
+            else:
+                shapes.append(hashed)
+            own = [sql for sql in engine.templates(shapes) if sql not in common]
+            sections.append(Section(heading, tuple(own)))
     finally:
         session.close()
-    return engine.templates(shapes)
+    return sections
+
+
+def _hashed(session: Session, relation: Relation) -> Shape | None:
+    """Describe the relation as `check` also does; None where the database makes no hashes."""
+    try:
+        return session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
+    except DriftlineError:
+        return None
+
+
+def _renewed(engine: Engine, session: Session) -> Session:
+    session.close()
+    return engine.open()
+
+
+def as_text(sections: list[Section]) -> str:
+    """Return the statements as a script that runs nothing: headings are comments of SQL."""
+    lines: list[str] = []
+    for section in sections:
+        lines.append(f"-- {section.heading}")
+        if section.error is not None:
+            reason = " ".join(section.error.split())
+            lines += [f"-- cannot be served: {reason}", "-- Until then it is described alone.", ""]
+        for sql in section.statements:
+            lines += [sql.strip().removesuffix(";") + ";", ""]
+        lines.append("")
+    return "\n".join(lines).rstrip()

@@ -120,7 +120,8 @@ class Governor:
 
     def _all_taken(self) -> NotNow:
         return NotNow(
-            f"{self.budget.scans_at_once} relations are being read already (limits.scans_at_once).",
+            f"The most relations that may be read at the same time, {self.budget.scans_at_once}, "
+            "are being read (limits.scans_at_once).",
             remedy="Run the refresh again when they are done.",
         )
 

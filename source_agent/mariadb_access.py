@@ -20,6 +20,7 @@ from pymysql import Error, OperationalError
 
 from source_agent.engine import Limits, Privilege, Relation, Shape
 from source_agent.mariadb_sql import MARK, explain_sql, select_sql
+from source_agent.printable import counted
 from source_agent.relations import plan_of, quote, split_name
 
 Ask = Callable[..., list[tuple[str | None, ...]]]
@@ -169,7 +170,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
         for count, length in ask(SIZE, parts[0] if len(parts) == 2 else None, parts[-1]):
             rows, size = int(count or 0), int(length or 0)
     on_disk = f", {size / 2**20:,.1f} MiB on disk" if size else ""
-    return f"about {rows:,} rows{on_disk}; {access} ({plan_of(shape).consistency.value})"
+    return f"about {counted(rows, 'row')}{on_disk}; {access} ({plan_of(shape).consistency.value})"
 
 
 def grants(
@@ -180,8 +181,9 @@ def grants(
     budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
     lines = [
         "-- Least privilege for driftline-source. Run as an administrator.",
-        f"CREATE USER {account} IDENTIFIED BY '…'  -- and the agent's host in place of %",
-        f"  WITH MAX_USER_CONNECTIONS {connections}{budget};",
+        "-- The account is locked until it has a password; write the agent's host in place of %.",
+        f"CREATE USER {account}",
+        f"  WITH MAX_USER_CONNECTIONS {connections}{budget} ACCOUNT LOCK;",
     ]
     for relation in relations:
         if relation.table is None:
@@ -196,4 +198,8 @@ def grants(
             names = dict.fromkeys(relation.key + relation.columns)
             columns = f" ({', '.join(quote(n, MARK) for n in names)})"
         lines.append(f"GRANT SELECT{columns} ON {table} TO {account};")
+    lines += [
+        "-- Then, with a password of your own, the same as in the agent's password_file:",
+        f"-- ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK;",
+    ]
     return "\n".join(lines) + "\n"

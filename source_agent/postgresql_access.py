@@ -40,6 +40,7 @@ from source_agent.postgresql_sql import (
     range_sql,
     scan_sql,
 )
+from source_agent.printable import counted
 from source_agent.relations import quote, split_name
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -196,7 +197,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
         if tuples >= 0 and heap and not shape.relation.where:
             rows, size, what = int(tuples), int(heap), "on disk"
     return (
-        f"about {rows:,} rows, {size / 2**20:,.1f} MiB {what}; "
+        f"about {counted(rows, 'row')}, {size / 2**20:,.1f} MiB {what}; "
         f"{plan['Node Type']}, cost {plan['Total Cost']:,.0f}"
     )
 
@@ -226,8 +227,9 @@ def grants(
     }
     lines = [
         "-- Least privilege for driftline-source. Run as the owner of the database.",
+        "-- The role has no password: where pg_hba.conf asks for one, nobody can log in yet.",
         f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
-        f"  CONNECTION LIMIT {connections};  -- then: \\password {role}",
+        f"  CONNECTION LIMIT {connections};",
         f"ALTER ROLE {role} SET default_transaction_read_only = on;",
         *(
             f"ALTER ROLE {role} SET {name} = '{round(seconds * 1000)}ms';"
@@ -239,6 +241,8 @@ def grants(
         *(f"REVOKE CREATE ON SCHEMA {s} FROM PUBLIC, {role};" for s in schemas),
         *(f"GRANT USAGE ON SCHEMA {s} TO {role};" for s in schemas),
         *selects,
+        "-- Then, in psql, with a password of your own, the same as in the agent's password_file:",
+        f"-- \\password {role}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The key of a row as text for people: short, and safe to print wherever it ends up.
+"""Counts and the key of a row as text for people: short, and safe to print wherever it ends up.
 
 Row bytes come from the engine beside us and are tuples of the recipe; a value that still does not
 decode is shown as hexadecimal rather than hiding the error that it is a sample of.
@@ -12,6 +12,11 @@ from driftline.values import decode_string
 
 VALUE_CHARACTERS_MAX = 60
 _BARE = frozenset({"int2", "int4", "int8", "oid", "float4", "float8", "numeric", "bool"})
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 row` or `1,204 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable_row(row: bytes, recipe: Recipe) -> str:

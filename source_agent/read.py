@@ -27,7 +27,7 @@ from driftline.types import Recipe
 
 from source_agent.engine import Consistency, Rows, Session, Shape, Split
 from source_agent.hold import Batch, Positions
-from source_agent.printable import printable_row
+from source_agent.printable import counted, printable_row
 
 INDEX_SHARE = 0.25  # the index won to 75 % and more, but in a cache and with rows in key order
 
@@ -110,8 +110,8 @@ class Reader:
                 left -= len(batch.positions)
                 if left < 0:
                     raise LimitExceeded(
-                        f"More than {rows_max} rows are in what this refresh was to compare: many "
-                        "are new at the source.",
+                        f"What this refresh was to compare has more than {counted(rows_max, 'row')}"
+                        ": many are new at the source.",
                         where=self.shape.relation.name,
                         remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
                         "of everything.",
@@ -205,7 +205,8 @@ class Reader:
         samples = [printable_row(row, recipe) for row in rows]
         keys = ", ".join(c.name for c in self.recipe.key)
         raise NullKey(
-            f"The key ({keys}) is NULL in {len(samples)} or more rows, such as {samples[0]}.",
+            f"The key ({keys}) is NULL in at least {counted(len(samples), 'row')}, "
+            f"such as {samples[0]}.",
             where=self.shape.relation.name,
             remedy="Publish the relation with a key that is never NULL, or with a filter "
             '(`where = "… IS NOT NULL"`).',

@@ -23,6 +23,7 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engine import Privilege, Relation, Shape
+from source_agent.printable import counted
 from source_agent.sqlite_types import scan_sql
 
 _UNAVAILABLE: Final = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
@@ -107,7 +108,7 @@ def plan_sql(shape: Shape) -> str:
 def scan_cost(session: Asks, shape: Shape, path: Path) -> str:
     """See `Engine.scan_cost`."""
     steps = "; ".join(str(row[3]) for row in session.ask(plan_sql(shape)))
-    rows = f"about {shape.rows_expected:,} rows" if shape.rows_expected else "rows unknown"
+    rows = f"about {counted(shape.rows_expected, 'row')}" if shape.rows_expected else "rows unknown"
     mode = "WAL: blocks nobody" if session.is_wal else "no WAL: writers wait while it reads"
     return f"{rows} in a file of {path.stat().st_size / 2**20:,.1f} MiB; {steps} ({mode})"
 

@@ -29,6 +29,7 @@ from driftline.types import Column, Recipe, parse_type
 
 from source_agent.configure import SourceConfig
 from source_agent.engine import Engine
+from source_agent.printable import counted
 
 _BYTES = {"sum": 16, "fragment_key": FRAGMENT_KEY_BYTES, "salt": 16}
 _RECEIPT_BYTES_MAX = 4 << 20
@@ -61,13 +62,22 @@ class Total:
 
     def __str__(self) -> str:
         stated = self.receipt
-        head = f"{stated.relation}: {self.digest.count} rows, total {self.digest.sum_bytes().hex()}"
+        head = f"{stated.relation}: {_counted(self.digest)}"
         if self.equal:
             return f"{head}, equal to the receipt of {stated.as_of}"
+        version = f"version {stated.version}" if stated.version else "the receipt's version"
         return (
-            f"{head}, differs from the receipt of {stated.as_of}: {stated.digest.count} rows, "
-            f"total {stated.digest.sum_bytes().hex()}"
+            f"{head}, differs from the receipt of {stated.as_of}: {_counted(stated.digest)}. "
+            f"The table may have changed since: {version} was read as of {stated.as_of}, "
+            f"this total as of {self.as_of}. To compare at a time without writes, refresh, make a "
+            "new receipt and run this again."
         )
+
+
+def _counted(digest: Digest) -> str:
+    """Return rows and total as both sides write them: without separators."""
+    rows = "row" if digest.count == 1 else "rows"
+    return f"{digest.count} {rows}, total {digest.sum_bytes().hex()}"
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -135,7 +145,7 @@ def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
         for their, our in zip(_padded(theirs, ours), _padded(ours, theirs), strict=True)
         if their is None or our is None or (their.name, their.type) != (our.name, our.type)
     ]
-    what = "; ".join(differing[:3]) or f"{theirs.key_columns} key columns, {ours.key_columns} here"
+    what = "; ".join(differing[:3]) or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
     raise RecipeChanged(
         f"The receipt is of other columns: {what}.",
         where=receipt.relation,
