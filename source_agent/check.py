@@ -236,14 +236,14 @@ def _verdict(report: Report) -> list[str]:
 
 def _relation_lines(relation: RelationReport) -> list[str]:
     if relation.error is not None:
-        return [f"relation {relation.name}", f"  FAILED   {relation.error}"]
+        return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
     to = "every certificate" if relation.allow is None else ", ".join(relation.allow) or "nobody"
     key = ", ".join(c.name for c in relation.columns if c.key)
     vouched = "vouched for by a constraint" if relation.vouched else "checked at every refresh"
     rows = f"about {relation.rows_expected:,}" if relation.rows_expected > 0 else "unknown"
     width = max(len(c.name) for c in relation.columns)
     return [
-        f"relation {relation.name}, for {to}",
+        f"relation     {relation.name}, for {to}",
         f"  key      {key} ({vouched})",
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",

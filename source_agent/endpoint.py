@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 
 from driftline.errors import ConfigurationError, MalformedMessage
@@ -25,7 +26,6 @@ from source_agent.configure import Certificates, Endpoint, SourceConfig
 from source_agent.printable import counted
 
 RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
-_ANY_TO_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where to reach one's own process
 _RENEW = "Run `driftline-source enroll` into another directory, or have your authority renew it."
 
 
@@ -106,7 +106,7 @@ def _address(endpoint: Endpoint) -> EndpointReport:
 
 
 def _taken(endpoint: Endpoint) -> EndpointReport:
-    host = _ANY_TO_LOOPBACK.get(endpoint.host, endpoint.host)
+    host = _reached(endpoint.host)
     is_ours = _is_agent if endpoint.certificates is None else _has_our_certificate
     if is_ours(endpoint, host):
         return EndpointReport("listen", f"an agent listens on {endpoint.address} already")
@@ -116,6 +116,17 @@ def _taken(endpoint: Endpoint) -> EndpointReport:
         "port in server.listen.",
         problem=True,
     )
+
+
+def _reached(host: str) -> str:
+    """Return where this machine's own processes reach a listener on this host."""
+    try:
+        listening = ip_address(host)
+    except ValueError:
+        return host
+    if not listening.is_unspecified:
+        return host
+    return "127.0.0.1" if listening.version == 4 else "::1"
 
 
 def _has_our_certificate(endpoint: Endpoint, host: str) -> bool:

@@ -278,5 +278,12 @@ class Engine(Protocol):
         """The least-privilege script that a DBA runs as herself, for this engine; `connections`
         are allowed at once: two exchanges, a description, one to spare."""
 
+    def attempts(self, relation: Relation) -> list[str]:
+        """The SQL texts by which this relation is described, though it be refused.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: there is no session to describe it with.
+        """
+
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         """Every SQL text this agent can issue for these relations, each once."""

@@ -10,12 +10,13 @@ relation also as one whose fingerprints the database makes, to say whether it co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError
 
 from source_agent.configure import SourceConfig
-from source_agent.engine import Engine, Fingerprint, Relation, Session, Shape
+from source_agent.engine import Engine, Fingerprint, Session
 
 EVERY_SESSION = "every session"
 
@@ -47,27 +48,26 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
             try:
                 shapes = [session.describe(published.relation)]
             except DriftlineError as error:
-                sections.append(Section(heading, error=str(error)))
+                asked = engine.attempts(published.relation)
+                sections.append(Section(heading, _own(asked, common), str(error)))
                 session = _renewed(engine, session)  # the statement that failed may have ended it
                 continue
-            hashed = _hashed(session, published.relation)
-            if hashed is None:
+            by_database = replace(published.relation, fingerprint=Fingerprint.DATABASE)
+            refused: list[str] = []
+            try:
+                shapes.append(session.describe(by_database))
+            except DriftlineError:  # this database makes no hashes of it, which `check` says
+                refused = engine.attempts(by_database)
                 session = _renewed(engine, session)
-            else:
-                shapes.append(hashed)
-            own = [sql for sql in engine.templates(shapes) if sql not in common]
-            sections.append(Section(heading, tuple(own)))
+            sections.append(Section(heading, _own(engine.templates(shapes) + refused, common)))
     finally:
         session.close()
     return sections
 
 
-def _hashed(session: Session, relation: Relation) -> Shape | None:
-    """Describe the relation as `check` also does; None where the database makes no hashes."""
-    try:
-        return session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
-    except DriftlineError:
-        return None
+def _own(statements: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
+    """Return those that not every session may issue, each once."""
+    return tuple(sql for sql in dict.fromkeys(statements) if sql not in common)
 
 
 def _renewed(engine: Engine, session: Session) -> Session:
@@ -82,7 +82,7 @@ def as_text(sections: list[Section]) -> str:
         lines.append(f"-- {section.heading}")
         if section.error is not None:
             reason = " ".join(section.error.split())
-            lines += [f"-- cannot be served: {reason}", "-- Until then it is described alone.", ""]
+            lines += [f"-- cannot be served: {reason}", "-- Until it can, this describes it:", ""]
         for sql in section.statements:
             lines += [sql.strip().removesuffix(";") + ";", ""]
         lines.append("")

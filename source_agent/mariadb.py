@@ -33,6 +33,7 @@ from pymysql.converters import conversions
 from pymysql.cursors import Cursor, SSCursor
 
 from source_agent import mariadb_access, mariadb_settings, mariadb_types, rows
+from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
@@ -50,12 +51,8 @@ from source_agent.mariadb_sql import (
     KILL,
     RANGES_PER_SELECT,
     ROWS_MAX,
-    STATEMENTS,
-    empty_sql,
-    explain_sql,
     null_key_sql,
     page_sql,
-    probe_sql,
     range_sql,
     scan_sql,
 )
@@ -317,25 +314,9 @@ class MariadbEngine:
             relations, login, self._database, self._limits, connections=connections
         )
 
+    def attempts(self, relation: Relation) -> list[str]:
+        with contextlib.closing(self._open()) as session:
+            return attempted(mariadb_types.describe, session, relation, pymysql.Error)
+
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        reads = []
-        for shape in shapes:
-            plan = plan_of(shape)
-            empty = empty_sql(plan.source)
-            reads += [empty, probe_sql(shape), explain_sql(empty)]
-            reads += [explain_sql(scan_sql(shape))]
-            if plan.pages:
-                reads += [page_sql(shape, is_first=first) for first in (True, False)]
-            else:
-                reads.append(scan_sql(shape))
-            if shape.recipe.integer_key:
-                reads += [range_sql(shape), null_key_sql(shape)]
-                reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
-        texts = [
-            *STATEMENTS,
-            mariadb_settings.SHOWN,
-            *mariadb_types.CATALOGUE,
-            *mariadb_access.CATALOGUE,
-            *reads,
-        ]
-        return list(dict.fromkeys(texts))
+        return mariadb_access.templates(shapes)

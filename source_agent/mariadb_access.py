@@ -18,8 +18,20 @@ from driftline.errors import (
 )
 from pymysql import Error, OperationalError
 
+from source_agent import mariadb_settings, mariadb_types
 from source_agent.engine import Limits, Privilege, Relation, Shape
-from source_agent.mariadb_sql import MARK, explain_sql, select_sql
+from source_agent.mariadb_sql import (
+    MARK,
+    STATEMENTS,
+    empty_sql,
+    explain_sql,
+    null_key_sql,
+    page_sql,
+    probe_sql,
+    range_sql,
+    scan_sql,
+    select_sql,
+)
 from source_agent.printable import counted
 from source_agent.relations import plan_of, quote, split_name
 
@@ -203,3 +215,22 @@ def grants(
         f"-- ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK;",
     ]
     return "\n".join(lines) + "\n"
+
+
+def templates(shapes: Sequence[Shape]) -> list[str]:
+    """See `Engine.templates`."""
+    reads = []
+    for shape in shapes:
+        plan = plan_of(shape)
+        empty = empty_sql(plan.source)
+        reads += [empty, probe_sql(shape), explain_sql(empty)]
+        reads += [explain_sql(scan_sql(shape))]
+        if plan.pages:
+            reads += [page_sql(shape, is_first=first) for first in (True, False)]
+        else:
+            reads.append(scan_sql(shape))
+        if shape.recipe.integer_key:
+            reads += [range_sql(shape), null_key_sql(shape)]
+            reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
+    catalogue = (mariadb_settings.SHOWN, *mariadb_types.CATALOGUE, *CATALOGUE)
+    return list(dict.fromkeys([*STATEMENTS, *catalogue, *reads]))

@@ -30,6 +30,7 @@ from driftline.errors import DatabaseUnavailable
 from psycopg import Connection, Error, pq
 
 from source_agent import postgresql_access, postgresql_hashes, postgresql_split, postgresql_types
+from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
@@ -305,6 +306,10 @@ class PostgresqlEngine:
         return postgresql_access.grants(
             relations, login, database, self._limits, connections=connections
         )
+
+    def attempts(self, relation: Relation) -> list[str]:
+        with contextlib.closing(self._open()) as session:
+            return attempted(postgresql_types.describe, session, relation, Error)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return postgresql_access.templates(shapes)

@@ -34,6 +34,7 @@ from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from source_agent import rows, sqlite_access, sqlite_types
+from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
@@ -46,7 +47,7 @@ from source_agent.engine import (
 )
 from source_agent.relations import plan_of, quote
 from source_agent.sqlite_access import translate
-from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql
+from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql, view_sql
 from source_agent.sqlite_values import encoder
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
@@ -59,7 +60,6 @@ BEGIN = "BEGIN"
 COMMIT = "COMMIT"
 FIRST_READ = "SELECT count(*) FROM main.sqlite_master"
 AS_OF = "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
-VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 STATEMENTS: Final = (
     QUERY_ONLY,
     JOURNAL_MODE,
@@ -183,9 +183,9 @@ class SqliteSession:
         with contextlib.closing(_connect(self._path, self._limits.lock_s)) as connection:
             connection.text_factory = str
             with self._errors():
-                connection.execute(VIEW.format(query=query.strip().rstrip(";")))
-                sql = sqlite_types.XINFO.format(schema="temp", name="driftline_relation")
-                return connection.execute(sql).fetchall()
+                view, columns = view_sql(query)
+                connection.execute(view)
+                return connection.execute(columns).fetchall()
 
     def describe(self, relation: Relation) -> Shape:
         self._begin()
@@ -314,6 +314,11 @@ class SqliteEngine:
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
         return sqlite_access.grants(self._path, login)
 
+    def attempts(self, relation: Relation) -> list[str]:
+        with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
+            issued = attempted(sqlite_types.describe, session, relation, sqlite3.Error)
+        return [*issued, *(view_sql(relation.query) if relation.query is not None else ())]
+
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         texts = list(STATEMENTS)
         for shape in shapes:
@@ -324,9 +329,7 @@ class SqliteEngine:
         plan = plan_of(shape)
         texts = [scan_sql(shape), f"EXPLAIN {scan_sql(shape)}", sqlite_access.plan_sql(shape)]
         if shape.relation.query is not None:
-            query = shape.relation.query.strip().rstrip(";")
-            texts.append(VIEW.format(query=query))
-            texts.append(sqlite_types.XINFO.format(schema="temp", name="driftline_relation"))
+            texts += view_sql(shape.relation.query)
         else:
             name = plan.source.removeprefix("main.")
             texts.append(sqlite_types.XINFO.format(schema="main", name=name))

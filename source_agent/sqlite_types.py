@@ -45,6 +45,7 @@ from source_agent.relations import (
 from source_agent.rows import DOUBLE_DIGITS
 
 TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
@@ -273,6 +274,12 @@ def _by_declaration(written: str) -> tuple[DeclaredType, str]:
     if name.startswith(("DATE", "TIME")):
         return text, "text"
     return text, "tagged"
+
+
+def view_sql(query: str) -> tuple[str, str]:
+    """Return what makes a view of a query, in memory, and what asks for its columns."""
+    columns = XINFO.format(schema="temp", name="driftline_relation")
+    return VIEW.format(query=query.strip().rstrip(";")), columns
 
 
 def select_sql(shape: Shape, *conditions: str, extra: Sequence[str] = (), tail: str = "") -> str:

@@ -145,7 +145,10 @@ def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
         for their, our in zip(_padded(theirs, ours), _padded(ours, theirs), strict=True)
         if their is None or our is None or (their.name, their.type) != (our.name, our.type)
     ]
-    what = "; ".join(differing[:3]) or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
+    what = (
+        "; ".join(differing[:3])
+        or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
+    )
     raise RecipeChanged(
         f"The receipt is of other columns: {what}.",
         where=receipt.relation,

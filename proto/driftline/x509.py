@@ -89,6 +89,8 @@ def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
         if length & 0x80:
             size = length & 0x7F
             length, at = int.from_bytes(der[at : at + size], "big"), at + size
+        if at + length > len(der):
+            raise ValueError("cut off")
         yield tag, der[at : at + length]
         at += length
 
