@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc
 from driftline.errors import ConfigurationError
+from driftline.settings import read_secret
 
 from source_agent.configure import Certificates
 
@@ -84,13 +85,18 @@ class Watched:
 
     def _read(self, setting: str, path: Path) -> bytes:
         try:
-            return path.read_bytes()
+            data, exposed = read_secret(path)
         except OSError as error:
             raise self._error(setting, f"{path} cannot be read: {error.strerror}.") from None
+        if exposed and setting == "key":
+            raise self._error(setting, f"The key {path} {exposed}.", f"Run: chmod 600 {path}")
+        return data
 
-    def _error(self, setting: str, message: str) -> ConfigurationError:
-        return ConfigurationError(
-            message,
-            where=f"{self._config_name}: server.{setting}",
-            remedy="`driftline-source enroll` makes a set that fits together.",
-        )
+    def _error(
+        self,
+        setting: str,
+        message: str,
+        remedy: str = "`driftline-source enroll` makes a set that fits together.",
+    ) -> ConfigurationError:
+        where = f"{self._config_name}: server.{setting}"
+        return ConfigurationError(message, where=where, remedy=remedy)

@@ -114,7 +114,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A relation and the clients that may have it (URI SAN, DNS SAN or CN); None: all."""
+    """A relation and the clients that may have it (a URI or DNS name of the certificate, exactly);
+    None: all."""
 
     relation: Relation
     allow: frozenset[str] | None = None

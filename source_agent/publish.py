@@ -21,7 +21,7 @@ from source_agent.govern import Governor
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks: `label` for the audit, `names` (SANs, CN) for `allow`. No names without TLS."""
+    """Who asks: `label` for the audit, `names` for `allow`: none without TLS."""
 
     label: str
     names: frozenset[str] = frozenset()

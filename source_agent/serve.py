@@ -7,6 +7,7 @@ is `transport`; here are only the two calls, health and the process.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
@@ -295,14 +296,25 @@ def _too_many(what: str) -> NotNow:
 
 
 def client_of(context: grpc.ServicerContext) -> Client:
-    """Who is at the other end, by the certificate that TLS has verified."""
+    """Who is at the other end, by the certificate that TLS has verified.
+
+    Its names are the URIs and DNS names of the subject alternative name. The common name is free
+    text that authorities do not vouch for: it is a label, and names nobody.
+    """
     # The stubs say Mapping[str, Iterable[int]]; they are lists of bytes.
     properties = cast(Mapping[str, Iterable[bytes]], context.auth_context())
-    found: list[str] = []
-    for field in ("x509_subject_alternative_name", "x509_common_name"):
-        found += [value.decode(errors="replace") for value in properties.get(field, ())]
-    uris = [name for name in found if "://" in name]
-    return Client((uris or found or ["loopback"])[0], frozenset(found))
+
+    def values(field: str) -> list[str]:
+        # What is no text is left out: replaced characters could pass for another name.
+        found = []
+        for value in properties.get(field, ()):
+            with contextlib.suppress(UnicodeDecodeError):
+                found.append(value.decode())
+        return found
+
+    names = values("peer_uri") + values("peer_dns")
+    labels = names or [f"CN={name}" for name in values("x509_common_name")]
+    return Client((labels or ["loopback"])[0], frozenset(names))
 
 
 def _abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from driftline.settings import (
     is_loopback,
     nearest,
     read,
+    read_secret,
     split_address,
 )
 
@@ -123,7 +125,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_a_password_file_loses_one_newline(tmp_path: Path, ending: str, kept: str) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(f" p\u00e4ss {ending}".encode())
-    secret.chmod(0o640)
+    secret.chmod(0o600)
     table = written(tmp_path, 'password_file = "secret"')
     assert table.password("password_file", "DATABASE") == f" p\u00e4ss {kept}"
 
@@ -131,16 +133,31 @@ def test_a_password_file_loses_one_newline(tmp_path: Path, ending: str, kept: st
 def test_a_password_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hidden-value")
-    secret.chmod(0o644)
     table = written(tmp_path, 'password_file = "secret"')
-    error = refused(table.password, "password_file", "DATABASE")
-    assert error.remedy == f"Run: chmod o-rwx {secret}"
-    assert "hidden-value" not in str(error)
+    for mode in (0o644, 0o604, 0o602, 0o601, 0o620, 0o610):
+        secret.chmod(mode)
+        error = refused(table.password, "password_file", "DATABASE")
+        assert f"{secret} is open to others than its owner (mode {mode:04o})" in error.message
+        assert error.remedy == f"Run: chmod 600 {secret}"
+        assert "hidden-value" not in str(error)
     secret.chmod(0o600)
     secret.write_bytes(b"x" * 5000)
     assert "4096" in refused(table.password, "password_file", "DATABASE").message
     secret.unlink()
     assert "cannot be read" in refused(table.password, "password_file", "DATABASE").message
+
+
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_the_group_may_read_what_is_roots(tmp_path: Path, owner: int) -> None:
+    """As libpq has it: /etc/driftline/source.key of root and the agent's group, mode 0640."""
+    secret = tmp_path / "secret"
+    secret.write_text("hidden-value")
+    secret.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(secret, owner, owner)
+    data, exposed = read_secret(secret)
+    assert data == b"hidden-value"
+    assert bool(exposed) == (secret.stat().st_uid != 0)
 
 
 def test_a_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 from driftline.negotiation import Agreement, agree, is_negotiable
+from driftline.settings import read_secret
 from driftline.wire_pb2_grpc import SourceStub
 
 from warehouse_agent.configure import Source
@@ -262,20 +263,27 @@ def certificates(source: Source) -> tuple[bytes, bytes, bytes]:
     """The authority, our certificate and our key, in PEM.
 
     Raises:
-        ConfigurationError: a file cannot be read.
+        ConfigurationError: a file cannot be read, or others can read the key.
     """
     read = []
     files = (("ca", source.ca), ("certificate", source.certificate), ("key", source.key))
     for setting, path in files:
         assert path is not None
         try:
-            read.append(path.read_bytes())
+            data, exposed = read_secret(path)
         except OSError as error:
             raise ConfigurationError(
                 f"{path} cannot be read: {error.strerror}.",
                 where=f"sources.{source.name}.{setting}",
                 remedy="`driftline-source enroll` makes certificates for both sides.",
             ) from None
+        if exposed and setting == "key":
+            raise ConfigurationError(
+                f"The key {path} {exposed}.",
+                where=f"sources.{source.name}.{setting}",
+                remedy=f"Run: chmod 600 {path}",
+            )
+        read.append(data)
     return read[0], read[1], read[2]
 
 

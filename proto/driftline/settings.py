@@ -189,19 +189,13 @@ class Table:
         if path is None:
             return os.environ.get(environment_name(secret))
         try:
-            with path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                data = file.read(SECRET_BYTES_MAX + 1)
+            data, exposed = read_secret(path, SECRET_BYTES_MAX + 1)
         except OSError as error:
             raise self.error(
                 key, f"The password file {path} cannot be read: {error.strerror}."
             ) from None
-        if mode & stat.S_IROTH:
-            raise self.error(
-                key,
-                f"The password file {path} can be read by every user of this machine.",
-                f"Run: chmod o-rwx {path}",
-            )
+        if exposed:
+            raise self.error(key, f"The password file {path} {exposed}.", f"Run: chmod 600 {path}")
         try:
             if len(data) > SECRET_BYTES_MAX:
                 raise self.error(key, f"{path} holds more than {SECRET_BYTES_MAX} bytes.")
@@ -244,6 +238,25 @@ class Table:
     def _missing(self, key: str, kind: type) -> ConfigurationError:
         remedy = f"Add `{key} = …`."
         return self.error(key, f"The setting is missing; it is {_KINDS[kind]}.", remedy)
+
+
+def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
+    """A file that nobody else should read: its bytes, and how others can; empty if they cannot.
+
+    The rule is libpq's for keys: nobody but the owner, and where that is root, the file's group.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        data = file.read(bytes_max)
+    refused = stat.S_IRWXO | stat.S_IRWXG
+    if status.st_uid == 0:
+        refused = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
+    mode = stat.S_IMODE(status.st_mode)
+    exposed = f"is open to others than its owner (mode {mode:04o})" if mode & refused else ""
+    return data, exposed
 
 
 def resolve(file: Path, value: str) -> Path:
