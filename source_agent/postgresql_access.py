@@ -74,8 +74,10 @@ SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
 CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, RESOLVED, SIZE)
 
+_ENDED: Final = "server closed the connection unexpectedly"  # libpq
 _UNAVAILABLE: Final = ("08", "53", "57P")  # connection, resources, shutdown
-_SNAPSHOT_LOST: Final = {"40001", "40P01", "25P03", "25P04", "72000"}
+_CONFLICT: Final = "40001"  # serialization_failure; of a standby, a conflict with recovery
+_SNAPSHOT_LOST: Final = {_CONFLICT, "40P01", "25P03", "25P04", "72000"}
 _BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
 
 
@@ -112,16 +114,34 @@ def _escaped(text: str) -> str:
 def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
     """The error that a user sees for one of psycopg's."""
     state = error.sqlstate or ""
-    text = (error.diag.message_primary or str(error)).strip().rstrip(".")
+    text = " ".join((error.diag.message_primary or str(error)).split()).rstrip(".")
     where = relation.name if relation else ""
     message = f"PostgreSQL says: {text}."
+    if state == _CONFLICT and error.diag.message_detail:  # of a standby: which conflict it was
+        message = f"PostgreSQL says: {text} ({error.diag.message_detail.strip().rstrip('.')})."
     if state in _SNAPSHOT_LOST or "transaction timeout" in text:
         return SnapshotLost(message, where=where)
-    if state.startswith(_UNAVAILABLE) or (not state and isinstance(error, OperationalError)):
+    if state == "53100":
+        return DatabaseUnavailable(
+            message, where=where, remedy="Free space on the database server, then try again."
+        )
+    if not state and isinstance(error, OperationalError):
+        if _ENDED in text:  # a server cannot give a reason behind rows that nobody has read
+            message = "PostgreSQL ended the connection without giving a reason."
+        return DatabaseUnavailable(
+            message,
+            where=where,
+            remedy="Try again later; its log says whether it was restarted or the session ended.",
+        )
+    if state.startswith(_UNAVAILABLE):
         return DatabaseUnavailable(message, where=where, remedy="Try again later.")
     if state == "55P03":
         return DatabaseUnavailable(
             message, where=where, remedy="Someone holds a lock on it; try again later."
+        )
+    if state == "57014" and "user request" in text:
+        return DatabaseRefused(
+            message, where=where, remedy="Somebody at the source cancelled it: ask the DBA."
         )
     if state == "57014":
         return DatabaseRefused(

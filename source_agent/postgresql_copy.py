@@ -25,6 +25,7 @@ from source_agent.rows import check_size
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
 _TRAILER: Final = b"\xff\xff"
+_RESULTS_MAX: Final = 4  # of a broken connection: libpq may repeat the state of the COPY
 
 
 def copied(
@@ -50,10 +51,33 @@ def copied(
         while pgconn.get_result() is not None:
             pass
         raise error_of(result)
-    yield from _tuples(pgconn, shape, poller)
+    try:
+        yield from _tuples(pgconn, shape, poller)
+    except Error as error:
+        raise last_word(pgconn, error) from None
     while (result := pgconn.get_result()) is not None:
         if result.status != pq.ExecStatus.COMMAND_OK:
             raise error_of(result)
+
+
+def last_word(pgconn: pq.abc.PGconn, error: Error) -> Error:
+    """Return what the server said before it ended the connection, or `error` if it said nothing.
+
+    A server that terminates a session sends the reason and closes. libpq then reports the closed
+    connection, while the reason is still in its buffer, behind the rows that came before it.
+    """
+    with contextlib.suppress(Error):
+        while pgconn.get_copy_data(1)[0] > 0:
+            pass
+    for _ in range(_RESULTS_MAX):
+        result = pgconn.get_result()
+        if result is None:
+            break
+        if result.status == pq.ExecStatus.FATAL_ERROR and result.error_field(
+            pq.DiagnosticField.SQLSTATE
+        ):
+            return error_of(result)
+    return error
 
 
 def drain(pgconn: pq.abc.PGconn) -> None:

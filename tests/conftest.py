@@ -11,7 +11,12 @@ from hypothesis import HealthCheck, settings
 
 from warehouse_agent import prepare
 
-pytest_plugins = ["tests.fixtures_databases", "tests.fixtures_spark", "tests.fixtures_wan"]
+pytest_plugins = [
+    "tests.fixtures_databases",
+    "tests.fixtures_disk",
+    "tests.fixtures_spark",
+    "tests.fixtures_wan",
+]
 
 # No deadline and no health check for slowness: shared machines stall, and a stall is no bug.
 # A failure prints its blob (`@reproduce_failure`), so no profile needs to be deterministic.

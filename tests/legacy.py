@@ -71,8 +71,10 @@ class PostgresLegacy:
 
     def __init__(self, server: PostgreSQL) -> None:
         self._server = server
+        self.watched: PostgreSQL | None = None  # another server that the agent reads
         number = next(_NUMBERS)
-        self.database, login = f"legacy{number}", f"reader{number}"
+        self.database = f"legacy{number}"
+        self.login = login = f"reader{number}"
         server.create_database(self.database)
         self.password: str | None = server.create_login(login)
         self.url = server.tcp_url(login, self.database)
@@ -94,6 +96,22 @@ class PostgresLegacy:
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(f'SELECT * FROM "{table}"').fetchall()
 
+    def is_asleep(self) -> bool:
+        """Return True if a statement of the agent's is in pg_sleep, on the server it reads."""
+        with (self.watched or self._server).superuser(self.database) as connection:
+            found = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE usename = %s AND wait_event = 'PgSleep'",
+                (self.login,),
+            ).fetchone()
+        return found == (1,)
+
+    def signal(self, what: str) -> None:
+        """Cancel or terminate the agent's sessions, as the DBA does."""
+        self.execute(
+            f"SELECT pg_{what}_backend(pid) FROM pg_stat_activity WHERE usename = '{self.login}'"
+        )
+
     def reconnect(self) -> None:
         """After the server was restarted."""
         self._connection.close()
@@ -112,7 +130,8 @@ class MariaLegacy:
     def __init__(self, server: MariaDB) -> None:
         self._server = server
         number = next(_NUMBERS)
-        self.database, login = f"legacy{number}", f"reader{number}"
+        self.database = f"legacy{number}"
+        self.login = login = f"reader{number}"
         server.create_database(self.database)
         self.password: str | None = server.create_login(login)
         self.url = server.tcp_url(login, self.database)
@@ -135,6 +154,21 @@ class MariaLegacy:
         with self._connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM `{table}`")
             return list(cursor.fetchall())
+
+    def is_asleep(self) -> bool:
+        """Return True if a statement of the agent's is in SLEEP."""
+        with closing(self._server.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.processlist"
+                " WHERE user = %s AND state = 'User sleep'",
+                (self.login,),
+            )
+            return cursor.fetchone() == (1,)
+
+    def kill_readers(self) -> None:
+        """End the connections of the agent's login."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"KILL CONNECTION USER '{self.login}'@'%'")
 
     def close(self) -> None:
         self._connection.close()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql import SparkSession
 
@@ -56,7 +56,7 @@ class Pair:
         self.source_lines: str | None = None
         self.serve()
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

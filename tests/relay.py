@@ -1,17 +1,19 @@
 """A TCP relay between the two agents that misbehaves on command.
 
 It listens on a free loopback port and forwards every connection to a target. Told to, it cuts after
-so many bytes of one direction, refuses, or swallows what it is sent while the connection stays open
-(a black hole). Bytes are counted in both directions as they are handed on, whatever the connection.
+so many bytes of one direction, flips a bit, ends every connection at one byte, refuses, or swallows
+what it is sent while the connection stays open (a black hole). Bytes are counted in both directions
+as they are handed on, whatever the connection.
 
-Invariants: bytes are forwarded unchanged and in order, or not at all; a cut takes effect exactly
-after the byte asked for, resets every connection there is, and happens once, so that whoever comes
-back gets through. No pytest here.
+Invariants: bytes are forwarded unchanged and in order, or not at all, but for the one bit that
+`flip_after` was asked for; a cut takes effect exactly after the byte asked for, resets every
+connection there is, and happens once, so that whoever comes back gets through. No pytest here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import select
 import socket
 import struct
@@ -22,6 +24,13 @@ from types import TracebackType
 _CHUNK_BYTES = 1 << 14
 _POLL_S = 0.05
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST, what waits is dropped
+
+
+class Ending(enum.Enum):
+    """How the relay ends a connection: with FIN or with RST."""
+
+    FIN = "fin"
+    RST = "rst"
 
 
 class Relay:
@@ -43,6 +52,8 @@ class Relay:
         self._cut_down: int | None = None
         self._then: Callable[[], object] = lambda: None
         self._reset_then = True
+        self._flip_down: int | None = None
+        self._each: tuple[int, Ending] | None = None
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -68,6 +79,19 @@ class Relay:
             self._cut_down = None if down is None else self.down_bytes + down
             self._then, self._reset_then = then, reset
 
+    def flip_after(self, *, down: int) -> None:
+        """Flip the lowest bit of the byte behind so many more bytes to the client, once."""
+        with self._lock:
+            self._flip_down = self.down_bytes + down
+
+    def end_each(self, *, down: int, ending: Ending) -> None:
+        """End every later connection once it has handed `down` bytes to the client, until `heal`.
+
+        With 0 it ends where the client has sent its first bytes, which are handed on.
+        """
+        with self._lock:
+            self._each = down, ending
+
     def refuse(self) -> None:
         """Reset what there is and everybody who comes, until `heal`."""
         with self._lock:
@@ -84,7 +108,7 @@ class Relay:
         with self._lock:
             lost = self._swallowing
             self._refusing = self._swallowing = False
-            self._cut_up = self._cut_down = None
+            self._cut_up = self._cut_down = self._flip_down = self._each = None
         if lost:
             self._reset_all()
 
@@ -135,13 +159,21 @@ class Relay:
     def _pump(self, client: socket.socket, target: socket.socket) -> None:
         """Both directions, until either ends."""
         other = {client: target, target: client}
+        with self._lock:
+            left, ending = self._each or (None, Ending.FIN)
         with contextlib.suppress(OSError, ValueError):  # ValueError: of a socket that was reset
             while not self._closing.is_set():
                 for end in select.select([client, target], [], [], _POLL_S)[0]:
                     data = end.recv(_CHUNK_BYTES)
                     if not data:
                         raise ConnectionResetError
-                    self._forward(data, other[end], up=end is client)
+                    if left is not None and end is target:
+                        data, left = data[:left], left - len(data[:left])
+                    if data:
+                        self._forward(data, other[end], up=end is client)
+                    if left == 0:
+                        self._end(client, ending)
+                        raise ConnectionResetError
         with self._lock:
             self._pairs.discard((client, target))
         client.close()
@@ -158,6 +190,12 @@ class Relay:
                 data = data[: limit - before] if self._reset_then else data
                 self._cut_up = self._cut_down = None
                 self.cuts += 1
+            flip = self._flip_down
+            if not up and flip is not None and self.down_bytes + len(data) > flip:
+                changed = bytearray(data)
+                changed[flip - self.down_bytes] ^= 1
+                data, self._flip_down = bytes(changed), None
+                self.cuts += 1
             if up:
                 self.up_bytes += len(data)
             else:
@@ -168,6 +206,16 @@ class Relay:
             if self._reset_then:
                 self._reset_all()
                 raise ConnectionResetError
+
+    def _end(self, client: socket.socket, ending: Ending) -> None:
+        self.cuts += 1
+        if ending is Ending.RST:
+            _reset(client)
+            return
+        client.shutdown(socket.SHUT_WR)
+        client.settimeout(5)
+        while client.recv(_CHUNK_BYTES):  # else what the client still sends would cause an RST
+            pass
 
     def _reset_all(self) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ STAYS = {
     errors.TableShrank,
     errors.ProofFailed,
     errors.WarehouseUnavailable,
+    errors.SparkLost,
     errors.Locked,
     errors.InternalError,
 }

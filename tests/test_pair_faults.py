@@ -8,7 +8,6 @@ contract: its code, exit code, whether running again is safe, and the remedy.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -316,34 +315,6 @@ def test_value_that_does_not_fit(
 
 
 # The warehouse
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A tmpfs of so many MiB; called again, it is resized."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = False
-
-    def mount(mib: int) -> Path:
-        nonlocal mounted
-        options = f"size={mib}m" + (",remount" if mounted else "")
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.skip(f"NO SMALL DISK, NOT TESTED: {done.stderr.strip()}")
-        mounted = True
-        return folder
-
-    if os.geteuid() != 0:
-        pytest.skip("NO SMALL DISK, NOT TESTED: only root can mount one")
-    yield mount
-    if mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 @pytest.mark.parametrize("full_at", ["staging", "apply", "commit"])

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from driftline.errors import DriftlineError, InternalError
 
 from warehouse_agent import commands, scaffold, show
 from warehouse_agent.configure import WarehouseConfig, load
+from warehouse_agent.executors import mistake
 from warehouse_agent.refresh import Options
 from warehouse_agent.report import say_error
 
@@ -233,17 +233,10 @@ def main() -> NoReturn:
         sys.exit(INTERRUPTED)
     except Exception as problem:
         _log.debug("the command failed", exc_info=problem)
-        error_of_ours = _known(problem)
+        error_of_ours = mistake(problem, "")
         say_error(error_of_ours)
         sys.exit(error_of_ours.exit_code)
     sys.exit(0)
-
-
-def _known(problem: Exception) -> DriftlineError:
-    if isinstance(problem, DriftlineError):
-        return problem
-    text = (str(problem).splitlines() or [""])[0]
-    return InternalError(f"{type(problem).__name__}: {text}")
 
 
 if __name__ == "__main__":

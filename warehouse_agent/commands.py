@@ -22,8 +22,9 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from warehouse_agent import prove, session
 from warehouse_agent.clean import unreferenced
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
-from warehouse_agent.each import each, meant, published
+from warehouse_agent.each import each, published
 from warehouse_agent.examine import examine
+from warehouse_agent.executors import mistake
 from warehouse_agent.forecast import forecast
 from warehouse_agent.progress import Display
 from warehouse_agent.refresh import Options
@@ -107,7 +108,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     try:
         digest = prove.values_digest(spark, snapshot.files, layout, one_off, salt)
     except SPARK_FAILURES as problem:
-        raise meant(problem, fragment.name) from problem
+        raise mistake(problem, fragment.name) from problem
     body = {
         "relation": fragment.relation,
         "columns": [[c.name, str(c.type)] for c in layout.recipe.columns],

@@ -1,21 +1,20 @@
 """A command on many fragments: whatever happens to one, the others have their turn.
 
-Also what commands share about a fragment: its published version, and what a failure of Spark means.
+Also what commands share about a fragment: its published version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from driftline.errors import DriftlineError, InternalError, NotFound
+from driftline.errors import NotFound
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment
-from warehouse_agent.executors import cause
+from warehouse_agent.executors import mistake
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.report import Report, say_error
 from warehouse_agent.store import Store
-from warehouse_agent.verify import SPARK_FAILURES
 
 
 def each(
@@ -34,8 +33,10 @@ def each(
     for fragment in fragments:
         try:
             codes.append(action(fragment) or 0)
-        except (DriftlineError, *SPARK_FAILURES) as problem:
-            error = meant(problem, fragment.name)
+        except BrokenPipeError:  # who reads our answer has read enough
+            raise
+        except Exception as problem:
+            error = mistake(problem, fragment.name)
             report = Report(fragment.name, command)
             report.fail(error)
             codes.append(error.exit_code)
@@ -43,15 +44,6 @@ def each(
                 print(report.to_json(), flush=True)
             say_error(error)
     return codes
-
-
-def meant(problem: Exception, name: str) -> DriftlineError:
-    """A failure as an error of ours."""
-    if isinstance(problem, DriftlineError):
-        return problem
-    error = InternalError(f"Spark failed: {cause(problem)}", where=name)
-    error.__cause__ = problem
-    return error
 
 
 def published(store: Store, name: str) -> Snapshot:

@@ -26,7 +26,6 @@ from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
     DriftlineError,
-    InternalError,
     RecipeChanged,
     WarehouseUnavailable,
 )
@@ -34,7 +33,7 @@ from driftline.errors import (
 from warehouse_agent import java, publish, schema, session
 from warehouse_agent.configure import Fragment, WarehouseConfig, load
 from warehouse_agent.examine_source import Found, examine_source
-from warehouse_agent.executors import Batches, cause, task
+from warehouse_agent.executors import Batches, cause, mistake, task
 from warehouse_agent.link import Link
 from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
@@ -93,12 +92,8 @@ def check(what: str, look: Callable[[], str]) -> Check:
     """Look, whatever happens."""
     try:
         return Check(what, look())
-    except DriftlineError as error:
-        return Check(what, "", error)
     except Exception as problem:
-        internal = InternalError(f"{type(problem).__name__}: {problem}", where=what)
-        internal.__cause__ = problem
-        return Check(what, "", internal)
+        return Check(what, "", mistake(problem, what))
 
 
 def _as_check(found: Found) -> Check:

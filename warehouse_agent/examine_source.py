@@ -1,33 +1,28 @@
 """`doctor` on the line to one source: TCP, certificates, TLS, and who answers.
 
 In the order in which they can fail; what comes after a failure is not tried. gRPC itself would
-report a refused certificate, a wrong name and a closed port alike, so TCP and TLS
-are spoken by hand first. Certificates are read with a few lines of DER, because the package that
-could is not needed for anything else here.
+report a refused certificate, a wrong name and a closed port alike, so TCP and TLS are spoken by
+hand first.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
-from driftline.errors import ConfigurationError, DriftlineError, SourceUnreachable, Unauthenticated
+from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
 
+from warehouse_agent.certificates import certificates, context_of, validity, validity_of
 from warehouse_agent.configure import Source
-from warehouse_agent.link import Link, certificates, diagnose, host_and_port
+from warehouse_agent.handshake import diagnose, host_and_port
+from warehouse_agent.link import Link
 from warehouse_agent.report import counted
 
 RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
-
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +63,9 @@ def _tcp(source: Source) -> str:
 
 def _ours(source: Source, now: datetime) -> str:
     """Our certificate fits its key and is within its dates."""
+    context_of(source)
     _, certificate, _ = certificates(source)
     assert source.certificate is not None
-    assert source.key is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_cert_chain(source.certificate, source.key, password="")
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(
-            f"{source.certificate.name} and {source.key.name} do not fit together: {error}.",
-            where=f"sources.{source.name}.certificate",
-            remedy="`driftline-source enroll` makes a set that fits together.",
-        ) from None
     begins, ends = validity(certificate, source.certificate)
     return _dates(source, "Our certificate", begins, ends, now)
 
@@ -89,9 +75,7 @@ def _tls(source: Source, now: datetime) -> str:
     if (error := diagnose(source)) is not None:
         raise error
     host, port = host_and_port(source)
-    context = ssl.create_default_context(cafile=str(source.ca))
-    context.load_cert_chain(str(source.certificate), str(source.key))
-    context.set_alpn_protocols(["h2"])
+    context = context_of(source)
     try:
         with (
             socket.create_connection((host, port), CONTROL_S) as plain,
@@ -103,7 +87,7 @@ def _tls(source: Source, now: datetime) -> str:
     assert der is not None  # verified, so there is one
     assert told is not None
     names = [str(pair[1]) for pair in told.get("subjectAltName", ())]
-    begins, ends = _validity(der)
+    begins, ends = validity_of(der)
     dates = _dates(source, "Their certificate", begins, ends, now)
     return f"{version}, certificate for {', '.join(names)}, {dates}"
 
@@ -131,51 +115,3 @@ def _dates(source: Source, whose: str, begins: datetime, ends: datetime, now: da
     days = (ends - now).days
     urgent = " - RENEW IT SOON" if days < RENEW_DAYS else ""
     return f"valid until {ends:%Y-%m-%d}, {counted(days, 'day')} left{urgent}"
-
-
-def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:
-    """From when to when the first certificate of a PEM file is valid.
-
-    Raises:
-        ConfigurationError: it holds none.
-    """
-    match = _PEM.search(pem)
-    try:
-        return _validity(base64.b64decode(match[1])) if match else _none()
-    except (ValueError, IndexError):
-        raise ConfigurationError(f"{path} holds no certificate.", where=path.name) from None
-
-
-def _none() -> tuple[datetime, datetime]:
-    raise ValueError("no certificate")
-
-
-def _validity(der: bytes) -> tuple[datetime, datetime]:
-    """RFC 5280, section 4.1: Certificate { tbsCertificate { [0] version, serialNumber, signature,
-    issuer, validity { notBefore, notAfter } … } … }."""
-    fields = _elements(next(iter(_elements(der)))[1])
-    inner = list(_elements(next(iter(fields))[1]))
-    if inner[0][0] == 0xA0:  # version 1 has no field for its version
-        inner = inner[1:]
-    begins, ends = (_time(tag, value) for tag, value in _elements(inner[3][1]))
-    return begins, ends
-
-
-def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each DER element in a row."""
-    at = 0
-    while at < len(der):
-        tag, length, at = der[at], der[at + 1], at + 2
-        if length & 0x80:
-            size = length & 0x7F
-            length, at = int.from_bytes(der[at : at + size], "big"), at + size
-        yield tag, der[at : at + length]
-        at += length
-
-
-def _time(tag: int, value: bytes) -> datetime:
-    """UTCTime (two digits of the year, 1950 to 2049) or GeneralizedTime."""
-    text = value.decode("ascii")
-    if tag == 0x17:
-        text = ("19" if int(text[:2]) >= 50 else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from driftline.errors import DriftlineError, WarehouseUnavailable, from_code
+from driftline.errors import (
+    DriftlineError,
+    InternalError,
+    SparkLost,
+    WarehouseUnavailable,
+    from_code,
+)
 from driftline.fingerprints import fingerprints, position_seed
 from driftline.frames import Fingerprints
 from driftline.types import Recipe
@@ -27,6 +33,16 @@ Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 _MARK = "driftline-error:"
+_MORE_MEMORY = (
+    "Run the command again; what arrived is kept. If it repeats, set more "
+    '`"spark.driver.memory"` or fewer tasks (`"spark.master" = "local[2]"`) in [spark].'
+)
+_LOST = re.compile(
+    "Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure"
+    "|java.lang.OutOfMemoryError|SparkOutOfMemoryError|MemoryError"
+)
+_FILE = re.compile(r"\S+\.parquet")
+_ABSENT = re.compile("FileNotFoundError: |FileNotFoundException|NoSuchFileException")
 _MARKED = re.compile(re.escape(_MARK) + r"(\{.*?\}):end")
 
 
@@ -74,23 +90,67 @@ def driver_errors() -> Iterator[None]:
     """Raise what a task or the storage meant instead of Spark's wrapping of it."""
     try:
         yield
-    except Exception as error:
-        # A failed write comes as py4j's own exception, which Spark Connect does not even have.
-        if not isinstance(error, PySparkException) and type(error).__name__ != "Py4JJavaError":
+    except Exception as problem:
+        if (error := meaning(problem)) is None:
             raise
-        text = str(error)
-        if match := _MARKED.search(text):
-            code, message, remedy, where, details = json.loads(bytes.fromhex(match[1][1:-1]))
-            raise from_code(code, message, remedy=remedy, where=where, details=details) from error
-        if isinstance(error, PySparkException) and "PATH_NOT_FOUND" in text:
-            raise WarehouseUnavailable(
-                f"A file of the warehouse is not there: {cause(error)}",
-                remedy="`driftline verify` names the files that are missing.",
-            ) from error
-        if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
-            raise WarehouseUnavailable(
-                "The warehouse's disk is full.",
-                remedy="Free space and run the refresh again; the last published version is "
-                "untouched.",
-            ) from error
-        raise
+        raise error from problem
+
+
+def meaning(problem: Exception) -> DriftlineError | None:
+    """Return what a failure of Spark means; None if it is not of Spark, or a mistake of ours."""
+    if isinstance(problem, DriftlineError):
+        return problem
+    text = str(problem)
+    if _is_of_a_dead_jvm(problem, text):
+        return SparkLost(
+            "Spark's Java process ended: it was killed, or ran out of memory.",
+            remedy=_MORE_MEMORY,
+        )
+    # A failed write comes as py4j's own exception, which Spark Connect does not even have.
+    if not isinstance(problem, PySparkException) and type(problem).__name__ != "Py4JJavaError":
+        return None
+    if match := _MARKED.search(text):
+        code, message, remedy, where, details = json.loads(bytes.fromhex(match[1][1:-1]))
+        return from_code(code, message, remedy=remedy, where=where, details=details)
+    if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
+        return WarehouseUnavailable(
+            "The warehouse's disk is full.",
+            remedy="Free space and run the refresh again; the last published version is untouched.",
+        )
+    if "PATH_NOT_FOUND" in text or _ABSENT.search(text):
+        path = _FILE.search(text)
+        return WarehouseUnavailable(
+            f"A file of the warehouse is not there: {path[0] if path else cause(problem)}.",
+            remedy="`driftline verify` names the files that are missing.",
+        )
+    if lost := _LOST.search(text):
+        what = "ran out of memory" if "Memory" in lost[0] else "ended: it was killed, or crashed"
+        return SparkLost(f"A process of Spark {what}.", remedy=_MORE_MEMORY)
+    return None
+
+
+def mistake(problem: Exception, where: str) -> DriftlineError:
+    """Return a failure as an error of ours: with its cause if that is known, else INTERNAL."""
+    error = meaning(problem)
+    if error is None:
+        is_of_spark = isinstance(problem, PySparkException) or "Py4J" in type(problem).__name__
+        what = "Spark failed" if is_of_spark else type(problem).__name__
+        error = InternalError(f"{what}: {cause(problem)}", where=where)
+    if error is not problem:
+        error.__cause__ = problem
+        error.where = error.where or where
+    return error
+
+
+def _is_of_a_dead_jvm(problem: Exception, text: str) -> bool:
+    """Return True if py4j has nobody to speak to any more."""
+    if type(problem).__name__ == "Py4JNetworkError" or "Answer from Java side is empty" in text:
+        return True
+    if not isinstance(problem, ConnectionError):
+        return False
+    trace = problem.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith("py4j."):
+            return True
+        trace = trace.tb_next
+    return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import queue
 import socket
-import ssl
 import threading
 import time
 from types import TracebackType
@@ -20,13 +19,13 @@ import grpc
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     GRPC_STATUS,
-    ConfigurationError,
     DriftlineError,
     InternalError,
+    LimitExceeded,
     MalformedMessage,
     NotNow,
     SourceUnreachable,
-    Unauthenticated,
+    VersionMismatch,
     from_code,
 )
 from driftline.limits import (
@@ -35,10 +34,11 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 from driftline.negotiation import Agreement, agree, is_negotiable
-from driftline.settings import read_secret
 from driftline.wire_pb2_grpc import SourceStub
 
+from warehouse_agent.certificates import certificates
 from warehouse_agent.configure import Source
+from warehouse_agent.handshake import diagnose, host_and_port
 from warehouse_agent.meter import Meter
 
 _OPTIONS = [
@@ -51,6 +51,22 @@ _OPTIONS = [
 ]
 REFUSED_METADATA = "driftline-refused-bin"  # trailing metadata of a Describe that failed
 _FRAMING_BYTES = 5  # gRPC's own prefix of a message
+# Statuses that the gRPC library gives when a connection breaks; an answer of the source agent has
+# its own error in the trailing metadata.
+_OF_THE_LINE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DATA_LOSS,
+}
+_OF_THE_HANDLER = ("Exception calling application", "Exception iterating responses")
+_STATUS_OF_CALL: dict[str, type[DriftlineError]] = {
+    **{status: kind for kind, status in reversed(GRPC_STATUS.items())},
+    "UNIMPLEMENTED": VersionMismatch,
+    "RESOURCE_EXHAUSTED": LimitExceeded,
+}
 _REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
 
 Reply = pb.Reply | Exception | None
@@ -133,19 +149,32 @@ class Link:
         for key, value in call.trailing_metadata() or ():
             if key == REFUSED_METADATA and isinstance(value, bytes):
                 return refusal(pb.Refused.FromString(value))
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             return diagnose(self.source) or SourceUnreachable(
-                f"The line to {self.source.address} was lost ({text or code.name.lower()}).",
+                f"The line to {self.source.address} {_lost(code, text)}.",
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
             )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text:
-            # gRPC's own refusal, or a proxy's: too much at once, which passes.
-            return NotNow(f"The source is busy: {text}", where=where)
-        for known, status in GRPC_STATUS.items():
-            if status == code.name:
-                return known(text, where=where)
+            return NotNow(
+                f"All places of the source agent are taken ({text}).",
+                where=f"source {self.source.name}",
+                remedy="Run the command again later.",
+            )
+        if kind := _STATUS_OF_CALL.get(code.name):
+            return kind(text, where=where)
         return InternalError(f"The source agent failed: {text}", where=where)
+
+
+def _lost(code: grpc.StatusCode, text: str) -> str:
+    """Return what happened to the line, without gRPC's own words where the case is known."""
+    if "TSI_DATA_CORRUPTED" in text or "TSI_PROTOCOL_FAILURE" in text:
+        return "was damaged: TLS found a byte that is not what was sent"
+    if "handshake" in text.lower():
+        return "was cut off in the TLS handshake"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"is there, but the source agent did not answer within {CONTROL_S:.0f} s"
+    return f"was lost ({text or code.name.lower()})"
 
 
 def refusal(refused: pb.Refused) -> DriftlineError:
@@ -257,84 +286,3 @@ class Stream:
             return self._replies.get(timeout=CONTROL_S)
         except queue.Empty:
             return None
-
-
-def certificates(source: Source) -> tuple[bytes, bytes, bytes]:
-    """The authority, our certificate and our key, in PEM.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or others can read the key.
-    """
-    read = []
-    files = (("ca", source.ca), ("certificate", source.certificate), ("key", source.key))
-    for setting, path in files:
-        assert path is not None
-        try:
-            data, exposed = read_secret(path)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{path} cannot be read: {error.strerror}.",
-                where=f"sources.{source.name}.{setting}",
-                remedy="`driftline-source enroll` makes certificates for both sides.",
-            ) from None
-        if exposed and setting == "key":
-            raise ConfigurationError(
-                f"The key {path} {exposed}.",
-                where=f"sources.{source.name}.{setting}",
-                remedy=f"Run: chmod 600 {path}",
-            )
-        read.append(data)
-    return read[0], read[1], read[2]
-
-
-def diagnose(source: Source) -> DriftlineError | None:
-    """Why nothing answers, from a plain TCP connection and a TLS handshake; None: it would now.
-
-    gRPC reports a refused certificate as a retryable "Socket closed".
-    """
-    where = f"source {source.name}"
-    host, port = host_and_port(source)
-    try:
-        with socket.create_connection((host, port), CONTROL_S) as plain:
-            return _handshake(source, host, plain)
-    except ssl.SSLError as error:
-        return Unauthenticated(
-            f"TLS with {source.address} failed: {error.reason or error}.",
-            where=where,
-            remedy="Check `ca`, `certificate` and `key` (issued by the source's `client_ca`), "
-            "the name in the source's certificate and the dates.",
-        )
-    except TimeoutError:
-        reason = "does not answer in time"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    return SourceUnreachable(
-        f"Nothing answers at {source.address}: {reason}.",
-        where=where,
-        remedy="Check the address, the firewall and that `driftline-source serve` runs.",
-    )
-
-
-def host_and_port(source: Source) -> tuple[str, int]:
-    """The host, without brackets, and the port of a source's address."""
-    name, _, port = source.address.rpartition(":")
-    return name.strip("[]"), int(port)
-
-
-def _handshake(source: Source, host: str, plain: socket.socket) -> DriftlineError | None:
-    if source.insecure:
-        return None
-    certificates(source)
-    context = ssl.create_default_context(cafile=str(source.ca))
-    context.load_cert_chain(str(source.certificate), str(source.key))
-    context.set_alpn_protocols(["h2"])
-    with context.wrap_socket(plain, server_hostname=source.server_name or host) as secure:
-        # TLS 1.3 refuses a client only after its handshake: wait for the server's first record.
-        # gRPC servers say nothing and close the line.
-        if secure.recv(1):
-            return None
-    return Unauthenticated(
-        f"{source.address} ended the line when it had seen our certificate.",
-        where=f"source {source.name}",
-        remedy="Check that `certificate` was issued by the source's `client_ca` and its dates.",
-    )

@@ -20,7 +20,8 @@ from driftline.limits import CONTROL_S
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, Source
-from warehouse_agent.link import Link, diagnose, host_and_port
+from warehouse_agent.handshake import diagnose, host_and_port
+from warehouse_agent.link import Link
 from warehouse_agent.store import Store
 
 

@@ -26,7 +26,7 @@ from deltalake.transaction import (
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.layout import Layout, from_json, to_json
-from warehouse_agent.store import Store, located
+from warehouse_agent.store import Store, located, one_line
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
@@ -87,7 +87,9 @@ def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | N
                 f"There is no version {version}; the newest is {newest.version}.", where=name
             ) from None
         raise WarehouseUnavailable(
-            f"The table cannot be read: {error}.", where=name, remedy="Check the folder and `path`."
+            f"The table cannot be read: {one_line(error)}.",
+            where=name,
+            remedy="Check the folder and `path`.",
         ) from error
     meta = commit_meta(store, name, table.version())
     if meta is None:
@@ -176,7 +178,7 @@ def commit(
         if base is None and DeltaTable.is_deltatable(store.table(name)):
             raise _overtaken(name) from error
         raise WarehouseUnavailable(
-            f"The version could not be committed: {error}.",
+            f"The version could not be committed: {one_line(error)}.",
             where=name,
             remedy="Check space and permissions; the last published version is untouched.",
         ) from error

@@ -16,17 +16,15 @@ import tenacity
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     DriftlineError,
-    InternalError,
     RecipeChanged,
     SourceUnreachable,
     WarehouseUnavailable,
 )
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from warehouse_agent import preflight, publish, remember, schema
 from warehouse_agent.configure import Fragment, Source, WarehouseConfig
-from warehouse_agent.executors import cause
+from warehouse_agent.executors import mistake
 from warehouse_agent.job import Job
 from warehouse_agent.link import Link, Stream
 from warehouse_agent.refresh import Options, Refresh
@@ -289,15 +287,8 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
     """One fragment's failure is its own."""
     try:
         yield
-    except DriftlineError as error:
-        failed[one.job.name] = error
-    except PySparkException as error:
-        failed[one.job.name] = InternalError(f"Spark failed: {cause(error)}", where=one.job.name)
-        failed[one.job.name].__cause__ = error
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        failed[one.job.name] = InternalError(text, where=one.job.name)
-        failed[one.job.name].__cause__ = error
+    except Exception as problem:
+        failed[one.job.name] = mistake(problem, one.job.name)
 
 
 def _describe(

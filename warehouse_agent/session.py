@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from warehouse_agent.java import ensure_java
@@ -67,13 +68,30 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 @dataclass
 class Deferred:
-    """A session that is started when it is first asked for, and then kept."""
+    """A session that is started when it is first asked for, and again if its JVM has ended."""
 
     settings: Mapping[str, str]
     _started: list[SparkSession] = field(default_factory=list)
 
     def get(self) -> SparkSession:
         """Raises ConfigurationError: no Java."""
+        if self._started and _has_ended():
+            _forget()
+            self._started.clear()
         if not self._started:
             self._started.append(start(dict(self.settings)))
         return self._started[0]
+
+
+def _has_ended() -> bool:
+    """Return True if the JVM that PySpark has started is no more."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
+def _forget() -> None:
+    """Let PySpark start another JVM: it keeps the one it had in these places, dead or alive."""
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkSession._instantiatedSession = None

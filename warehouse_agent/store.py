@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
 PRIVATE = "_driftline"
+_DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
 LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 
@@ -239,6 +241,11 @@ class Store:
                 remedy="Check `path` and what pyarrow needs to reach it.",
             ) from error
         return system, "/".join([base.rstrip("/"), *parts])
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text as one line without colours: delta-rs draws a tree of causes."""
+    return " ".join(_DRAWN.sub(" ", str(error)).split()).rstrip(".")
 
 
 def unavailable(verb: str, path: str, error: OSError) -> WarehouseUnavailable:

@@ -21,6 +21,7 @@
     ├── NotNow                  paused, quiet hours, or all places for scans taken retryable
     ├── ProofFailed             the result differs from the source; not published  retryable
     ├── WarehouseUnavailable    the warehouse's storage cannot be written or read
+    ├── SparkLost               a process of Spark ended, killed or out of memory  retryable
     ├── Locked                  another agent works on this fragment               retryable
     └── InternalError           our own mistake
 
@@ -175,6 +176,12 @@ class ProofFailed(DriftlineError):
 
 class WarehouseUnavailable(DriftlineError):
     code = "WAREHOUSE"
+
+
+class SparkLost(DriftlineError):
+    code = "SPARK"
+    exit_code = 75
+    is_retryable = True
 
 
 class Locked(DriftlineError):
