@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -86,10 +87,12 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 @click.option("--port-file", type=_FILE, help="Write the port there once it is listened on.")
 @click.pass_obj
 def serve(chosen: Chosen, port_file: Path | None) -> None:
-    """Answer warehouses until SIGTERM."""
+    """Answer warehouses until SIGTERM. SIGHUP reads limits and relations again."""
+    # It never ends the agent; what comes before `run` listens to it comes before the file is read.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from source_agent.serve import run
 
-    run(chosen.load(), port_file=port_file)
+    run(chosen.load, port_file=port_file)
 
 
 @cli.command()

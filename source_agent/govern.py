@@ -84,6 +84,16 @@ class Governor:
         self._bytes = _bucket(budget.bytes_per_second, clock)
         self.crew = Crew(budget.readers - 1)
 
+    def adopt(self, budget: Budget) -> None:
+        """This budget counts from now on, for exchanges that are running, too. A scan that is
+        running keeps its readers."""
+        before, self.budget = self.budget, budget
+        if budget.rows_per_second != before.rows_per_second:
+            self._rows = _bucket(budget.rows_per_second, self.clock)
+        if budget.bytes_per_second != before.bytes_per_second:
+            self._bytes = _bucket(budget.bytes_per_second, self.clock)
+        self.crew.resize(budget.readers - 1)
+
     def check(self) -> None:
         """Whether anything may be read now.
 

@@ -75,6 +75,14 @@ class Places:
         return self._taken.total() < self._most() and self._taken[client] < self._of_one
 
 
+def too_many(what: str) -> NotNow:
+    """The refusal of calls that only the client itself, or very many, can be too many of."""
+    return NotNow(
+        f"The source answers as many {what} as it may, over all or of this client.",
+        remedy="Run the refresh again when others are done.",
+    )
+
+
 def _drop(counts: Counter[str], client: str) -> None:
     counts[client] -= 1
     if not counts[client]:

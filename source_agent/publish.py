@@ -6,17 +6,20 @@ cost alike: a look into the DBA's file, no SQL. Descriptions carry names and typ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
-from driftline.errors import LimitExceeded, NotFound
+from driftline.errors import ConfigurationError, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
 
 from source_agent.audit import Audit
-from source_agent.configure import Budget, Publication, SourceConfig
+from source_agent.configure import Budget, Publication, SourceConfig, load
 from source_agent.engine import Engine, Shape
 from source_agent.govern import Governor
+
+_log = logging.getLogger("driftline.source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,9 @@ class Client:
     names: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Source:
-    """What every conversation of an agent shares."""
+    """What every conversation of an agent shares. `config` is replaced as a whole by `reload`."""
 
     config: SourceConfig
     engine: Engine
@@ -50,6 +53,26 @@ class Source:
         if found is None or not found.admits(client.names):
             raise NotFound(f"No relation {name!a} is published to this certificate.")
         return found
+
+    def reload(self) -> None:
+        """Read the DBA's file again: its limits and relations count from now on.
+
+        Budgets hold for exchanges that are running, too; `allow` and what a relation reads, for
+        those that begin. [database] and [server] are of the start. A file that is wrong is logged,
+        and the one in use stays.
+        """
+        before = self.config
+        try:
+            config = load(before.path)
+        except ConfigurationError as error:
+            _log.error("the file was not taken over, the one before stays in use: %s", error)
+            return
+        for name in ("database", "server"):
+            if getattr(config, name) != getattr(before, name):
+                _log.warning("[%s] of %s has changed: it counts after a restart", name, config.path)
+        self.governor.adopt(config.budget)
+        self.config = replace(config, database=before.database, server=before.server)
+        _log.info("%s was read again: %d relations", config.path, len(config.relations))
 
 
 def describe(shape: Shape, budget: Budget) -> pb.Description:

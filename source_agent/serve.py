@@ -44,7 +44,7 @@ from source_agent.engine import Engine, Relation, Shape
 from source_agent.engines import connect
 from source_agent.govern import Governor
 from source_agent.heap import keep_heap_small
-from source_agent.places import Places
+from source_agent.places import Places, too_many
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known, refusal
 from source_agent.transport import Transport
@@ -62,21 +62,21 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     """The two calls of wire.proto."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
+        self.source = source
         # Of the transport, which is made with this: a call arrived from a client.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
         self._exchanges = Places(
             lambda: EXCHANGE_RPCS_MAX,
-            partial(_too_many, "exchanges"),
+            partial(too_many, "exchanges"),
             of_one=EXCHANGE_RPCS_PER_CLIENT_MAX,
         )
         self._describes = Places(
             lambda: DESCRIBE_RPCS_MAX,
-            partial(_too_many, "calls"),
+            partial(too_many, "calls"),
             of_one=DESCRIBE_RPCS_PER_CLIENT_MAX,
         )
         self._asked = Places(
-            lambda: DESCRIBE_RPCS_READING_MAX, partial(_too_many, "descriptions"), of_one=1
+            lambda: DESCRIBE_RPCS_READING_MAX, partial(too_many, "descriptions"), of_one=1
         )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
@@ -101,7 +101,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def _describe(
         self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
     ) -> pb.DescribeReply:
-        source = self._source
+        source = self.source
         check_fields(request)
         reply = pb.DescribeReply(
             agent=f"driftline-source {agent_version()}",
@@ -124,7 +124,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
 
     def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
         """What the database says of a relation, within CONTROL_S and while the client is there."""
-        session = self._source.engine.open()
+        session = self.source.engine.open()
         lock, is_over, is_late = threading.Lock(), False, False
 
         def give_up() -> None:
@@ -167,7 +167,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def _converse(
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
-        conversation = Conversation(self._source, client, requests, cancel=context.cancel)
+        conversation = Conversation(self.source, client, requests, cancel=context.cancel)
         with self._lock:
             self._conversations = {c for c in self._conversations if c.worker.is_alive()}
             self._conversations.add(conversation)
@@ -178,7 +178,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def _note(
         self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
     ) -> None:
-        self._source.audit.write(
+        self.source.audit.write(
             Entry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
         )
 
@@ -195,7 +195,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             conversation.stop()
         for conversation in left:
             conversation.worker.join(timeout_s)
-        self._source.governor.crew.close()
+        self.source.governor.crew.close()
 
 
 class Server:
@@ -211,6 +211,13 @@ class Server:
         self.port = transport.port
         self._transport, self._servicer, self._vital = transport, servicer, vital
         self._probes = probes
+
+    def reload(self) -> None:
+        """Read the DBA's file again. Nothing that is wrong with it ends the agent."""
+        try:
+            self._servicer.source.reload()
+        except Exception:
+            _log.exception("the file was not read again by a mistake of the agent")
 
     def stop(self, grace_s: float = 0.0) -> None:
         """No new calls; running ones get `grace_s` seconds; then every session is closed."""
@@ -256,17 +263,28 @@ def start(
     return Server(transport, servicer, vital, probes)
 
 
-def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds."""
+def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds.
+
+    SIGHUP reads the file again, which `load` has read.
+    """
     keep_heap_small()
     asked, asks = socket.socketpair()
     asks.setblocking(False)
-    # A byte for each signal, whichever thread gets it. A lock would not do: a handler may be
+    # Bytes for signals, whichever thread gets them. A lock would not do: a handler may be
     # interrupted by the next one, and what interrupts another thread does not wake this one.
     signal.set_wakeup_fd(asks.fileno(), warn_on_full_buffer=False)
+    is_over = False
+
+    def end(*_: object) -> None:
+        nonlocal is_over
+        is_over = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, end)
+    signal.signal(signal.SIGHUP, lambda *_: None)
     try:
+        config = load()
         server = start(config)
         if port_file is not None:
             beside = port_file.with_name(port_file.name + ".part")
@@ -274,7 +292,9 @@ def run(config: SourceConfig, *, port_file: Path | None = None) -> None:
             beside.replace(port_file)
         host = config.server.address.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
-        asked.recv(1)
+        # Not the bytes say which signals came: there is no room for all of a thousand.
+        while asked.recv(4096) and not is_over:
+            server.reload()
         server.stop(STOP_GRACE_S)
     finally:
         signal.set_wakeup_fd(-1)
@@ -286,13 +306,6 @@ def agent_version() -> str:
         return version("driftline")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _too_many(what: str) -> NotNow:
-    return NotNow(
-        f"The source answers as many {what} as it may, over all or of this client.",
-        remedy="Run the refresh again when others are done.",
-    )
 
 
 def client_of(context: grpc.ServicerContext) -> Client:

@@ -121,7 +121,7 @@ class Crew:
         """At most so many that nobody else has. Those still in the list at the end are kept for the
         next scan; who takes one out ends it."""
         with self._lock:
-            places = min(self._places, most)
+            places = max(min(self._places, most), 0)
             self._places -= places
             taken, self._idle = self._idle[:places], self._idle[places:]
         lent: list[Process] = []
@@ -142,12 +142,27 @@ class Crew:
             with self._lock:
                 self._places += places
                 self._idle += lent
+            self._end_surplus()
+
+    def resize(self, size: int) -> None:
+        """At most so many from now on; those that are lent are ended when they come back."""
+        with self._lock:
+            self._places += size - self.size
+            self.size = size
+        self._end_surplus()
 
     def close(self) -> None:
         """Ends those that are idle."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
+            process.end()
+
+    def _end_surplus(self) -> None:
+        with self._lock:
+            most = max(self._places, 0)
+            surplus, self._idle = self._idle[most:], self._idle[:most]
+        for process in surplus:
             process.end()
 
 
