@@ -136,7 +136,7 @@ def test_no_configuration(tmp_path: Path) -> None:
     ended = command("status", config=tmp_path / "none.toml")
     assert (ended.code, ended.out) == (2, "")
     assert "There is no file" in ended.err
-    assert "Name it with --config FILE." in ended.err
+    assert "Name it with --config FILE, or write one with `init`." in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -304,6 +304,7 @@ def test_doctor(secure: Pair, tmp_path: Path, run: Run) -> None:
     assert run("refresh", "orders", config=config).code == 0
     ended = run("doctor", config=config)
     assert ended.code == 0, ended.out
+    assert ended.err.splitlines()[-1] == "no check failed"
     for words in (
         "GiB free", "pyspark", "Java", "workers with Python", "answers in",
         "our certificate: valid until", "certificate for 127.0.0.1", "days left", "protocol 1",
@@ -315,6 +316,7 @@ def test_doctor(secure: Pair, tmp_path: Path, run: Run) -> None:
     ended = run("doctor", config=config)
     assert ended.code == 6
     assert "column extra (text) was added" in ended.out
+    assert ended.err.splitlines()[-1] == "1 of 13 checks failed"
 
 
 def test_some_went_well(pair: Pair, run: Run) -> None:

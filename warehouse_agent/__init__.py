@@ -8,6 +8,7 @@ of them, `cli` and `commands` face people. `carry*` turn bytes into Spark's valu
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["changes", "read"]
+
+# Spark's JVM is forked while a channel to a source is open. gRPC's handlers of fork() then abort
+# three in a hundred children before they execute anything (tests/test_preflight.py), and none of
+# our children use gRPC. gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:

@@ -24,6 +24,7 @@ from warehouse_agent.line import Line
 from warehouse_agent.plan import Choice, Method
 from warehouse_agent.prices import Prices
 from warehouse_agent.remember import Run
+from warehouse_agent.report import counted
 from warehouse_agent.sizing import Sample, Sketch, Stall
 from warehouse_agent.tiles import Tiled
 
@@ -193,14 +194,14 @@ def _in_part(known: Known, compared: int, planned: int, changed: int) -> Candida
     size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
     took = round(known.line.seconds(size, found.round_trips, rows), 2)
     again, spent = _rewritten(known, changed), _seconds(known, Method.GROUP)
-    what = f"{compared:,} rows of it, by groups"
+    what = f"{counted(compared, 'row')} of it, by groups"
     return Candidate(what, size, found.round_trips, 0, rows, took, again, spent)
 
 
 def _in_tiles(
     known: Known, tiled: Tiled, ours: int, changed: int
 ) -> tuple[tuple[Candidate, ...], str]:
-    chosen, found = f"in {plural(tiled.count, 'tile')}", []
+    chosen, found = f"in {counted(tiled.count, 'tile')}", []
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = tiled.cost(ours, d, known.prices.row)
         pauses = (tiled.count - 1) * tiled.wanted.pause_s
@@ -315,7 +316,3 @@ def _seconds(known: Known, method: Method | None) -> float | None:
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

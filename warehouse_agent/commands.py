@@ -184,6 +184,9 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
             print(f"ok    {check.what}: {check.found}", flush=True)
         else:
             print(f"FAIL  {check.what}: {check.error}", flush=True)
+    failed = len([code for code in codes if code])
+    of_all = f"{failed} of {counted(len(codes), 'check')}" if failed else "no check"
+    print(f"{of_all} failed", file=sys.stderr)
     return codes
 
 

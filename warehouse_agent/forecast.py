@@ -25,7 +25,6 @@ from warehouse_agent.candidates import (
     Candidate,
     Known,
     load,
-    plural,
     refreshes,
 )
 from warehouse_agent.configure import Fragment
@@ -33,6 +32,7 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.line import Objective
 from warehouse_agent.link import Link
 from warehouse_agent.plan import Method
+from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
 
@@ -71,34 +71,44 @@ class Forecast:
         for change in self.schema_changes:
             lines.append(f"  a refresh will be refused without --accept-schema: {change}")
         if self.staged_bytes:
-            lines.append(f"  {self.staged_bytes:,} bytes of an earlier attempt need not come again")
+            lines.append(
+                f"  {counted(self.staged_bytes, 'byte')} of an earlier attempt need not come again"
+            )
         if self.tiles_done:
             lines.append(f"  {self.tiles_done} of {self.tiles} tiles are done already")
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
-            size = "unknown" if candidate.bytes is None else f"{candidate.bytes:,}"
-            rows = "" if candidate.source_rows is None else f" of {candidate.source_rows:,} rows"
+            size = "unknown bytes" if candidate.bytes is None else counted(candidate.bytes, "byte")
+            read = candidate.source_rows
+            rows = "" if read is None else f" of {counted(read, 'row')}"
             lines.append(
-                f"  {mark} {candidate.what}: {size} bytes, "
-                f"{plural(candidate.round_trips, 'round trip')}, "
-                f"{plural(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
+                f"  {mark} {candidate.what}: {size}, "
+                f"{counted(candidate.round_trips, 'round trip')}, "
+                f"{counted(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
             )
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
         if self.floor_bytes is not None:
-            lines.append(f"    the changed rows alone would take about {self.floor_bytes:,} bytes")
+            floor = counted(self.floor_bytes, "byte")
+            lines.append(f"    the changed rows alone would take about {floor}")
         return "\n".join(lines)
 
     def _situation(self) -> str:
-        expected = "unknown" if self.rows_expected is None else f"about {self.rows_expected:,}"
+        expected = self.rows_expected
         if self.first_load:
-            return f"first load, {expected} rows at the source"
+            at_source = "an unknown number of rows"
+            if expected is not None:
+                at_source = f"about {counted(expected, 'row')}"
+            return f"first load, {at_source} at the source"
+        at_source = "unknown" if expected is None else f"about {expected:,}"
+        assert self.rows_published is not None
         between = ""
         if self.changes_expected is not None:
             low, _, high = self.changes_expected
             between = f", {low:,} to {high:,} rows"
+        rows = counted(self.rows_published, "row")
         return (
-            f"version {self.version}, {self.rows_published:,} rows, {expected} at the source; "
+            f"version {self.version}, {rows}, {at_source} at the source; "
             f"{self.change_share:.2%}{between} expected to have changed ({self.change_share_from})"
         )
 
@@ -246,7 +256,7 @@ def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
         less = (best.bytes or 0) - (sized[chosen].bytes or 0)
         if less < 0:
             return _despite(sized[chosen], best)
-        return f'{less:,} bytes fewer than {best.what} (objective = "bytes")'
+        return f'{counted(less, "byte")} fewer than {best.what} (objective = "bytes")'
     best = min(others, key=lambda c: c.exchange_seconds or 0.0)
     less_s = (best.exchange_seconds or 0.0) - (sized[chosen].exchange_seconds or 0.0)
     speed = f"{line.rtt_s * 1000:,.0f} ms and {line.bytes_per_s * 8e-6:,.1f} Mbit/s"
@@ -267,7 +277,7 @@ def _took(candidate: Candidate) -> str:
     if candidate.exchange_seconds is not None:
         took += f", {candidate.exchange_seconds:,.1f} s of scan and line"
     if candidate.bytes_rewritten:
-        took += f", {candidate.bytes_rewritten:,} bytes of files written again"
+        took += f", {counted(candidate.bytes_rewritten, 'byte')} of files written again"
     if candidate.seconds is not None:
         took += f"; earlier ones took {candidate.seconds:,.0f} s in all"
     return took

@@ -54,7 +54,8 @@ def read(path: Path, keys: Collection[str]) -> Table:
         values = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
         raise ConfigurationError(
-            f"There is no file {path}.", remedy="Name it with --config FILE."
+            f"There is no file {path}.",
+            remedy="Name it with --config FILE, or write one with `init`.",
         ) from None
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
