@@ -70,6 +70,7 @@ class Conversation:
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # of the session's being there
         self._session: GovernedSession | None = None
+        self._interrupted = False
         self._opened_at = 0.0
         self._waiting_since: float | None = time.monotonic()
         self._tally = Tally()
@@ -105,11 +106,19 @@ class Conversation:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the work soon, from any thread: the client left, or the agent is stopped."""
+        """Ends the work soon, from any thread: the client left, or the agent is stopped.
+
+        It does not wait: gRPC calls it by the thread that serves everybody, and a dead database
+        takes its time to be interrupted.
+        """
         self._stopping.set()
         self._outbox.close()
-        with self._lock:
-            if self._session is not None:
+        threading.Thread(target=self._interrupt, name="interrupt", daemon=True).start()
+
+    def _interrupt(self) -> None:
+        with self._lock:  # the session is not closed before it was interrupted
+            if self._session is not None and not self._interrupted:
+                self._interrupted = True
                 self._session.interrupt()
 
     # The worker's thread
@@ -206,11 +215,17 @@ class Conversation:
             if self._stopping.is_set():
                 raise Stopped
             session = GovernedSession(
-                self._source.engine.open(), self._source.governor, self._stopping, self._check_age
+                self._source.engine.open(),
+                self._source.governor,
+                self._stopping,
+                self._check_age,
+                self._source.config.database.limits.silence_s,
             )
             self._opened_at = time.monotonic()
             with self._lock:
                 self._session = session
+            if self._stopping.is_set():  # meanwhile: `stop` may have found nothing to interrupt
+                raise Stopped
         return self._session
 
     def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
@@ -277,9 +292,12 @@ class Conversation:
         try:
             if since is None:
                 self._source.governor.check()
-            if self._session is not None:
+            session = self._session
+            if session is not None:
                 self._check_age()
-        except (NotNow, SnapshotLost) as error:
+                if error := session.watch.dead():
+                    raise error
+        except (NotNow, SnapshotLost, DatabaseUnavailable) as error:
             self._ended_as = error.code
             return error
         return None

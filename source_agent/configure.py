@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftline.errors import MalformedMessage
-from driftline.limits import NAME_BYTES_MAX
+from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
 from sqlalchemy.engine import make_url
@@ -31,7 +31,7 @@ _LOGIN = "DATABASE"  # of DRIFTLINE_PASSWORD_DATABASE
 _TOP = ("database", "server", "limits", "relations")
 _DATABASE = (
     "url", "password_file", "statement_timeout_s", "lock_timeout_s", "idle_timeout_s",
-    "connect_timeout_s",
+    "connect_timeout_s", "silence_timeout_s",
 )  # fmt: skip
 _SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
 _LIMITS = (
@@ -171,12 +171,24 @@ def _database(table: Table) -> Database:
         lock_s=table.number("lock_timeout_s", default=Limits().lock_s),
         idle_s=table.number("idle_timeout_s", default=Limits().idle_s),
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
+        silence_s=_silence(table),
     )
     return Database(
         parsed.render_as_string(hide_password=False),
         table.password("password_file", _LOGIN),
         limits,
     )
+
+
+def _silence(table: Table) -> float:
+    seconds = table.number("silence_timeout_s", default=Limits().silence_s)
+    if seconds > DATABASE_SILENCE_S_MAX:
+        raise table.error(
+            "silence_timeout_s",
+            f"It is above {DATABASE_SILENCE_S_MAX:g} s, after which a warehouse gives up.",
+            f"Write {DATABASE_SILENCE_S_MAX:g} at most.",
+        )
+    return seconds
 
 
 def _endpoint(table: Table) -> Endpoint:

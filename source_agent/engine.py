@@ -15,6 +15,7 @@ and rounds some types; it is used for what it is good at, connection URLs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,11 +23,13 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
 BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
 BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
+BATCH_S = 1.0  # and here when they come slowly: what was read is counted and seen
 
 Rows = list[bytes]
 
@@ -67,12 +70,16 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The DBA's budgets for one session; None is no limit."""
+    """The DBA's budgets for one session; None is no limit.
+
+    `silence_s`: the longest time in which a database that is being read delivers nothing.
+    """
 
     statement_s: float | None = None
     lock_s: float = 5.0
     idle_s: float = 120.0
     connect_s: float = 10.0
+    silence_s: float = DATABASE_SILENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,19 @@ class Privilege:
     excess: bool
 
 
+class Pulse:
+    """When a database last delivered something: a row, some bytes, the end of a statement.
+
+    Written by the thread that reads, looked at by another. `at`: seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    def beat(self) -> None:
+        self.at = time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
     """A limit that a session is under, by the database's own name for it. `is_idle`: it ends a
@@ -169,6 +189,14 @@ class Session(Protocol):
     def time_limits(self) -> Sequence[TimeLimit]:
         """The limits of time in force: of each kind the tighter one of what the database has for
         this login and what source.toml says."""
+
+    @property
+    def pulse(self) -> Pulse:
+        """Beats when the database delivered something."""
+
+    def answers(self, within_s: float) -> bool:
+        """Whether its server answers somebody new within about so many seconds; from another
+        thread, while this session waits. A busy server does and a dead one does not."""
 
     def describe(self, relation: Relation) -> Shape:
         """The relation as it is now.
@@ -220,7 +248,8 @@ class Session(Protocol):
         """From another thread: ends what is running, and what would run next, with an error there.
 
         For a session that nobody needs any more; only `close` is left to do with it, and must not
-        be called before this returns. Raises nothing; does nothing where nothing runs.
+        be called before this returns. It returns within seconds, also when the server is dead, and
+        ends the wait of the thread that reads. Raises nothing; does nothing where nothing runs.
         """
 
     def close(self) -> None: ...

@@ -24,11 +24,22 @@ from datetime import time as time_of_day
 import numpy as np
 import numpy.typing as npt
 from driftline.errors import NotNow
+from driftline.limits import DATABASE_SILENCE_S
 
 from source_agent.configure import Budget
-from source_agent.engine import Consistency, Relation, Rows, Session, Shape, Split, TimeLimit
+from source_agent.engine import (
+    Consistency,
+    Pulse,
+    Relation,
+    Rows,
+    Session,
+    Shape,
+    Split,
+    TimeLimit,
+)
 from source_agent.places import Places
 from source_agent.share import Crew
+from source_agent.watch import Watch
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
 PART_S = 0.25  # of a limited rate: what another process reads before it is counted
@@ -156,8 +167,10 @@ class GovernedSession:
         governor: Governor,
         stop: threading.Event,
         check: Callable[[], None] = lambda: None,
+        silence_s: float = DATABASE_SILENCE_S,
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
+        self.watch = Watch(session, silence_s)
         self._looked = governor.clock()
 
     @property
@@ -176,8 +189,16 @@ class GovernedSession:
     def time_limits(self) -> Sequence[TimeLimit]:
         return self._session.time_limits
 
+    @property
+    def pulse(self) -> Pulse:
+        return self._session.pulse
+
+    def answers(self, within_s: float) -> bool:
+        return self._session.answers(within_s)
+
     def describe(self, relation: Relation) -> Shape:
-        return self._session.describe(relation)
+        with self.watch.waiting():
+            return self._session.describe(relation)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         return self.governed(self._session.scan(shape, ordered=ordered))
@@ -186,7 +207,8 @@ class GovernedSession:
         rate = self._governor.budget.rows_per_second
         if rate is not None:  # what was read elsewhere is waited for part by part
             rows_max = min(rows_max or sys.maxsize, max(int(rate * PART_S), 1))
-        split = self._session.split(shape, rows_max=rows_max)
+        with self.watch.waiting():
+            split = self._session.split(shape, rows_max=rows_max)
         return None if split is None else GovernedSplit(split, self)
 
     def read_ranges(
@@ -200,7 +222,8 @@ class GovernedSession:
         return self.governed(self._session.read_ranges(shape, first, last, rows_max=rows_max))
 
     def pause(self) -> None:
-        self._session.pause()
+        with self.watch.waiting():
+            self._session.pause()
 
     def close(self) -> None:
         self._session.close()
@@ -227,7 +250,11 @@ class GovernedSession:
     def governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
         """The same batches, each when the budget allows it."""
         try:
-            for rows in batches:
+            while True:
+                with self.watch.waiting():
+                    rows = next(batches, None)
+                if rows is None:
+                    return
                 self.note(len(rows))
                 yield rows
         finally:
@@ -258,7 +285,8 @@ class GovernedSplit:
         self.session.note(rows)
 
     def wait(self) -> None:
-        self._split.wait()
+        with self.session.watch.waiting():
+            self._split.wait()
         self.session.note(0)
 
 

@@ -20,16 +20,13 @@ range access of the index or, at worst, one scan for all of its ranges.
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import pymysql
-from driftline.errors import DatabaseUnavailable
-from pymysql.converters import conversions
+from driftline.errors import DatabaseUnavailable, DriftlineError
 from pymysql.cursors import Cursor, SSCursor
 
 from source_agent import mariadb_access, mariadb_settings, mariadb_types, rows
@@ -38,6 +35,7 @@ from source_agent.engine import (
     Consistency,
     Limits,
     Privilege,
+    Pulse,
     Relation,
     Rows,
     Session,
@@ -48,7 +46,6 @@ from source_agent.mariadb_access import translate
 from source_agent.mariadb_sql import (
     AS_OF,
     BEGIN,
-    KILL,
     RANGES_PER_SELECT,
     ROWS_MAX,
     null_key_sql,
@@ -57,10 +54,10 @@ from source_agent.mariadb_sql import (
     scan_sql,
 )
 from source_agent.mariadb_values import BINDERS, encoder
+from source_agent.mariadb_waits import ANSWER_S, Connector, limit
 from source_agent.relations import plan_of
 
 PAGE_ROWS: Final = 1024
-KILL_S: Final = 5
 
 
 class MariadbSession:
@@ -70,10 +67,12 @@ class MariadbSession:
         self,
         connection: pymysql.Connection[Cursor],
         limits: Limits,
-        connect: Callable[[], pymysql.Connection[Cursor]],
+        connect: Connector,
     ) -> None:
         self._connection, self._connect = connection, connect
+        self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
         self._interrupted = False
+        self.pulse = Pulse()
         self._open_cursor: SSCursor | None = None
         self._consistency = Consistency.EXACT
         self._shown = mariadb_settings.pin(self.ask, limits)
@@ -101,14 +100,10 @@ class MariadbSession:
 
     def interrupt(self) -> None:
         self._interrupted = True
-        try:
-            with contextlib.closing(self._connect()) as other, other.cursor() as cursor:
-                cursor.execute(KILL, (self._connection.thread_id(),))  # type: ignore[no-untyped-call]
-        except (pymysql.Error, OSError):  # not reached: at least nobody here waits any longer
-            sock = self._connection._sock  # type: ignore[attr-defined]
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        self._connect.interrupt(self._connection)
+
+    def answers(self, within_s: float) -> bool:
+        return self._connect.answers(within_s)
 
     def close(self) -> None:
         if self._open_cursor is not None:
@@ -193,9 +188,10 @@ class MariadbSession:
         self._execute(cursor, sql, values, shape.relation)
         self._open_cursor = cursor
         try:
-            yield from rows.batches(cursor.fetchmany, encoder(shape))
+            found = rows.timely(iter(cursor.read_next, None), self.pulse)
+            yield from rows.batches(found, encoder(shape))
         except pymysql.Error as error:
-            raise translate(error, shape.relation) from error
+            raise self._failed(error, shape.relation) from error
         self._open_cursor = None
 
     def _pages(self, shape: Shape) -> Callable[[int], Sequence[tuple[Any, ...]]]:
@@ -218,6 +214,12 @@ class MariadbSession:
 
         return fetch
 
+    def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
+        """What an error means; a statement that nobody reads any longer does not run on."""
+        if mariadb_access.is_silence(error):
+            self._connect.interrupt(self._connection)
+        return translate(error, relation)
+
     def _execute(
         self, cursor: Any, sql: str, values: Sequence[object], relation: Relation | None
     ) -> Any:
@@ -227,10 +229,12 @@ class MariadbSession:
             self._open_cursor = None
         if self._interrupted:
             raise DatabaseUnavailable("The read was interrupted.")
+        limit(self._connection, self._answer_s if relation is None else self._silence_s)
         try:
             cursor.execute(sql, tuple(values) or None)
         except pymysql.Error as error:
-            raise translate(error, relation) from error
+            raise self._failed(error, relation) from error
+        self.pulse.beat()
         return cursor
 
 
@@ -262,44 +266,29 @@ class MariadbEngine:
         self._limits = limits
         self._database = database
         self._where = parameters.get("unix_socket") or f"{host}:{port}"
-        timeout_s = limits.statement_s
-        self._arguments: dict[str, Any] = {
+        arguments = {
             "host": host,
             "port": port,
             "user": user,
             "password": password,
             "database": database,
-            "connect_timeout": max(1, round(limits.connect_s)),
-            # The server keeps statement_s; this is for a server that has vanished.
-            "read_timeout": None if timeout_s is None else timeout_s + 30,
             **mariadb_access.driver_arguments(parameters),
         }
+        self._connect = Connector(arguments)
 
     def open(self) -> Session:
         return self._open()
 
     def _open(self) -> MariadbSession:
         try:
-            connection = self._connect()
+            connection = self._connect(self._limits.connect_s)
         except pymysql.Error as error:
             raise mariadb_access.connect_error(error, self._where) from error
         try:
-            return MariadbSession(connection, self._limits, partial(self._connect, KILL_S))
+            return MariadbSession(connection, self._limits, self._connect)
         except BaseException:
             connection.close()
             raise
-
-    def _connect(self, within_s: int | None = None) -> pymysql.Connection[Cursor]:
-        """A connection; with `within_s`, one that fails rather than make somebody wait."""
-        seconds = {"connect_timeout": within_s, "read_timeout": within_s} if within_s else {}
-        return pymysql.connect(
-            charset="utf8mb4",
-            use_unicode=False,
-            autocommit=True,
-            local_infile=False,
-            conv={k: v for k, v in conversions.items() if not isinstance(k, int)},
-            **(self._arguments | seconds),
-        )
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self._open()) as session:

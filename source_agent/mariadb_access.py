@@ -58,6 +58,8 @@ _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
 _TIMED_OUT: Final = {1969, 3024}
 _LOCKED: Final = {1205}
+CLIENT_ERRORS: Final = 2000
+_LOST_CONNECTION: Final = 2013
 _LOST: Final = {1213, 1412, 1020, 1033}
 _UNAVAILABLE: Final = {
     *(1040, 1053, 1077, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 4031),
@@ -92,6 +94,17 @@ def _parts(error: Error) -> tuple[int, str]:
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = str(error.args[-1]) if error.args else type(error).__name__
     return number, text.strip().rstrip(".")
+
+
+def is_said_by_server(error: Error) -> bool:
+    """Whether the server itself refused; the driver's own numbers begin at 2000."""
+    return 0 < _parts(error)[0] < CLIENT_ERRORS
+
+
+def is_silence(error: Error) -> bool:
+    """Whether the driver has given up a read of its socket. The server does not know."""
+    number, text = _parts(error)
+    return number == _LOST_CONNECTION and "timed out" in text
 
 
 def connect_error(error: Error, where: str) -> DriftlineError:
@@ -136,6 +149,13 @@ def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
         )
     if number in _LOST:
         return SnapshotLost(message, where=where)
+    if is_silence(error):
+        return DatabaseUnavailable(
+            f"MariaDB has sent nothing for too long: {text}.",
+            where=where,
+            remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
+            " where a statement needs longer before its first row.",
+        )
     if number in _UNAVAILABLE or (not number and isinstance(error, OperationalError)):
         return DatabaseUnavailable(message, where=where, remedy="Try again later.")
     return DatabaseRefused(message, where=where)

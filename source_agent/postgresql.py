@@ -19,15 +19,13 @@ time.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from driftline.errors import DatabaseUnavailable
-from psycopg import Connection, Error, pq
+from psycopg import Error, pq
 
 from source_agent import postgresql_access, postgresql_hashes, postgresql_split, postgresql_types
 from source_agent.attempts import attempted
@@ -35,6 +33,7 @@ from source_agent.engine import (
     Consistency,
     Limits,
     Privilege,
+    Pulse,
     Relation,
     Rows,
     Session,
@@ -43,7 +42,7 @@ from source_agent.engine import (
     TimeLimit,
 )
 from source_agent.postgresql_access import connect_error, translate
-from source_agent.postgresql_copy import copied, drain
+from source_agent.postgresql_copy import copied
 from source_agent.postgresql_replaced import refuse_replaced
 from source_agent.postgresql_settings import SETTINGS, refuse_changed, shown
 from source_agent.postgresql_split import PostgresqlJoin, PostgresqlSplit, import_sql, part_sql
@@ -51,6 +50,7 @@ from source_agent.postgresql_sql import (
     AS_OF,
     BEGIN,
     BOUNDS,
+    DEAD_CLIENTS,
     EXPORT,
     PIN,
     RELEASE,
@@ -63,9 +63,23 @@ from source_agent.postgresql_sql import (
     scan_sql,
     timeouts,
 )
+from source_agent.postgresql_waits import (
+    ANSWER_S,
+    BoundedConnection,
+    Line,
+    answers,
+    cancel,
+    drain,
+    end,
+)
 from source_agent.relations import plan_of
+from source_agent.sockets import (
+    KEEPALIVE_COUNT,
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_INTERVAL_S,
+    UNACKNOWLEDGED_MS_MAX,
+)
 
-CANCEL_S: Final = 5.0
 RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
@@ -74,7 +88,7 @@ class PostgresqlSession:
 
     def __init__(
         self,
-        connection: Connection[tuple[Any, ...]],
+        connection: BoundedConnection,
         limits: Limits,
         engine: PostgresqlEngine,
         snapshot: str | None = None,
@@ -84,6 +98,11 @@ class PostgresqlSession:
         self._interrupted = False
         self._consistency = Consistency.EXACT
         self._exported: tuple[str, str] | None = None  # its name, and what it sees
+        connection.answer_s = ANSWER_S + limits.lock_s
+        self._line = Line(connection.pgconn, limits.silence_s, connection.pulse)
+        self._asking = Line(connection.pgconn, connection.answer_s, connection.pulse)
+        with contextlib.suppress(Error):  # a server that cannot is one that notices later
+            connection.execute(TIGHTEN, (list(DEAD_CLIENTS), list(DEAD_CLIENTS.values())))
         try:
             for sql, settings in ((PIN, SETTINGS), (TIGHTEN, timeouts(limits))):
                 connection.execute(sql, (list(settings), list(settings.values())))
@@ -115,16 +134,20 @@ class PostgresqlSession:
             raise translate(error) from error
         return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in found]
 
+    @property
+    def pulse(self) -> Pulse:
+        return self._connection.pulse
+
+    def answers(self, within_s: float) -> bool:
+        return answers(self._connection.pgconn, within_s)
+
     def pause(self) -> None:
         """Readers block nobody here."""
 
     def interrupt(self) -> None:
         self._interrupted = True
-        try:
-            self._connection.cancel_safe(timeout=CANCEL_S)
-        except Error:  # the server does not answer; neither will it answer who waits for it
-            with contextlib.suppress(Error, OSError):
-                _shut(self._connection.pgconn.socket)
+        cancel(self._connection)
+        end(self._connection)  # if the server does not answer, nor will it answer who waits for it
 
     def close(self) -> None:
         self._connection.close()
@@ -135,10 +158,11 @@ class PostgresqlSession:
 
     def row_description(self, sql: str) -> list[tuple[str, int, int]]:
         """See `postgresql_types.Asks`. Prepared, never run."""
-        pgconn = self._connection.pgconn
-        for result in (pgconn.prepare(b"", sql.encode()), pgconn.describe_prepared(b"")):
-            if result.status != pq.ExecStatus.COMMAND_OK:
-                raise translate(postgresql_access.error_of(result))
+        pgconn, line = self._connection.pgconn, self._asking
+        pgconn.send_prepare(b"", sql.encode())
+        line.only_result()
+        pgconn.send_describe_prepared(b"")
+        result = line.only_result()
         return [
             ((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i))
             for i in range(result.nfields)
@@ -227,12 +251,15 @@ class PostgresqlSession:
     def _abandon(self) -> None:
         """Cancel what still runs, and return to the savepoint; a broken connection stays broken."""
         pgconn = self._connection.pgconn
-        with contextlib.suppress(Error):
+        try:
             if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                pgconn.get_cancel().cancel()
+                if not cancel(self._connection):
+                    end(self._connection)
                 drain(pgconn)
             self._connection.execute(ROLLBACK_TO)
             self._connection.execute(RELEASE)
+        except (Error, DatabaseUnavailable):
+            end(self._connection)
 
     def refuse_interrupted(self) -> None:
         """Raises DatabaseUnavailable once `interrupt` was called."""
@@ -242,14 +269,7 @@ class PostgresqlSession:
     def _copy(self, shape: Shape, select_sql: str) -> Iterator[Rows]:
         if (seed := plan_of(shape).seed) is not None:
             self.ask(postgresql_hashes.SEED, str(seed))
-        pgconn = self._connection.pgconn
-        return copied(pgconn, shape, select_sql, begun=self.refuse_interrupted)
-
-
-def _shut(number: int) -> None:
-    """End the connection of a socket under whoever reads it; the descriptor stays theirs."""
-    with socket.socket(fileno=os.dup(number)) as duplicate:
-        duplicate.shutdown(socket.SHUT_RDWR)
+        return copied(self._line, shape, select_sql, begun=self.refuse_interrupted)
 
 
 class PostgresqlEngine:
@@ -261,9 +281,10 @@ class PostgresqlEngine:
         self._limits = limits
         self._parameters = {
             "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
-            "keepalives_idle": "30",
-            "keepalives_interval": "10",
-            "keepalives_count": "3",
+            "keepalives_idle": str(KEEPALIVE_IDLE_S),
+            "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+            "keepalives_count": str(KEEPALIVE_COUNT),
+            "tcp_user_timeout": str(UNACKNOWLEDGED_MS_MAX),
             **parameters,
             "application_name": "driftline-source",
             "options": (
@@ -280,7 +301,7 @@ class PostgresqlEngine:
 
     def _open(self, snapshot: str | None = None) -> PostgresqlSession:
         try:
-            connection = Connection.connect(
+            connection = BoundedConnection.connect(
                 **self._parameters,  # type: ignore[arg-type]  # libpq's own are all strings
                 autocommit=True,
                 prepare_threshold=None,

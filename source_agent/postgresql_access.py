@@ -75,6 +75,7 @@ FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"
 CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
+PING_S: Final = 2  # libpq's least
 _UNAVAILABLE: Final = ("08", "53", "57P")  # connection, resources, shutdown
 _CONFLICT: Final = "40001"  # serialization_failure; of a standby, a conflict with recovery
 _SNAPSHOT_LOST: Final = {_CONFLICT, "40P01", "25P03", "25P04", "72000"}
@@ -89,12 +90,17 @@ def error_of(result: pq.abc.PGresult | None) -> Error:
 
 
 def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
-    """Before the login there is no SQLSTATE: a server that answers a ping has refused us."""
+    """Before the login there is no SQLSTATE: a server that answers a ping has refused us.
+
+    The ping, which keeps the interpreter waiting, is for who has answered something.
+    """
     text = " ".join(str(error).split())
     where = parameters.get("host", "the default socket")
     shown = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
     conninfo = " ".join(f"{k}='{_escaped(v)}'" for k, v in shown.items())
-    has_answered = pq.PGconn.ping(conninfo.encode()) == pq.Ping.OK
+    conninfo += f" connect_timeout={PING_S}"
+    is_silent = isinstance(error, errors.ConnectionTimeout)
+    has_answered = not is_silent and pq.PGconn.ping(conninfo.encode()) == pq.Ping.OK
     if not has_answered or any(word in text for word in _BUSY_WORDS):
         return DatabaseUnavailable(
             f"PostgreSQL at {where} cannot be reached: {text}.",

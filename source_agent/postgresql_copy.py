@@ -10,17 +10,18 @@ scan, hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orde
 from __future__ import annotations
 
 import contextlib
-import select
 from collections.abc import Callable, Iterator
 from itertools import repeat
+from time import monotonic
 from typing import Final
 
 from driftline.limits import ROW_BYTES_MAX
 from psycopg import Error, pq
 
-from source_agent.engine import BATCH_BYTES, BATCH_ROWS, Rows, Shape
+from source_agent.engine import BATCH_BYTES, BATCH_ROWS, BATCH_S, Rows, Shape
 from source_agent.postgresql_access import error_of
 from source_agent.postgresql_sql import copy_of
+from source_agent.postgresql_waits import Line
 from source_agent.rows import check_size
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
@@ -29,33 +30,29 @@ _RESULTS_MAX: Final = 4  # of a broken connection: libpq may repeat the state of
 
 
 def copied(
-    pgconn: pq.abc.PGconn, shape: Shape, select_sql: str, *, begun: Callable[[], None]
+    line: Line, shape: Shape, select_sql: str, *, begun: Callable[[], None]
 ) -> Iterator[Rows]:
     """The tuples of a SELECT. `begun` is called once the statement is sent, and may raise.
 
     Raises:
         psycopg.Error: the server refused the statement, or broke it off.
+        DatabaseUnavailable: nothing came for too long.
         LimitExceeded: a row is too large.
     """
-    poller = select.poll()
-    poller.register(pgconn.socket, select.POLLIN)
+    pgconn = line.pgconn
     pgconn.send_query_params(copy_of(select_sql).encode(), None)
-    while pgconn.flush():
-        select.select([], [pgconn.socket], [])
+    line.flush()
     begun()  # before the statement began there was nothing to cancel
-    while pgconn.is_busy():
-        poller.poll()
-        pgconn.consume_input()
-    result = pgconn.get_result()
+    result = line.result()
     if result is None or result.status != pq.ExecStatus.COPY_OUT:
-        while pgconn.get_result() is not None:
+        while line.result() is not None:
             pass
         raise error_of(result)
     try:
-        yield from _tuples(pgconn, shape, poller)
+        yield from _tuples(line, shape)
     except Error as error:
         raise last_word(pgconn, error) from None
-    while (result := pgconn.get_result()) is not None:
+    while (result := line.result()) is not None:
         if result.status != pq.ExecStatus.COMMAND_OK:
             raise error_of(result)
 
@@ -80,31 +77,21 @@ def last_word(pgconn: pq.abc.PGconn, error: Error) -> Error:
     return error
 
 
-def drain(pgconn: pq.abc.PGconn) -> None:
-    """Read to the end of the statement, whatever becomes of it."""
-    while (result := pgconn.get_result()) is not None:
-        if result.status == pq.ExecStatus.COPY_OUT:
-            with contextlib.suppress(Error):
-                while pgconn.get_copy_data(0)[0] > 0:
-                    pass
-
-
-def _tuples(pgconn: pq.abc.PGconn, shape: Shape, poller: select.poll) -> Iterator[Rows]:
+def _tuples(line: Line, shape: Shape) -> Iterator[Rows]:
     """The hot loop: nothing in it that is not needed for every row."""
-    get, consume, poll = pgconn.get_copy_data, pgconn.consume_input, poller.poll
+    get, take = line.pgconn.get_copy_data, line.take
     is_first = True
     length = 1
-    while length > 0:
+    while length >= 0:
         rows: Rows = []
+        ends_at = monotonic() + BATCH_S
         append = rows.append
         size = 0
         for _ in repeat(None, BATCH_ROWS):
             length, data = get(1)
-            while length == 0:
-                poll()
-                consume()
+            while length == 0 and take(max(ends_at - monotonic(), 0) if rows else None):
                 length, data = get(1)
-            if length < 0:
+            if length <= 0:  # the end, or none for a while
                 break
             append(bytes(data))
             size += length

@@ -64,6 +64,17 @@ STATEMENTS: Final = (
 )
 
 
+# By which a server notices within a minute that the agent's machine is gone, or the agent in the
+# middle of a statement (the first: PostgreSQL 14). Set by TIGHTEN. Not tcp_user_timeout: Linux ends
+# by it whoever is slow to read, and a warehouse may be.
+DEAD_CLIENTS: Final = {
+    "client_connection_check_interval": "5000",
+    "tcp_keepalives_idle": "20",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
+
 def timeouts(limits: Limits) -> dict[str, str]:
     """Return what bounds a session's statements, its waits for locks and its silence, for TIGHTEN.
 

@@ -15,8 +15,10 @@ has no place in an agent that a DBA is to trust.
 from __future__ import annotations
 
 import struct
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from tempfile import TemporaryFile
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ from driftline.limits import ROW_BYTES_MAX
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
 
-from source_agent.engine import BATCH_BYTES, BATCH_ROWS, Rows, Shape
+from source_agent.engine import BATCH_BYTES, BATCH_ROWS, BATCH_S, Pulse, Rows, Shape
 from source_agent.plain import NULL, ColumnEncoder, Values, behind_length, joined
 from source_agent.printable import printable_row
 
@@ -254,25 +256,47 @@ def _too_large(shape: Shape, key: str, size: int) -> LimitExceeded:
     )
 
 
+def timely(
+    source: Iterator[tuple[Any, ...]], pulse: Pulse
+) -> Callable[[int], Sequence[tuple[Any, ...]]]:
+    """A `fetchmany` over rows as they come: what came in BATCH_S is handed out, and seen."""
+
+    def fetch(count: int) -> Sequence[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        append = found.append
+        ends_at = time.monotonic() + BATCH_S
+        for row in islice(source, count):
+            append(row)
+            pulse.at = now = time.monotonic()
+            if now > ends_at:
+                break
+        return found
+
+    return fetch
+
+
 def batches(
     fetch: Callable[[int], Sequence[tuple[Any, ...]]],
     encode: Callable[[Any], Rows],
     *,
     block_rows: int = BLOCK_ROWS,
 ) -> Iterator[Rows]:
-    """Batches of about BATCH_ROWS rows or BATCH_BYTES from a cursor's `fetchmany`, or its like."""
+    """Batches of about BATCH_ROWS rows or BATCH_BYTES from a cursor's `fetchmany`, or its like;
+    smaller where they come slowly."""
     rows: Rows = []
     size = 0
     step = 16
+    ends_at = time.monotonic() + BATCH_S
     while block := fetch(min(step, BATCH_ROWS - len(rows))):
         encoded = encode(block)
         added = sum(map(len, encoded))
         rows += encoded
         size += added
         step = max(1, min(block_rows, BATCH_BYTES // 4 // (added // len(block) + 1)))
-        if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+        if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS or time.monotonic() > ends_at:
             yield rows
             rows, size = [], 0
+            ends_at = time.monotonic() + BATCH_S
     if rows:
         yield rows
 

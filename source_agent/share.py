@@ -25,6 +25,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import Pipe
@@ -36,6 +37,7 @@ from driftline.errors import (
     NullKey,
     ValueDoesNotFit,
 )
+from driftline.limits import DATABASE_SILENCE_S_MAX
 
 from source_agent.assist import END_S_MAX, Done, Failed, Job, Read
 from source_agent.engine import Split
@@ -47,6 +49,8 @@ AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for th
 _PROGRAM: Final = "from source_agent.assist import main; main()"
 TURN: Final = 4  # messages taken from one process before our own statement goes on
 LOOK_S: Final = 0.25  # at most this late is a cancellation seen while others read
+# Of a process whose statement delivers nothing its own session says so first.
+SILENT_S_MAX: Final = DATABASE_SILENCE_S_MAX + 60
 _OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again is no help
 _SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no use for
 
@@ -76,6 +80,7 @@ class Process:
     def begin(self) -> None:
         """For the scan that begins: which parts it has at hand, what has come of the first of them,
         whether it knows that there are no more."""
+        self.heard_at = time.monotonic()
         self.parts: list[int] = []
         self.found: list[Hashed] = []
         self.knows_all = False
@@ -239,9 +244,13 @@ class Sharing:
 
     def _hear(self, timeout_s: float) -> None:
         """Take what the processes have to say, waiting for the first of it."""
+        for process in self._working[:]:
+            if time.monotonic() - process.heard_at > SILENT_S_MAX:
+                self._lost(process, TimeoutError(f"silent for {SILENT_S_MAX:g} s"))
         pipes = {p.pipe: p for p in self._working}
         for pipe in wait(list(pipes), timeout_s):
             process = pipes[pipe]  # type: ignore[index]
+            process.heard_at = time.monotonic()
             for said in self._said(process):
                 self._take(process, said)
 

@@ -39,6 +39,7 @@ from source_agent.engine import (
     Consistency,
     Limits,
     Privilege,
+    Pulse,
     Relation,
     Rows,
     Session,
@@ -122,6 +123,7 @@ class SqliteSession:
         self._version: int | None = None
         self._deadline = math.inf
         self._interrupted = False
+        self.pulse = Pulse()
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self._connection = _connect(path, limits.lock_s)
         try:
@@ -155,6 +157,9 @@ class SqliteSession:
         if limits.statement_s is not None:
             found.append(TimeLimit("statement_timeout_s", limits.statement_s, False))
         return found
+
+    def answers(self, within_s: float) -> bool:
+        return True  # there is no server
 
     def pause(self) -> None:
         if not self.is_wal and self._connection.in_transaction:
@@ -229,7 +234,7 @@ class SqliteSession:
         every = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
         found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
-            yield from rows.batches(lambda count: list(islice(found, count)), encoder(shape))
+            yield from rows.batches(rows.timely(found, self.pulse), encoder(shape))
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Pages in stored order, each a statement that is over before its rows are handed out."""
@@ -266,6 +271,7 @@ class SqliteSession:
             self._deadline = time.monotonic() + self._limits.statement_s
         cursor = self._connection.execute(sql, values)
         self._cursors.add(cursor)
+        self.pulse.beat()
         return cursor
 
     def _is_over(self) -> bool:

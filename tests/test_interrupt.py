@@ -18,6 +18,7 @@ from source_agent.configure import load
 from source_agent.engine import Limits, Relation
 from source_agent.engines import connect
 from source_agent.mariadb import MariadbSession
+from source_agent.mariadb_waits import Connector
 from source_agent.postgresql import PostgresqlSession
 from source_agent.serve import start
 from tests.agents import Peer, Recorded, channel, opening
@@ -175,10 +176,10 @@ def test_a_server_that_takes_no_cancellation_keeps_nobody_waiting(
             monkeypatch.setattr(session._connection, "cancel_safe", refuse)
         elif isinstance(session, MariadbSession):
 
-            def nobody() -> Any:
+            def nobody(*_: object) -> Any:
                 raise OSError
 
-            session._connect = nobody
+            monkeypatch.setattr(Connector, "__call__", nobody)
         else:
             pytest.skip("an interrupt of SQLite cannot fail")
         thread, raised = scan_in_thread(session, kind)

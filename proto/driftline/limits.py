@@ -59,6 +59,9 @@ HEARTBEAT_S = 5.0  # a source that scans says so at least this often
 NO_PROGRESS_S = 30.0  # a silent peer is given up
 CONTROL_S = 10.0  # deadline of a control call
 OPEN_S = 10.0  # to the first `Open` of a stream, which a warehouse sends at once
+DATABASE_SILENCE_S = 900.0  # a database delivers nothing: long enough for a sort or an aggregate
+DATABASE_SILENCE_S_MAX = 3600.0  # what a DBA may set instead
+NO_ADVANCE_S = 3700.0  # a source that says Progress, and whose rows do not grow, is given up
 
 SAMPLES_MAX = 10  # keys shown in an error
 
@@ -69,3 +72,4 @@ assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX <= RPCS_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
+assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S
