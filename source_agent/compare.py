@@ -178,7 +178,7 @@ class Comparison:
         return request
 
     def _finished(self, total: Digest, *, equal: bool = False) -> pb.Reply:
-        reader = self._reader
+        reader, security = self._reader, self._reader.shape.row_security
         return pb.Reply(
             finished=pb.Finished(
                 equal=equal,
@@ -190,5 +190,6 @@ class Comparison:
                 vouched=reader.shape.vouched,
                 scans=reader.tally.scans,
                 rows_read=reader.tally.rows_read,
+                row_security=security.message() if security else None,
             )
         )

@@ -27,6 +27,8 @@ from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
+from source_agent.row_security import RowSecurity
+
 BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
 BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
 BATCH_S = 1.0  # and here when they come slowly: what was read is counted and seen
@@ -112,6 +114,7 @@ class Shape:
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
     `notes`: what a DBA or an engineer should know (columns read as text and why), for `check`.
+    `row_security`: None where the engine has none.
     """
 
     relation: Relation
@@ -122,6 +125,7 @@ class Shape:
     indexed: bool
     notes: tuple[str, ...] = ()
     plan: Plan | None = None
+    row_security: RowSecurity | None = None
 
     def hashed(self, seed: int) -> Shape:
         """The relation as its key columns and each row's hash under a seed of 64 signed bits: an

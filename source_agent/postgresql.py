@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,13 @@ import numpy.typing as npt
 from driftline.errors import DatabaseUnavailable
 from psycopg import Error, pq
 
-from source_agent import postgresql_access, postgresql_hashes, postgresql_split, postgresql_types
+from source_agent import (
+    postgresql_access,
+    postgresql_hashes,
+    postgresql_policies,
+    postgresql_split,
+    postgresql_types,
+)
 from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
@@ -172,7 +179,19 @@ class PostgresqlSession:
         with self._reading(relation):
             shape = postgresql_types.describe(self, relation)
             self._refuse_changed(relation)
-            return shape
+            return self._secured(shape)
+
+    def _secured(self, shape: Shape) -> Shape:
+        """Return the shape with the policies that are in force. Its tables are locked by now."""
+        execute = self._connection.execute
+        if not postgresql_policies.hides(self.ask, execute, scan_sql(shape)):
+            return replace(shape, row_security=postgresql_policies.NOTHING_HIDDEN)
+        source, is_query = plan_of(shape).source, shape.relation.table is None
+        relation = None if is_query else self.ask(postgresql_access.RESOLVED, source)[0][0]
+        with contextlib.closing(self._engine.newest()) as session:
+            found = postgresql_policies.policies(session.ask, relation)
+        notes = (*shape.notes, postgresql_policies.note(found, is_query=is_query))
+        return replace(shape, row_security=found, notes=notes)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self._note(shape)
@@ -293,6 +312,10 @@ class PostgresqlEngine:
         }
 
     def open(self) -> Session:
+        return self._open()
+
+    def newest(self) -> PostgresqlSession:
+        """A further session, over what is committed by now."""
         return self._open()
 
     def join(self, snapshot: str) -> PostgresqlSession:

@@ -26,6 +26,7 @@ from psycopg import Error, OperationalError, errors, pq
 
 from source_agent import (
     postgresql_hashes,
+    postgresql_policies,
     postgresql_replaced,
     postgresql_settings,
     postgresql_split,
@@ -287,6 +288,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
     catalogue = (*postgresql_types.CATALOGUE, *postgresql_hashes.CATALOGUE, *CATALOGUE)
     more = (
         postgresql_settings.SHOWN,
+        *postgresql_policies.STATEMENTS,
         *postgresql_split.STATEMENTS,
         *postgresql_replaced.CATALOGUE,
     )

@@ -92,4 +92,5 @@ def describe(shape: Shape, budget: Budget) -> pb.Description:
         notes=shape.notes,
         rows_per_second=budget.rows_per_second or 0.0,
         bytes_per_second=budget.bytes_per_second or 0.0,
+        row_security=None if shape.row_security is None else shape.row_security.message(),
     )

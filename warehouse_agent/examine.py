@@ -30,12 +30,13 @@ from driftline.errors import (
     WarehouseUnavailable,
 )
 
-from warehouse_agent import java, publish, schema, session
+from warehouse_agent import java, publish, row_security, schema, session
 from warehouse_agent.configure import Fragment, WarehouseConfig, load
 from warehouse_agent.examine_source import Found, examine_source
 from warehouse_agent.executors import Batches, cause, mistake, task
 from warehouse_agent.link import Link
 from warehouse_agent.report import counted
+from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.store import PRIVATE, Store
 from warehouse_agent.verify import SPARK_FAILURES, check_files
 
@@ -175,6 +176,9 @@ def _relation(store: Store, fragment: Fragment) -> str:
         raise schema.explained(RecipeChanged(""), reply, base, fragment.name)
     if base is not None:
         schema.check_carriers(base.layout, fragment)
+        notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
+        told = RowSecurity.told(reply.description)
+        row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
     return _described(reply.description, reply.description.vouched)
 
 

@@ -35,6 +35,7 @@ from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.prices import Prices
 from warehouse_agent.reduce import Sums
+from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.sizing import Sample, Sketch, Stall
 
 
@@ -266,6 +267,7 @@ class Conversation:
             out.consistency = "fuzzy"
         out.changed, out.vouched = done.changed, done.vouched
         out.scans, out.rows_read = done.scans, done.rows_read
+        out.row_security = RowSecurity.told(done)
         if not ours.count:
             out.method = Method.FULL
         elif not (out.equal or out.replace_all or out.removed is not None or out.replaced):

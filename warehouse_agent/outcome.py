@@ -12,6 +12,7 @@ from driftline.sketches import Embedding
 
 from warehouse_agent.plan import Method
 from warehouse_agent.reduce import Integers, Listing
+from warehouse_agent.row_security import RowSecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Outcome:
     scans: int = 0
     rows_read: int = 0
     frame_bytes: int = 0
+    row_security: RowSecurity | None = None
 
     @property
     def is_copy(self) -> bool:

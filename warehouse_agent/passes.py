@@ -38,6 +38,7 @@ from warehouse_agent.plan import Method
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.reduce import Listing
 from warehouse_agent.report import utc_now
+from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.scan import Function, Piece
 from warehouse_agent.stage import Staging, Writer
 from warehouse_agent.store import PRIVATE, Store
@@ -188,6 +189,7 @@ def _packed(outcome: Outcome) -> bytes:
         "changed": outcome.changed,
         "vouched": outcome.vouched,
         "frame_bytes": outcome.frame_bytes,
+        "row_security": outcome.row_security.to_json() if outcome.row_security else None,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)
@@ -222,6 +224,7 @@ def _unpacked(data: bytes) -> Outcome | None:
             changed=facts["changed"],
             vouched=facts["vouched"],
             frame_bytes=facts["frame_bytes"],
+            row_security=RowSecurity.from_json(facts.get("row_security")),
         )
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         return None

@@ -248,7 +248,7 @@ class Runner:
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
         base = publish.head(self.store, job.name)
-        if base is None:
+        if base is None or error.details:  # it says already what changed
             return error
         try:
             return schema.explained(error, link.describe(job.fragment.relation), base, job.name)

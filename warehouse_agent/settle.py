@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from typing import Any
 
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
@@ -26,6 +27,7 @@ from warehouse_agent import (
     publish,
     reduce,
     remember,
+    row_security,
     schema,
     stage,
     tally,
@@ -51,7 +53,9 @@ ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how f
 def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     """Apply, prove and publish what the exchange found."""
     report = job.report
-    if out.equal and p.base is not None and _says_all(p, p.base):
+    before = withhold.other_policies(job, p, out)
+    is_same = before is None or out.row_security in (None, before)
+    if out.equal and is_same and p.base is not None and _says_all(p, p.base):
         job.staging.clear()
         # Another agent may have published what an earlier attempt of this one was to.
         report.rows_inserted = report.rows_updated = report.rows_deleted = 0
@@ -107,6 +111,7 @@ def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, objec
     """When all of this version was compared the last time, and how fast; after a part, whose turn
     is next."""
     noted = note_checked(version, _checked(job, p, out))
+    noted |= row_security.note(out.row_security, version)
     if p.is_part:
         assert p.units is not None
         return noted | {TURN: p.units.next_turn}
@@ -274,7 +279,7 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
     report.schema_changed = p.base is not None and schema.differs(p.layout, p.base.layout)
     shipped = sum(f.rows for f in applied.shipped)
     _missed(p, report, shipped if report.schema_changed else report.rows_changed)
-    meta = {
+    meta: dict[str, Any] = {
         "as_of": checked.as_of,
         "checked_at": checked.checked_at,
         "consistency": out.consistency,
@@ -291,6 +296,8 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
         "method": out.method.value,
         "clock": p.stamp.clock_after.to_json(),
     }
+    if (security := out.row_security or withhold.policies(job, p)) is not None:
+        meta[row_security.META] = security.to_json()
     publish.commit(
         job.store,
         job.name,

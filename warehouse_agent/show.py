@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from warehouse_agent import publish
+from warehouse_agent import publish, row_security
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
 from warehouse_agent.each import each, published
 from warehouse_agent.remember import checked
@@ -55,6 +55,7 @@ class Status:
     years_until_a_change_is_missed: float | None = None
     files: int | None = None
     bytes: int | None = None
+    row_security: bool | None = None  # of the source: whether policies hide rows; null: not told
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """One row of the table for people, under HEADINGS; of what was never published the name."""
@@ -95,6 +96,8 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     lines = _table([status.cells(now) for status in shown], width)
     if any(status.proof == "part" for status in shown):
         lines.append("part: since the last comparison of all rows only some were compared")
+    if hidden := [status.name for status in shown if status.row_security]:
+        lines.append(f"row security: what the source's login may see, of {', '.join(hidden)}")
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
@@ -178,7 +181,8 @@ def status_of(store: Store, name: str) -> Status:
     if snapshot is None:
         return Status(name)
     meta = snapshot.meta
-    found = checked(store.read_json(PRIVATE, "fragments", f"{name}.json"), snapshot)
+    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
     interval = interval_s([str(v["published_at"]) for v in publish.versions(store, name)])
     changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
     recipe = snapshot.layout.recipe
@@ -199,6 +203,7 @@ def status_of(store: Store, name: str) -> Status:
         ),
         files=len(snapshot.files),
         bytes=sum(f.size for f in snapshot.files),
+        row_security=None if security is None else security.hides,
     )
 
 

@@ -41,6 +41,7 @@ from warehouse_agent import (
     publish,
     reduce,
     remember,
+    row_security,
     schema,
     settle,
     tiles,
@@ -254,6 +255,9 @@ class Sweep(Refresh):
                 remedy="Install the same release on both sides.",
             )
         writer.flush()
+        told = (o.row_security for o in p.outcomes.values() if o.row_security)
+        security = row_security.known(base, job.remembered()) or next(told, None)
+        row_security.refuse_changed(security, found.row_security, job.name)
         p.finish(tile, found)
         self._compared += ours.total.count
         self._say(pb.Progress())
@@ -295,6 +299,7 @@ class Sweep(Refresh):
             changed=any(o.changed for o in found),
             vouched=all(o.vouched for o in found),
             frame_bytes=sum(o.frame_bytes for o in found),
+            row_security=found[-1].row_security,
         )
 
     def _prepared_for_all(self) -> Prepared:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from driftline.errors import ConfigurationError, SnapshotLost, TableShrank
 
-from warehouse_agent import plan
+from warehouse_agent import plan, row_security
 from warehouse_agent.configure import Require
 from warehouse_agent.job import Job
 from warehouse_agent.outcome import Outcome
 from warehouse_agent.prepare import Prepared
 from warehouse_agent.report import counted
+from warehouse_agent.row_security import RowSecurity
 
 
 def shrunk(job: Job, p: Prepared, out: Outcome) -> None:
@@ -47,6 +48,20 @@ def inconsistent(job: Job, out: Outcome) -> None:
         where=job.name,
         remedy=f"If rows of different instants are good enough, {allow}",
     )
+
+
+def other_policies(job: Job, p: Prepared, out: Outcome) -> RowSecurity | None:
+    """Raise RecipeChanged where other row security applies than to the published version, unless
+    that is accepted; return what applied to it."""
+    before = policies(job, p)
+    if not job.options.accept_schema:
+        row_security.refuse_changed(before, out.row_security, job.name)
+    return before
+
+
+def policies(job: Job, p: Prepared) -> RowSecurity | None:
+    """Return the row security under which the published version was read; None: not told."""
+    return None if p.base is None else row_security.known(p.base, job.remembered())
 
 
 def accepts(job: Job, out: Outcome) -> bool:

@@ -64,6 +64,7 @@ DATABASE_SILENCE_S_MAX = 3600.0  # what a DBA may set instead
 NO_ADVANCE_S = 3700.0  # a source that says Progress, and whose rows do not grow, is given up
 
 SAMPLES_MAX = 10  # keys shown in an error
+POLICIES_MAX = 100  # row security policies that are named; the digest is of all
 
 assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX

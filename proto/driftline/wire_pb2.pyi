@@ -125,6 +125,7 @@ class Description(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    ROW_SECURITY_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
@@ -139,6 +140,10 @@ class Description(_message.Message):
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def row_security(self) -> Global___RowSecurity:
+        """absent: the engine has none, or the source is older"""
+
     def __init__(
         self,
         *,
@@ -150,14 +155,70 @@ class Description(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         rows_per_second: _builtins.float = ...,
         bytes_per_second: _builtins.float = ...,
+        row_security: Global___RowSecurity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Description: _TypeAlias = Description  # noqa: Y015
+
+@_typing.final
+class RowSecurity(_message.Message):
+    """the policies that decide which rows the source's login sees"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """16 bytes: of all of them"""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Policy]:
+        """at most POLICIES_MAX of them; none: it sees every row"""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        policies: _abc.Iterable[Global___Policy] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowSecurity: _TypeAlias = RowSecurity  # noqa: Y015
+
+@_typing.final
+class Policy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    name: _builtins.str
+    """empty: no policy lets it see a row"""
+    digest: _builtins.bytes
+    """8 bytes: of what it says"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        name: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
 @_typing.final
 class Request(_message.Message):
@@ -757,6 +818,7 @@ class Finished(_message.Message):
     ROWS_READ_FIELD_NUMBER: _builtins.int
     VOUCHED_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
+    ROW_SECURITY_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     count: _builtins.int
     sum: _builtins.bytes
@@ -768,6 +830,10 @@ class Finished(_message.Message):
     """a NOT NULL unique constraint covers the key"""
     changed: _builtins.bool
     """the data changed while it was read, which this engine allows"""
+    @_builtins.property
+    def row_security(self) -> Global___RowSecurity:
+        """under which the rows were read"""
+
     def __init__(
         self,
         *,
@@ -780,10 +846,11 @@ class Finished(_message.Message):
         rows_read: _builtins.int = ...,
         vouched: _builtins.bool = ...,
         changed: _builtins.bool = ...,
+        row_security: Global___RowSecurity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
