@@ -151,6 +151,7 @@ def test_certificates_of_another_authority(
     enroll(foreign, source_names=["127.0.0.1"])
     ended = driftline(*words(source.port, foreign), config=file)
     assert ended.code == 5
+    assert "--server-name here" in ended.err, "there is no file yet that has settings"
     assert "Traceback" not in ended.err
     assert not file.exists()
 

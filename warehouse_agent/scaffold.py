@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driftline import wire_pb2 as pb
-from driftline.errors import ConfigurationError, DriftlineError, NotFound, UsageError
+from driftline.errors import (
+    ConfigurationError,
+    DriftlineError,
+    NotFound,
+    Unauthenticated,
+    UsageError,
+)
 from driftline.settings import address_parts, is_loopback
 
 from warehouse_agent import configure, schema
@@ -82,8 +88,13 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
         _write(path, TEMPLATE, force=force)
         print(f"wrote {path}; edit it, then: {driftline} doctor", file=sys.stderr)
         return 0
-    with Link(source) as link:
-        offered = list(offers(link))
+    try:
+        with Link(source) as link:
+            offered = list(offers(link))
+    except (ConfigurationError, Unauthenticated) as error:
+        # They name settings of a file that does not exist yet.
+        error.details["options"] = "a setting such as server_name is --server-name here"
+        raise
     _write(path, text_of(path, source, offered), force=force)
     refused = [offer for offer in offered if offer.description is None]
     for offer in refused:
