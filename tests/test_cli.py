@@ -296,6 +296,8 @@ def test_certificates_of_another_authority(secure: Pair, tmp_path: Path, run: Ru
     checked = run("doctor", "--json", config=tls(secure, good, foreign))
     codes = {c["check"]: c["code"] for c in checked.lines if c["code"]}
     assert codes["source erp: TLS"] == "UNAUTHENTICATED"
+    told = run("doctor", config=tls(secure, good, foreign)).out
+    assert "FAIL  fragment orders: relation: for the same reason as source erp: TLS\n" in told
     assert run("refresh", "orders", config=tls(secure, good, good)).code == 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -267,7 +268,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Worl
     lived = World(folder)
     lived.follow("source")
     for name in ("ca.pem", "warehouse.pem", "warehouse.key"):
-        (folder / name).write_bytes((folder / "certs" / name).read_bytes())
+        shutil.copy2(folder / "certs" / name, folder)  # with its mode: the key is private
     (serve,) = scenario("serve")
     with served(folder, serve):
         lived.follow("warehouse")

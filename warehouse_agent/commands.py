@@ -166,6 +166,7 @@ def gc(
 def doctor(path: Path, *, as_json: bool) -> list[int]:
     """Check everything a refresh needs, each thing by itself."""
     codes = []
+    said: dict[str, str] = {}  # errors, and the check that found each first
     for check in examine(path):
         codes.append(0 if check.error is None else check.error.exit_code)
         if check.error is not None:
@@ -182,6 +183,8 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
             print(json.dumps(body), flush=True)
         elif check.error is None:
             print(f"ok    {check.what}: {check.found}", flush=True)
+        elif (first := said.setdefault(str(check.error), check.what)) != check.what:
+            print(f"FAIL  {check.what}: for the same reason as {first}", flush=True)
         else:
             print(f"FAIL  {check.what}: {check.error}", flush=True)
     failed = len([code for code in codes if code])
