@@ -84,6 +84,48 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 
 
 @cli.command()
+@click.option("--url", required=True, help="Of the database, without a password.")
+@click.option(
+    "--tables", "patterns", multiple=True, metavar="PATTERN",
+    help="Such as 'public.*'; repeatable. Default: all tables and views.",
+)  # fmt: skip
+@click.option("--login", help="The login that the agent will use; by default that of --url.")
+@click.option("--password-file", type=_FILE, help="Of the login in --url; else it is asked for.")
+@click.option("--listen", default="127.0.0.1:7443", show_default=True, metavar="HOST:PORT")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.pass_obj
+def init(
+    chosen: Chosen,
+    url: str,
+    patterns: tuple[str, ...],
+    login: str | None,
+    password_file: Path | None,
+    listen: str,
+    force: bool,
+) -> None:
+    """Write source.toml and the script of grants from the database's catalogue."""
+    from source_agent import scaffold
+
+    request = scaffold.Request(
+        chosen.config, url, patterns, login, password_file, listen, force, _ask_password
+    )
+    made = scaffold.init(request)
+    for path in made.files:
+        click.echo(path)
+    click.echo(str(made), err=True)
+    click.echo("next: driftline-source enroll --source-name HOST, check, serve", err=True)
+    if not made.published:
+        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
+
+
+def _ask_password(prompt: str) -> str | None:
+    """Prompt on the terminal; None where there is none."""
+    if not sys.stdin.isatty():
+        return None
+    return str(click.prompt(prompt, hide_input=True, err=True))
+
+
+@cli.command()
 @click.option("--port-file", type=_FILE, help="Write the port there once it is listened on.")
 @click.pass_obj
 def serve(chosen: Chosen, port_file: Path | None) -> None:

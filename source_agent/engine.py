@@ -169,6 +169,20 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """A table or view of the database, for `init`.
+
+    `table` is its name as source.toml has it. `key` are the columns of a unique index that are all
+    NOT NULL, where there is no primary key; empty: there is none, or a primary key.
+    """
+
+    schema: str
+    name: str
+    table: str
+    key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimeLimit:
     """A limit that a session is under, by the database's own name for it. `is_idle`: it ends a
     session from which nothing comes."""
@@ -310,6 +324,13 @@ class Engine(Protocol):
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
         """The least-privilege script that a DBA runs as herself, for this engine; `connections`
         are allowed at once: two exchanges, a description, one to spare."""
+
+    def listed(self) -> list[Listed]:
+        """The tables and views of this database that are not the server's own, by name.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused.
+        """
 
     def attempts(self, relation: Relation) -> list[str]:
         """The SQL texts by which this relation is described, though it be refused.

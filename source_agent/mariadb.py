@@ -34,6 +34,7 @@ from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
+    Listed,
     Privilege,
     Pulse,
     Relation,
@@ -302,6 +303,10 @@ class MariadbEngine:
         return mariadb_access.grants(
             relations, login, self._database, self._limits, connections=connections
         )
+
+    def listed(self) -> list[Listed]:
+        with contextlib.closing(self._open()) as session:
+            return mariadb_access.listed(session.ask)
 
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self._open()) as session:

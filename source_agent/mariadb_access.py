@@ -19,7 +19,7 @@ from driftline.errors import (
 from pymysql import Error, OperationalError
 
 from source_agent import mariadb_settings, mariadb_types
-from source_agent.engine import Limits, Privilege, Relation, Shape
+from source_agent.engine import Limits, Listed, Privilege, Relation, Shape
 from source_agent.mariadb_sql import (
     MARK,
     STATEMENTS,
@@ -33,7 +33,7 @@ from source_agent.mariadb_sql import (
     select_sql,
 )
 from source_agent.printable import counted
-from source_agent.relations import plan_of, quote, split_name
+from source_agent.relations import join_name, plan_of, quote, split_name
 
 Ask = Callable[..., list[tuple[str | None, ...]]]
 
@@ -47,10 +47,28 @@ FROM information_schema.table_privileges"""
 COLUMN_PRIVILEGES = """
 SELECT DISTINCT table_schema, table_name, privilege_type, is_grantable
 FROM information_schema.column_privileges"""
+LISTED = """
+SELECT table_schema, table_name, table_schema = DATABASE() FROM information_schema.tables
+WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
+ORDER BY table_schema, table_name"""
+UNIQUE = """
+SELECT table_schema, table_name, index_name, column_name, nullable
+FROM information_schema.statistics
+WHERE non_unique = 0 AND table_schema NOT IN ('information_schema', 'mysql', 'performance_schema',
+                                              'sys')
+ORDER BY table_schema, table_name, index_name, seq_in_index"""
 SIZE = """
 SELECT table_rows, data_length FROM information_schema.tables
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
-CATALOGUE: Final = (USER_PRIVILEGES, SCHEMA_PRIVILEGES, TABLE_PRIVILEGES, COLUMN_PRIVILEGES, SIZE)
+CATALOGUE: Final = (
+    USER_PRIVILEGES,
+    SCHEMA_PRIVILEGES,
+    TABLE_PRIVILEGES,
+    COLUMN_PRIVILEGES,
+    LISTED,
+    UNIQUE,
+    SIZE,
+)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
@@ -189,6 +207,27 @@ def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[P
                 )
             )
     return list(dict.fromkeys(found))
+
+
+def listed(ask: Ask) -> list[Listed]:
+    """See `Engine.listed`."""
+    indexes: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
+    for schema, table, index, column, nullable in ask(UNIQUE):
+        of_table = indexes.setdefault((schema or "", table or ""), {})
+        of_table.setdefault(index or "", []).append((column or "", nullable == "YES"))
+    found = []
+    for schema, name, is_here in ask(LISTED):
+        parts = (schema or "", name or "")
+        of_table = indexes.get(parts, {})
+        sound = [
+            tuple(column for column, _ in columns)
+            for columns in of_table.values()
+            if all(column and not is_nullable for column, is_nullable in columns)
+        ]
+        key = () if "PRIMARY" in of_table else min(sound, key=len, default=())
+        table = join_name(parts[1:] if is_here == "1" else parts, MARK)
+        found.append(Listed(*parts, table, key))
+    return found
 
 
 def scan_cost(ask: Ask, shape: Shape) -> str:

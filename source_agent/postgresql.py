@@ -39,6 +39,7 @@ from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
+    Listed,
     Privilege,
     Pulse,
     Relation,
@@ -350,6 +351,10 @@ class PostgresqlEngine:
         return postgresql_access.grants(
             relations, login, database, self._limits, connections=connections
         )
+
+    def listed(self) -> list[Listed]:
+        with contextlib.closing(self._open()) as session:
+            return postgresql_access.listed(session.ask)
 
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(self._open()) as session:

@@ -32,7 +32,7 @@ from source_agent import (
     postgresql_split,
     postgresql_types,
 )
-from source_agent.engine import Fingerprint, Limits, Privilege, Relation, Shape
+from source_agent.engine import Fingerprint, Limits, Listed, Privilege, Relation, Shape
 from source_agent.postgresql_sql import (
     EXPLAIN,
     STATEMENTS,
@@ -42,7 +42,7 @@ from source_agent.postgresql_sql import (
     scan_sql,
 )
 from source_agent.printable import counted
-from source_agent.relations import quote, split_name
+from source_agent.relations import join_name, quote, split_name
 
 Ask = Callable[..., list[tuple[Any, ...]]]
 
@@ -69,11 +69,31 @@ SELECT c.oid, pg_catalog.format('%I.%I', n.nspname, c.relname)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
   AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT') ORDER BY 2"""
+LISTED = """
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
+       CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND indisprimary)
+       THEN NULL ELSE (
+         SELECT ARRAY(SELECT a.attname::pg_catalog.text
+                      FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(n, at)
+                      JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.n
+                      WHERE k.at <= i.indnkeyatts ORDER BY k.at)
+         FROM pg_catalog.pg_index i
+         WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+           AND i.indpred IS NULL AND i.indexprs IS NULL
+           AND NOT EXISTS (SELECT FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[])
+                             WITH ORDINALITY k(n, at)
+                           JOIN pg_catalog.pg_attribute a
+                             ON a.attrelid = i.indrelid AND a.attnum = k.n
+                           WHERE k.at <= i.indnkeyatts AND NOT a.attnotnull)
+         ORDER BY i.indnkeyatts, i.indexrelid LIMIT 1) END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+  AND n.nspname !~ '^pg_|^information_schema$' ORDER BY 1, 2"""
 RESOLVED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid"
 SIZE = """
 SELECT reltuples::pg_catalog.float8, pg_catalog.pg_relation_size(oid)
 FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"""
-CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, RESOLVED, SIZE)
+CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, LISTED, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
 PING_S: Final = 2  # libpq's least
@@ -212,6 +232,14 @@ def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
         for oid, table in ask(READS)
     ]
     return found
+
+
+def listed(ask: Ask) -> list[Listed]:
+    """See `Engine.listed`. Partitions are read with the table that they are of."""
+    return [
+        Listed(schema, name, join_name((schema, name)), tuple(key or ()))
+        for schema, name, key in ask(LISTED)
+    ]
 
 
 def scan_cost(ask: Ask, shape: Shape) -> str:

@@ -94,6 +94,11 @@ def split_name(text: str, mark: str = '"') -> tuple[str, ...]:
     return (*parts, current)
 
 
+def join_name(parts: Sequence[str], mark: str = '"') -> str:
+    """A table's name as `split_name` takes it apart: parts are quoted where they must be."""
+    return ".".join(quote(p, mark) if mark in p or "." in p or not p else p for p in parts)
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """A remedy that names what was probably meant, else what there is."""
     folded = {k.lower(): k for k in reversed(known)}

@@ -38,6 +38,7 @@ from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
+    Listed,
     Privilege,
     Pulse,
     Relation,
@@ -319,6 +320,10 @@ class SqliteEngine:
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
         return sqlite_access.grants(self._path, login)
+
+    def listed(self) -> list[Listed]:
+        with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
+            return sqlite_types.listed(session)
 
     def attempts(self, relation: Relation) -> list[str]:
         with contextlib.closing(SqliteSession(self._path, self._limits)) as session:

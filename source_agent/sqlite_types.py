@@ -28,13 +28,14 @@ from typing import Any, Final, Protocol
 from driftline.errors import ConfigurationError
 from driftline.types import DeclaredType
 
-from source_agent.engine import Relation, Shape
+from source_agent.engine import Listed, Relation, Shape
 from source_agent.relations import (
     ALIAS,
     Access,
     Found,
     arrange,
     declared,
+    join_name,
     plan_of,
     query_text,
     quote,
@@ -145,6 +146,23 @@ def describe(session: Asks, relation: Relation) -> Shape:
         pages=table.pages,
     )
     return shape(relation, known, order, found, access)
+
+
+def listed(session: Asks) -> list[Listed]:
+    """See `Engine.listed`."""
+    found = []
+    for name, _, _ in session.ask(TABLES):
+        if name.startswith("sqlite_"):
+            continue
+        table = _table(session, name, session.ask(XINFO.format(schema="main", name=quote(name))))
+        sound = [
+            tuple(column for column in index.columns if column is not None)
+            for index in table.indexes
+            if index.is_unique and not index.is_partial and set(index.columns) <= table.not_null
+        ]
+        key = () if table.primary else min(sound, key=len, default=())
+        found.append(Listed("main", name, join_name((name,)), key))
+    return sorted(found, key=lambda listed: listed.name)
 
 
 def _table_name(session: Asks, relation: Relation) -> str:
