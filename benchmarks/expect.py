@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.histories import DATA, History, available
-from warehouse_agent.expect import HISTORY_MAX, Past, expect
+from warehouse_agent.expect import HISTORY_MAX, Expected, Past, expect
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 DAY_S = 86_400
@@ -140,7 +140,7 @@ def mean_rate_overdispersed(history: Sequence[Past]) -> Iterator[Predicted]:
         yield replace(predicted, size=mean**2 / excess if excess > 0 else POISSON_SIZE)
 
 
-def ours(history: Sequence[Past]) -> Iterator[Predicted]:
+def ours(history: Sequence[Past]) -> Iterator[Expected]:
     for at in range(1, len(history)):
         before, now = history[max(at - HISTORY_MAX, 0) : at], history[at]
         yield expect(before, rows=now.rows, elapsed_s=now.elapsed_s)

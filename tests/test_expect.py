@@ -65,13 +65,40 @@ def test_a_quantile_is_the_least_that_holds_it_and_rises(history, rows, elapsed_
 @given(histories, tables, seconds)
 def test_the_interval_holds_eighty_percent_and_the_median(history, rows, elapsed_s):
     found = expect(history, rows=rows, elapsed_s=elapsed_s)
-    assert 0 <= found.low <= found.median <= found.high <= found.quantile(0.9)
+    assert 0 <= found.low <= found.median <= found.high <= found.quantile(0.98)
+    assert 1 - found.survival(found.low - 1) <= 0.18
     held = found.survival(found.low - 1) - found.survival(found.high)
     assert held >= 0.8 - 1e-9
     # No more than it must: without its last number it would hold less.
     if found.high > found.low:
         assert found.survival(found.low - 1) - found.survival(found.high - 1) < 0.8 + 1e-9
     assert found.spread >= 0
+
+
+@pytest.mark.parametrize("changes", [[50] * 9, [1, 2, 1, 3, 5, 2, 1, 9], [0, 40] * 9, [7, 700] * 9])
+def test_no_interval_of_eighty_percent_has_more_equal_tails(changes):
+    found = daily(changes)
+
+    def lean(low: int) -> float:
+        below = 1 - found.survival(low - 1)
+        return abs(below - found.survival(found.quantile(below + 0.8)))
+
+    others = [low for low in range(found.median + 1) if 1 - found.survival(low - 1) <= 0.18]
+    assert lean(found.low) == pytest.approx(min(map(lean, others)), abs=1e-9)
+
+
+def test_a_bulk_change_widens_no_other_kernel():
+    usual = [48, 53, 41, 55, 50, 47, 60, 44, 52] * 3
+    quiet, bulk = daily(usual), daily([*usual[:9], BULK, *usual[9:]])
+    assert bulk.scales[0] == pytest.approx(quiet.scales[0], rel=0.1)
+
+
+def test_a_forecast_of_a_poisson_rate_is_hardly_wider_than_its_chance():
+    """It was by more than a half: the kernels added all of the chance that the sample has."""
+    rng = np.random.default_rng(4)
+    found = daily([int(d) for d in rng.poisson(50, size=60)])
+    width = found.quantile(0.9) - found.quantile(0.1)
+    assert 1 <= width / (2 * 1.28 * math.sqrt(50)) <= 1.3
 
 
 @given(histories, tables, seconds, st.integers(0, 10**18))

@@ -21,7 +21,14 @@ refreshes and come back from it; a bulk change is one analogue among many, and i
  3. What is believed of any table is one more analogue, rows^0.4 and broad, of the weight of a
     third of a refresh: the whole forecast at first, the tail later.
  4. d has no upper limit: inserts may exceed the rows that there were. There is no mean either.
- 5. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
+ 5. A kernel's scale has two parts. One is a share of the median deviation of ln d, which a bulk
+    change cannot widen. The other is what chance adds: n refreshes of one Poisson rate d differ by
+    the variance (1 − 1/n)/d, the next one from their mean by (1 + 1/n)/d, so the kernels supply
+    2/(n·d), with n = (Σ weight)² / Σ weight² (Kish's effective size).
+ 6. Balance: the lower and the upper 10 % of the forecast each get a tenth of what comes, by the
+    randomised probability integral transform (`benchmarks/sizes.py`). Counting misses below and
+    above the interval says less: where d is often 0 or 1, next to nothing can be below it.
+ 7. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
 
 Measured by `benchmarks/expect.py`, by log-loss one step ahead; every constant is a round number
 near a flat optimum. Rejected, with the nats lost per refresh in the mean of its ten series: a rate
@@ -50,8 +57,10 @@ PRIOR_WEIGHT = 0.3  # in refreshes
 PRIOR_UNCHANGED = 0.2  # P(d = 0)
 PRIOR_LOCATION, PRIOR_SCALE = 0.4, 0.12  # of ln d, times ln rows
 EXPONENT, EXPONENT_WEIGHT = 0.5, 0.1  # γ before it is fitted, and the sum of squares it stands for
-BANDWIDTH = 0.3  # a kernel's scale over the mean deviation of ln d from its median
+BANDWIDTH = 0.4  # a kernel's scale over the median deviation of ln d from its median
 POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the variance 1/d
+# Probability that the interval `low` to `high` holds, in each tail if they are equal, and at most.
+INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
 TIME_MIN_S = 1.0  # clocks step
 
 Floats = npt.NDArray[np.float64]
@@ -105,15 +114,19 @@ class Expected:
 
     @property
     def low(self) -> int:
-        """Where the 80 % interval begins, inclusive: the 10 % quantile."""
-        return self.quantile(0.1)
+        """Return the first d of the 80 % interval: of the intervals that hold 80 % and no d too
+        many at the upper end, the one whose tails are most nearly equal. Where d is often 0 none
+        has equal tails: what is left out lies above, rather than that a tail of less than 2 % ends
+        the interval far away."""
+        low = self.quantile(TAIL)  # less than TAIL is below it
+        if self.survival(low) < 1 - TAIL_MAX:
+            return low
+        return min(low, low + 1, key=lambda low: abs(self._lean(low)))
 
     @property
     def high(self) -> int:
-        """Where the 80 % interval ends, inclusive: 80 % of the probability further. That is the
-        90 % quantile but for what the atom at `low` holds too much: where d is often 0 or 1, the
-        two quantiles would enclose 92 % and be called 80."""
-        return self.quantile(1 - self.survival(self.low - 1) + 0.8)
+        """Return the last d of the 80 % interval."""
+        return self._end(self.low)
 
     @property
     def spread(self) -> float:
@@ -122,6 +135,14 @@ class Expected:
         is 0."""
         median = self.median
         return (self.quantile(NormalDist().cdf(1)) - median) / max(median, 1)
+
+    def _end(self, low: int) -> int:
+        """Return the last d of the interval that begins at `low`."""
+        return self.quantile(1 - self.survival(low - 1) + INTERVAL)
+
+    def _lean(self, low: int) -> float:
+        """Return the probability below this interval less the one above it."""
+        return 1 - self.survival(low - 1) - self.survival(self._end(low))
 
     def quantile(self, q: float) -> int:
         """The smallest d with P(d or fewer) ≥ q, for 0 ≤ q < 1."""
@@ -141,10 +162,14 @@ class Expected:
 
     def survival(self, d: int) -> float:
         """P(more than d)."""
-        if d < 0:
-            return 1.0
-        more = np.exp(_log_sigmoid(-self._logits(d)) - _log_sigmoid(-self._logits(0)))
-        return float(-math.expm1(self.log_unchanged) * (self.weights @ more))
+        return 1.0 if d < 0 else float(self.survivals(np.array([float(d)]))[0])
+
+    def survivals(self, d: Floats) -> Floats:
+        """Return P(more than d) for each d ≥ 0, float64 [n]."""
+        logits = (np.log(d + 0.5)[:, None] - self.locations) / self.scales
+        more = np.exp(_log_sigmoid(-logits) - _log_sigmoid(-self._logits(0)))
+        found: Floats = -math.expm1(self.log_unchanged) * (more @ self.weights)
+        return found
 
     def log_probability(self, d: int) -> float:
         """ln P(d), in nats; finite for every d ≥ 0, and the probabilities sum to 1."""
@@ -187,7 +212,8 @@ def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
 
     log_rows = math.log(rows + 10)
     locations = log_d + exponent * gaps[changed]
-    noise = POISSON * np.exp(-np.maximum(locations, 0))
+    alike = w.sum() ** 2 / (w @ w) if len(w) else 1.0  # effective number
+    noise = POISSON * np.exp(-np.maximum(locations, 0)) * 2 / alike
     scales = np.sqrt((BANDWIDTH * _deviation(locations, w)) ** 2 + noise)
     w = np.append(w, PRIOR_WEIGHT * (1 - PRIOR_UNCHANGED))
     return Expected(
@@ -222,14 +248,21 @@ def _exponent(log_d: Floats, gaps: Floats, weights: Floats) -> float:
 
 
 def _deviation(values: Floats, weights: Floats) -> float:
-    """The mean absolute deviation from the median, as if one more, unsure refresh were 1 away."""
+    """Return the median absolute deviation from the median, drawn towards 1 by one more, unsure
+    refresh. A mean would let a bulk change widen the kernels of all others (Hampel, J. Amer.
+    Statist. Assoc. 69, 1974: the influence of one value on the median deviation is bounded)."""
     if not len(values):
         return 1.0
+    deviation = _median(np.abs(values - _median(values, weights)), weights)
+    total = weights.sum()
+    return float((PRIOR_WEIGHT + total * deviation) / (PRIOR_WEIGHT + total))
+
+
+def _median(values: Floats, weights: Floats) -> float:
+    """Return the weighted median of at least one value."""
     order = np.argsort(values)
     heavier = np.cumsum(weights[order])
-    median = values[order[np.searchsorted(heavier, heavier[-1] / 2)]]
-    spread = PRIOR_WEIGHT + weights @ np.abs(values - median)
-    return float(spread / (PRIOR_WEIGHT + weights.sum()))
+    return float(values[order[np.searchsorted(heavier, heavier[-1] / 2)]])
 
 
 def _log_sigmoid(x: Floats) -> Floats:

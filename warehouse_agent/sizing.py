@@ -8,21 +8,21 @@ themselves tell how many are missing, and only so many follow (`refined`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
 from driftline.sketches import CELL_BYTES, HASHES, Embedding, Grid
 
-from warehouse_agent.expect import Expected
+from warehouse_agent.expect import Expected, Floats
 from warehouse_agent.line import Line
 from warehouse_agent.prices import Prices
 
 ESTIMATE_ERROR = 1.25  # the strata are off by 12 % (one standard deviation)
 FINER = 6  # times more cells than are likely: fuller ones do not tell how many changes there are
 FINEST = 131_072  # cells at least; of more rows a cell each, which tell a change of half of them
-POSSIBLE = tuple(percent / 100 for percent in range(5, 100, 10))  # quantiles of d, all as likely
-SENT = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # quantiles that are weighed
+STEP = 1.05  # from one number that is weighed to the next, of changes and of cells
+CELLS_MIN = 24  # of what is sent at first, unless it is nothing
 # As many cells as had sufficed at once, where a table is refined in part, by how many a cell is cut
 # into (density evolution).
 PARTLY = {2: 1.04, 3: 1.12, 5: 1.28, 7: 1.46}
@@ -35,6 +35,14 @@ FOLDS = tuple(sorted([*(1 << b for b in range(16)), *(3 << b for b in range(3, 1
 ROWS_PER_BUCKET = 1 / 256  # of a hashed k: what shares it is shipped for nothing
 WORTH = 0.046  # of a full copy: a first flight that tells nothing costs no more
 WORTH_BYTES = 8192
+# A round trip is worth what the line carries in it, and no more than this many bytes: on a long and
+# fast line a refresh of few changes would else send many times its own size in advance, only to
+# save one round trip in a hundred (docs/architecture.md, "Costs known in advance").
+ROUND_TRIP_BYTES_MAX = 50_000
+# The peeling threshold of three hashes (density evolution), the shift and the width of the step
+# from never to always for finite sets (Amraoui, Montanari, Richardson, Urbanke, IEEE Trans. Inf.
+# Theory 55(2), 2009: d^(1/3) and d^(1/2)); both factors fitted to 60,000 simulated sketches.
+THRESHOLD, SHIFT, WIDTH = 1.2219, 1.3, 0.38
 SPARSE = 0.3  # of the cells are stuck, or fewer: finer ones of these will do
 # Entries that share all their cells stay together in all of these cut in n once in n³ times.
 PARTS_SPARSE = 8
@@ -68,8 +76,10 @@ class Sketch:
         return CELL_BYTES * len(self.sent) if self.sent else 0
 
     def tells(self, changes: int) -> bool:
-        """Whether the cells that go up with the opening do for so many changes."""
-        return CELL_BYTES * cells_for(changes) <= self.bytes_sent
+        """Return whether the cells that go up with the opening are likely to do for so many
+        changes."""
+        sent = np.array(self.bytes_sent / CELL_BYTES)
+        return not changes or float(odds_of_decoding(sent, np.array(float(changes)))) >= 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,18 @@ def cells_for(changes: float) -> int:
     return math.ceil(1.24 * changes + 5 * math.sqrt(changes) + 40)
 
 
+def odds_of_decoding(cells: Floats, changes: Floats) -> Floats:
+    """Return the probability that a sketch of so many cells tells so many changes, broadcast.
+
+    The first factor is the peeling threshold, a logistic in the number of cells. The second is the
+    probability that no two changes share all three cells (d²/2 pairs, (3/cells)³ each).
+    """
+    step = (cells - THRESHOLD * changes - SHIFT * np.cbrt(changes)) / (WIDTH * np.sqrt(changes))
+    shared = 13.5 * changes**2 / np.maximum(cells, 1) ** 3
+    odds: Floats = np.where(cells > 0, np.exp(-np.logaddexp(0, -step) - shared), 0)
+    return odds
+
+
 def open_sketch(
     *,
     rows: int,
@@ -126,9 +148,10 @@ def open_sketch(
     """The sketch of a refresh, and what of it goes up before anything is known.
 
     Nothing sent costs a round trip and then the cells that are needed, and some more, because how
-    many these are is estimated; cells for a quantile of d cost themselves whatever changed, and a
-    round trip and those that are missing where they do not suffice. The cheapest quantile wins, up
-    to WORTH of a full copy and WORTH_BYTES, lest a wrong prediction costs much more than one.
+    many these are is estimated; cells that are sent cost themselves whatever changed, and a round
+    trip and those that are missing where they do not decode. The number of cells with the least
+    expected cost wins (`_cheapest`), up to WORTH of a full copy and WORTH_BYTES, lest a wrong
+    prediction costs much more than one.
 
     Args:
         rows: of our side, at least one.
@@ -139,14 +162,8 @@ def open_sketch(
     if expected is None:
         return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
     full = prices.copy(rows)
-    needs = []
-    for d in map(expected.quantile, POSSIBLE):
-        cells = cells_for(d)
-        is_worth_it = d and CELL_BYTES * cells + prices.changes(d) < full
-        needs.append(cells if is_worth_it else 0)
     cap = min(int(WORTH * full + WORTH_BYTES) // CELL_BYTES, HASHES * THIRD_CELLS_MAX)
-    sizes = [min(cells_for(expected.quantile(q)), cap) for q in SENT]
-    chosen = min([0, *sizes], key=lambda sent: _cost(sent, needs, line))
+    chosen = _cheapest(expected, full=full, cap=cap, prices=prices, line=line)
     # Bulk changes come unforeseen: what is not on the wire is cheap, and a second scan is not.
     finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST, rows), HASHES * rows)
     target = min(max(UNFOLDS * chosen, finest), HASHES * THIRD_CELLS_MAX)
@@ -154,23 +171,52 @@ def open_sketch(
         return Sketch(embedding, next(t for t in THIRDS if HASHES * t >= target))
     third = -(-chosen // HASHES)
     fits = [f for f in FOLDS if f * third <= THIRD_CELLS_MAX]
-    if chosen == cap and HASHES * fits[-1] * third < target:
-        # They are too few in any case: rather fewer, and behind them the largest table there is.
-        third = next(t for t in (THIRD_CELLS_MAX // f for f in FOLDS) if t <= third)
+    if HASHES * fits[-1] * third < target and chosen < THRESHOLD * expected.median:
+        # They are too few in any case: rather some others, and behind them the largest table.
+        folded = (THIRD_CELLS_MAX // f for f in FOLDS if HASHES * (THIRD_CELLS_MAX // f) <= cap)
+        third = min(folded, key=lambda cells: abs(cells - third), default=third)
         fits = [THIRD_CELLS_MAX // third]
     fold = next((f for f in fits if f * HASHES * third >= target), fits[-1])
     return Sketch(embedding, fold * third, fold)
 
 
-def _cost(sent: int, needs: Sequence[int], line: Line) -> float:
-    """Bytes of sending so many cells at first, in the mean over what may be needed; 0 is needed
-    where nothing changed, or so much that no sketch is worth it."""
-    cost = float(CELL_BYTES * sent * len(needs))
-    for need in needs:
-        if need > sent:
-            missing = TOPPED_UP * need - sent if sent else ESTIMATE_ERROR * need
-            cost += line.round_trip_bytes + CELL_BYTES * missing + sent / 8  # a bit for each
-    return cost
+def _cheapest(expected: Expected, *, full: float, cap: int, prices: Prices, line: Line) -> int:
+    """Return how many cells, 0 to `cap`, cost the fewest bytes in the mean over the number of
+    changes, a round trip counted as the bytes that it is worth.
+
+        cost(m) = 8·m + Σ P(d) · (1 − odds(m, d)) · (R + 8·missing(m, d) + m/8)
+
+    The sum is over 1 ≤ d for which a sketch takes less than a full copy: behind that nothing sent
+    in advance saves anything. m/8: a stall names the stuck cells, a bit each.
+    """
+    changes = _ladder(1, min(full / CELL_BYTES, HASHES * THIRD_CELLS_MAX))
+    needs = 1.24 * changes + 5 * np.sqrt(changes) + 40  # as `cells_for`
+    shipped = np.array([prices.changes(d) for d in changes])
+    changes = changes[: np.searchsorted(CELL_BYTES * needs + shipped, full)]
+    needs = needs[: len(changes)]
+    probabilities = -np.diff(expected.survivals(np.append(0.0, changes)))
+    sizes = np.append(0.0, np.minimum(_ladder(CELLS_MIN, cap), cap))[:, None]
+    stalls = 1 - odds_of_decoding(sizes, changes)
+    missing = np.maximum(_topped_up(sizes, changes) * needs - sizes, 0)
+    wait = min(line.round_trip_bytes, ROUND_TRIP_BYTES_MAX)
+    mean = (stalls * (wait + CELL_BYTES * missing + sizes / 8)) @ probabilities
+    return int(sizes[np.argmin(CELL_BYTES * sizes[:, 0] + mean), 0])
+
+
+def _topped_up(cells: Floats, changes: Floats) -> Floats:
+    """Return how many times the cells that had sufficed are sent in all after a stall, broadcast:
+    as `underestimated`, and TOPPED_UP at least."""
+    load = np.minimum(HASHES * changes / np.maximum(cells, 1), LOAD_MAX)
+    error = 2 * np.sqrt(np.expm1(load) / np.maximum(cells, 1)) / load
+    factor: Floats = np.clip(1 + error, TOPPED_UP, ESTIMATE_ERROR)
+    return factor
+
+
+def _ladder(first: float, last: float) -> Floats:
+    """Return whole numbers from `first` to at least `last`, each at most STEP times the one
+    before, or 1 more."""
+    count = math.ceil(math.log(max(last / first, 1)) / math.log(STEP)) + 1
+    return np.unique(np.ceil(first * STEP ** np.arange(count)))
 
 
 def underestimated(changes: float, grid: Grid | None) -> float:
