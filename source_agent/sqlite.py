@@ -47,7 +47,7 @@ from source_agent.engine import (
     Shape,
     TimeLimit,
 )
-from source_agent.relations import plan_of, quote
+from source_agent.relations import plan_of
 from source_agent.sqlite_access import translate
 from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql, view_sql
 from source_agent.sqlite_values import encoder
@@ -333,23 +333,5 @@ class SqliteEngine:
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         texts = list(STATEMENTS)
         for shape in shapes:
-            texts += self._templates(shape)
+            texts += sqlite_access.templates(shape)
         return list(dict.fromkeys(texts))
-
-    def _templates(self, shape: Shape) -> list[str]:
-        plan = plan_of(shape)
-        texts = [scan_sql(shape), f"EXPLAIN {scan_sql(shape)}", sqlite_access.plan_sql(shape)]
-        if shape.relation.query is not None:
-            texts += view_sql(shape.relation.query)
-        else:
-            name = plan.source.removeprefix("main.")
-            texts.append(sqlite_types.XINFO.format(schema="main", name=name))
-            texts.append(sqlite_types.INDEX_LIST.format(name=name))
-            texts.append(sqlite_types.INDEX_XINFO.format(name=quote("…")))
-            texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in sqlite_types.ROWIDS]
-        if plan.pages:
-            texts += [page_sql(shape, is_first=first) for first in (True, False)]
-        if shape.recipe.integer_key:
-            texts += [scan_sql(shape, ordered=True), null_key_sql(shape)]
-            texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
-        return texts

@@ -22,9 +22,11 @@ from driftline.errors import (
 )
 from driftline.limits import ROW_BYTES_MAX
 
+from source_agent import sqlite_types
 from source_agent.engine import Privilege, Relation, Shape
 from source_agent.printable import counted
-from source_agent.sqlite_types import scan_sql
+from source_agent.relations import plan_of, quote
+from source_agent.sqlite_types import null_key_sql, page_sql, range_sql, scan_sql, view_sql
 
 _UNAVAILABLE: Final = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
 _LOCKED: Final = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -133,3 +135,23 @@ def grants(path: Path, login: str) -> str:
             "",
         )
     )
+
+
+def templates(shape: Shape) -> list[str]:
+    """The SQL texts about one relation; see `Engine.templates`."""
+    plan = plan_of(shape)
+    texts = [scan_sql(shape), f"EXPLAIN {scan_sql(shape)}", plan_sql(shape)]
+    if shape.relation.query is not None:
+        texts += view_sql(shape.relation.query)
+    else:
+        name = plan.source.removeprefix("main.")
+        texts.append(sqlite_types.XINFO.format(schema="main", name=name))
+        texts.append(sqlite_types.INDEX_LIST.format(name=name))
+        texts.append(sqlite_types.INDEX_XINFO.format(name=quote("…")))
+        texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in sqlite_types.ROWIDS]
+    if plan.pages:
+        texts += [page_sql(shape, is_first=first) for first in (True, False)]
+    if shape.recipe.integer_key:
+        texts += [scan_sql(shape, ordered=True), null_key_sql(shape)]
+        texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
+    return texts
