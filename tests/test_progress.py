@@ -101,6 +101,19 @@ def test_an_answer_on_the_terminal_of_the_bar_stays_whole(
     assert said.endswith("\x1b[2K"), "the last bar is removed"
 
 
+def test_a_source_cannot_paint_the_terminal(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    with Display() as display:
+        display.step("orders", "exchange")
+        display("orders", pb.Progress(phase="\x1b]0;owned\x07", rows=5))
+        display("orders", pb.Progress(phase="scan" * 100, rows=6))
+    said = terminal.said()
+    assert "owned" not in said
+    assert "orders: scanscanscanscanscan " in said
+
+
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 def test_elsewhere_there_are_plain_lines(
     seconds: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

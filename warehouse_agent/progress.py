@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from warehouse_agent.report import counted
 
 LINE_EVERY_S = 10.0
+PHASE_CHARACTERS_MAX = 20  # of what the source calls its work
 STEPS = ("reduce", "exchange", "apply", "prove", "publish")
 
 
@@ -93,7 +94,9 @@ class Display:
 
     def __call__(self, name: str, progress: pb.Progress) -> None:
         """Progress of one fragment, as the source tells it."""
-        self._show(name, self._step if name == self._name else "exchange", progress.phase, progress)
+        step = self._step if name == self._name else "exchange"
+        told = progress.phase[:PHASE_CHARACTERS_MAX]
+        self._show(name, step, told if told.isprintable() else step, progress)
 
     def _show(self, name: str, step: str, phase: str, rows: pb.Progress | None = None) -> None:
         now = time.monotonic()
