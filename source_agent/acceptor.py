@@ -8,7 +8,8 @@ decided in `admission`. From then on bytes are passed on unread: TLS ends in gRP
 sees no secret and decides nothing about certificates.
 
 Each connection to gRPC is made from a name of its own, so that a call's `peer()` says by which TCP
-connection it came: that is how `establish` finds it.
+connection it came: that is how `establish` finds it. Others of this machine can
+reach that socket as they can reach the port; it wants a client's certificate of them as well.
 
 Invariants: at most BUFFER_BYTES are held in either direction of a connection. The thread never
 waits for a peer. What one connection does wrong ends that one.
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import secrets
 import selectors
@@ -73,7 +73,6 @@ class Acceptor:
         self._admission = Admission()
         self._lines: dict[Connection, _Line] = {}
         self._names: dict[str, Connection] = {}
-        self._prefix, self._numbers = f"driftline-{secrets.token_hex(8)}", itertools.count()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         self._stopping = self._closing = False
@@ -219,7 +218,7 @@ class Acceptor:
         if not some or whole is None:
             self._end(line)
         elif whole:
-            name = f"{self._prefix}-{next(self._numbers)}"
+            name = f"driftline-{secrets.token_hex(16)}"  # nobody can take it before
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 inner.setblocking(False)

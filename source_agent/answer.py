@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import grpc
 from driftline import wire_pb2 as pb
@@ -36,7 +36,7 @@ from driftline.errors import (
 )
 from driftline.limits import NO_PROGRESS_S, OPEN_S
 
-from source_agent.audit import Entry
+from source_agent.audit import Answer
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Relation, Shape
 from source_agent.govern import GovernedSession, Stopped
@@ -75,6 +75,7 @@ class Conversation:
         self._waiting_since: float | None = time.monotonic()
         self._tally = Tally()
         self._idle_s = source.config.database.limits.idle_s
+        self._place = ExitStack()  # of the session
         self._holds_slot = False
         self._is_accepted = False  # an Open came that names a relation published to this client
         self._ended_as = "cancelled"  # what the audit says of what is stopped from outside
@@ -138,6 +139,7 @@ class Conversation:
             _log.exception("an exchange ended by a mistake of the agent")
         finally:
             self._close_session()
+            self._place.close()
             self._outbox.close()
 
     def _received(self, requests: Iterator[pb.Request]) -> Iterator[pb.Request]:
@@ -189,6 +191,9 @@ class Conversation:
         published = source.publication(opening.relation, opening.protocol, self._client)
         self._is_accepted = True
         source.governor.check()
+        if self._session is None:
+            self._place.close()
+            self._place.enter_context(source.governor.session(self._stopping, self._client.label))
         with source.governor.slot(self._stopping, self._client.label), self._holding_slot():
             session, shape = self._described(published.relation)
             answer.shape = shape
@@ -203,10 +208,13 @@ class Conversation:
 
     def _deliver(self, reply: pb.Reply) -> None:
         self._source.governor.wait_bytes(reply.ByteSize(), self._stopping)
-        if not self._outbox.put(reply, self._idle_s):
-            _log.warning("%s took no reply for %g s", self._client.label, self._idle_s)
-            self._cancel()
-            raise Stopped
+        began = time.monotonic()
+        while not self._outbox.put(reply, min(SILENT_S, self._idle_s)):
+            silent_s = time.monotonic() - began
+            if silent_s >= self._idle_s or self._is_wanted(silent_s):
+                _log.warning("%s took no reply for %g s", self._client.label, silent_s)
+                self._cancel()
+                raise Stopped
 
     # The session
 
@@ -276,9 +284,7 @@ class Conversation:
                 f"The warehouse did not say in {OPEN_S:g} s which relation it wants.",
                 remedy="Run the refresh again.",
             )
-        slots = self._source.governor.slots
-        if silent_s > SILENT_S and self._holds_slot and slots.wanted_by_others(self._client.label):
-            self._ended_as = NotNow.code
+        if self._is_wanted(silent_s):
             return NotNow(
                 f"The warehouse sent nothing for {SILENT_S:g} s, and another one waits for the "
                 "place (limits.scans_at_once).",
@@ -302,6 +308,15 @@ class Conversation:
             return error
         return None
 
+    def _is_wanted(self, silent_s: float) -> bool:
+        """Whether a client that has been silent for so long holds what another one waits for."""
+        slots = self._source.governor.slots
+        if silent_s < SILENT_S or not self._holds_slot:
+            return False
+        if is_wanted := slots.wanted_by_others(self._client.label):
+            self._ended_as = NotNow.code
+        return is_wanted
+
     @contextmanager
     def _holding_slot(self) -> Iterator[None]:
         self._holds_slot = True
@@ -311,34 +326,4 @@ class Conversation:
             self._holds_slot = False
 
     def _note(self, opening: pb.Open, answer: Answer, seconds: float) -> None:
-        self._source.audit.write(
-            Entry(
-                client=self._client.label,
-                relation=opening.relation,
-                outcome=answer.outcome,
-                rows_read=answer.tally.rows_read,
-                scans=answer.tally.scans,
-                rows_shipped=answer.rows_shipped,
-                bytes_out=answer.bytes_out,
-                seconds=seconds,
-            )
-        )
-
-
-class Answer:
-    """What is known so far of the answer to one `Open`."""
-
-    def __init__(self, outcome: str = "cancelled") -> None:
-        self.tally = Tally(phase="wait")
-        self.shape: Shape | None = None
-        self.outcome = outcome
-        self.rows_shipped = self.bytes_out = 0
-
-    def count(self, reply: pb.Reply) -> None:
-        """Note what is sent."""
-        self.bytes_out += reply.ByteSize()
-        kind = reply.WhichOneof("message")
-        if kind == "rows":
-            self.rows_shipped += int.from_bytes(reply.rows.frame[4:8], "little")
-        elif kind == "finished":
-            self.outcome = "equal" if reply.finished.equal else "sent"
+        self._source.audit.write(answer.entry(self._client.label, opening.relation, seconds))

@@ -18,7 +18,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError
+
+from source_agent.engine import Shape
+from source_agent.read import Tally
 
 _log = logging.getLogger("driftline.source")
 _NAME_CHARACTERS_MAX = 200
@@ -41,6 +45,38 @@ class Entry:
     rows_shipped: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
+
+
+class Answer:
+    """What is known so far of the answer to one `Open`."""
+
+    def __init__(self, outcome: str = "cancelled") -> None:
+        self.tally = Tally(phase="wait")
+        self.shape: Shape | None = None
+        self.outcome = outcome
+        self.rows_shipped = self.bytes_out = 0
+
+    def count(self, reply: pb.Reply) -> None:
+        """Note what is sent."""
+        self.bytes_out += reply.ByteSize()
+        kind = reply.WhichOneof("message")
+        if kind == "rows":
+            self.rows_shipped += int.from_bytes(reply.rows.frame[4:8], "little")
+        elif kind == "finished":
+            self.outcome = "equal" if reply.finished.equal else "sent"
+
+    def entry(self, client: str, relation: str, seconds: float) -> Entry:
+        """The line about it."""
+        return Entry(
+            client=client,
+            relation=relation,
+            outcome=self.outcome,
+            rows_read=self.tally.rows_read,
+            scans=self.tally.scans,
+            rows_shipped=self.rows_shipped,
+            bytes_out=self.bytes_out,
+            seconds=seconds,
+        )
 
 
 class Audit:

@@ -91,6 +91,11 @@ class Governor:
         self._wall = wall
         self._slot_wait_s = slot_wait_s
         self.slots = Places(lambda: self.budget.scans_at_once, self._all_taken)
+        # A stream keeps its session between relations. More of one client than can be read at a
+        # time would take connections from the others, of which the login has few.
+        self._sessions = Places(
+            lambda: sys.maxsize, self._all_taken, of_one=lambda: self.budget.scans_at_once
+        )
         self._rows = _bucket(budget.rows_per_second, clock)
         self._bytes = _bucket(budget.bytes_per_second, clock)
         self.crew = Crew(budget.readers - 1)
@@ -132,12 +137,15 @@ class Governor:
         Raises:
             NotNow: none became free in time. Stopped.
         """
+        return self.slots.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
 
-        def check() -> None:
-            if stop.is_set():
-                raise Stopped
+    def session(self, stop: threading.Event, client: str) -> AbstractContextManager[None]:
+        """A place for a session of this client, which is taken before a slot.
 
-        return self.slots.taken(client, wait_s=self._slot_wait_s, check=check)
+        Raises:
+            NotNow: none became free in time. Stopped.
+        """
+        return self._sessions.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
 
     def _all_taken(self) -> NotNow:
         return NotNow(
@@ -292,6 +300,14 @@ class GovernedSplit:
 
 def _bucket(rate: float | None, clock: Callable[[], float]) -> Bucket | None:
     return None if rate is None else Bucket(rate, clock)
+
+
+def _stopped_by(stop: threading.Event) -> Callable[[], None]:
+    def check() -> None:
+        if stop.is_set():
+            raise Stopped
+
+    return check
 
 
 def _wait(bucket: Bucket | None, amount: float, stop: threading.Event) -> None:

@@ -27,9 +27,10 @@ class Places:
         most: Callable[[], int],
         refusal: Callable[[], NotNow],
         *,
-        of_one: int = sys.maxsize,
+        of_one: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """`most` over all, asked anew each time; `of_one` client; `refusal` where none is free."""
+        """`most` over all, `of_one` client, both asked anew each time; `refusal` where none is
+        free."""
         self._most, self._refusal, self._of_one = most, refusal, of_one
         self._changed = threading.Condition()
         self._taken: Counter[str] = Counter()
@@ -72,7 +73,7 @@ class Places:
             self._changed.wait(min(left, LOOK_S))
 
     def _is_free(self, client: str) -> bool:
-        return self._taken.total() < self._most() and self._taken[client] < self._of_one
+        return self._taken.total() < self._most() and self._taken[client] < self._of_one()
 
 
 def too_many(what: str) -> NotNow:

@@ -68,15 +68,15 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._exchanges = Places(
             lambda: EXCHANGE_RPCS_MAX,
             partial(too_many, "exchanges"),
-            of_one=EXCHANGE_RPCS_PER_CLIENT_MAX,
+            of_one=lambda: EXCHANGE_RPCS_PER_CLIENT_MAX,
         )
         self._describes = Places(
             lambda: DESCRIBE_RPCS_MAX,
             partial(too_many, "calls"),
-            of_one=DESCRIBE_RPCS_PER_CLIENT_MAX,
+            of_one=lambda: DESCRIBE_RPCS_PER_CLIENT_MAX,
         )
         self._asked = Places(
-            lambda: DESCRIBE_RPCS_READING_MAX, partial(too_many, "descriptions"), of_one=1
+            lambda: DESCRIBE_RPCS_READING_MAX, partial(too_many, "descriptions"), of_one=lambda: 1
         )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()

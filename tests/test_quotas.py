@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -181,6 +183,42 @@ def test_a_place_for_a_scan_is_not_held_by_silence(
     assert (MART, "orders", "NOT_NOW") in shared.audit()
 
 
+def test_a_place_for_a_scan_is_not_held_by_who_takes_nothing(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "SILENT_S", 0.3)
+    shared = running("[limits]\nscans_at_once = 1\n")
+    noise = random.Random(7)
+    with sqlite3.connect(shared.lake.parent / "erp.db") as writer:
+        many = ((n, noise.randbytes(2_000).hex()) for n in range(1000, 21_000))
+        writer.executemany("INSERT INTO orders VALUES (?, ?)", many)
+    writer.close()
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE))
+        while not shared.engine.opened:
+            holder.reply(progress=True)
+        with shared.link(shared.lake) as link, link.stream() as stream:
+            stream.send(opening(RECIPE, ours=Digest(1, 1)))
+            while stream.receive().WhichOneof("message") == "progress":
+                pass
+            stream.abandon()
+    assert (MART, "orders", "NOT_NOW") in shared.audit()
+
+
+def test_one_client_has_as_many_sessions_as_scans(running: Begin) -> None:
+    """Streams keep theirs between relations, silent ones too: the login has four connections."""
+    shared = running("[limits]\nscans_at_once = 1\n", slot_wait_s=0.3)
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=independent_total(ROWS)))
+        assert holder.reply().finished.equal
+        assert refused(shared, shared.mart).code == "NOT_NOW"
+        equal(shared, shared.lake)
+        holder.send(opening(RECIPE, ours=independent_total(ROWS)))
+        assert holder.reply().finished.equal
+    equal(shared, shared.mart)
+    assert shared.engine.opened == 3
+
+
 def test_silence_is_borne_while_nobody_else_waits(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +342,7 @@ def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
         with ThreadPoolExecutor(1) as pool, Link(Source("erp", address, insecure=True)) as link:
             first = pool.submit(link.describe, "")
             assert stuck.entered.wait(10)
-            with pytest.raises(NotNow, match="busy"):
+            with pytest.raises(NotNow, match="taken"):
                 link.describe("")
             stuck.leave.set()
             with pytest.raises(LimitExceeded):
@@ -317,7 +355,7 @@ def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
 
 
 def test_places_of_one_client_and_of_all() -> None:
-    places = Places(lambda: 2, lambda: NotNow("no place"), of_one=1)
+    places = Places(lambda: 2, lambda: NotNow("no place"), of_one=lambda: 1)
     with places.taken("a"):
         with pytest.raises(NotNow), places.taken("a"):
             pass
