@@ -27,7 +27,7 @@ from warehouse_agent.candidates import Known, expected_slots, modelled
 from warehouse_agent.configure import Source, select
 from warehouse_agent.expect import Expected
 from warehouse_agent.forecast import Forecast, forecast, knots, know, predict
-from warehouse_agent.line import Line, Objective
+from warehouse_agent.line import LOAD_LEVEL, Line, Objective
 from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.prices import flat
 from warehouse_agent.remember import Run
@@ -96,8 +96,25 @@ def test_a_first_load_of_unknown_size() -> None:
         known(version=None, rows=None, rows_expected=None, source_error="Nothing answers.")
     )
     assert by_name(found) == {"full copy": None}
-    assert "unknown bytes" in found.text()
+    assert "bytes not known" in found.text()
     assert "the source was not asked: Nothing answers." in found.text()
+
+
+def test_before_anything_was_shipped_no_bytes_are_told() -> None:
+    """Guessed from columns and rows they were wrong by a thousand, once each way."""
+    guess = prices.known({}, 9, level=LOAD_LEVEL)
+    found = predict(known(version=None, rows=None, partition=uniform(2), prices=guess))
+    (candidate,) = found.candidates
+    assert (candidate.bytes, candidate.exchange_seconds, candidate.source_rows) == (
+        None,
+        None,
+        ROWS,
+    )
+    assert "full copy: bytes not known, 2 round trips, 1 scan" in found.text()
+    assert json.loads(found.to_json())["candidates"][0]["bytes"] is None
+    told = prices.known({"copied_row_bytes": 31.0}, 9, level=LOAD_LEVEL)
+    (candidate,) = predict(known(version=None, rows=None, prices=told)).candidates
+    assert candidate.bytes == pytest.approx(31 * ROWS, rel=0.01)
 
 
 def test_a_first_refresh_assumes_a_share() -> None:
@@ -311,8 +328,14 @@ def predicted(pair: Pair) -> Forecast:
 def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first = predicted(pair)
     assert first.first_load
-    pair.refresh()
+    assert by_name(first) == {"full copy": None}
+    load = pair.refresh()
+    assert load.predicted is not None
+    assert load.predicted["bytes"] is None
     before = predicted(pair)
+    whole = by_name(before)["full copy"]
+    assert whole is not None
+    assert load.bytes_received / 2 <= whole <= 2 * load.bytes_received
     assert (before.version, before.rows_published, before.source_error) == (0, 4000, None)
     # One row in a hundred, as is assumed before the first refresh.
     pair.legacy.execute("UPDATE orders SET note = hex(randomblob(12)) WHERE id % 300 = 0")

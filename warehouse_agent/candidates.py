@@ -62,7 +62,9 @@ class Known:
 class Candidate:
     """One way a refresh may go.
 
-    `bytes` are both directions, None where no row count is known; `source_rows` are read at the
+    `bytes` are both directions, None where the number of rows or what a row takes is not known
+    (before the first load: types say neither how long values are nor how well they compress; the
+    guess was wrong by a factor of 8 and more); `source_rows` are read at the
     source, in `source_scans` full scans or by index; `exchange_seconds` is what scan and line take,
     `seconds` the median of all of earlier refreshes that went this way; `bytes_rewritten` are of
     data files of ours, where the changes are scattered.
@@ -81,7 +83,7 @@ class Candidate:
 def load(known: Known) -> Candidate:
     """The first: Describe, then everything."""
     rows, size = known.rows_expected, None
-    if rows is not None:
+    if rows is not None and not known.prices.guessed:
         ranges = known.partition.ranges
         size = plan.opening_bytes(known.partition, ranges) + int(known.prices.copy(rows))
     took = None if rows is None or size is None else round(known.line.seconds(size, 2, rows), 2)

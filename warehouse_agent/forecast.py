@@ -78,7 +78,9 @@ class Forecast:
             lines.append(f"  {self.tiles_done} of {self.tiles} tiles are done already")
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
-            size = "unknown bytes" if candidate.bytes is None else counted(candidate.bytes, "byte")
+            size = (
+                "bytes not known" if candidate.bytes is None else counted(candidate.bytes, "byte")
+            )
             read = candidate.source_rows
             rows = "" if read is None else f" of {counted(read, 'row')}"
             lines.append(

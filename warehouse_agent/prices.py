@@ -34,12 +34,14 @@ MANY, CROWD = 10_000, 0.1
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Bytes of a row: one of many that changed, one of the first FEW, one of a copy of all, as a
-    copy of so many rows would tell."""
+    copy of so many rows would tell. `guessed`: no row of the table was ever shipped; what decides
+    needs a number, and nobody is to be told it."""
 
     row: float
     few: float
     copied: float
     copied_rows: float = MANY
+    guessed: bool = False
 
     def changes(self, rows: float) -> float:
         """Bytes of so many changed rows."""
@@ -69,10 +71,11 @@ def known(notes: dict[str, object], columns: int, *, level: int) -> Prices:
     """
     few, few_rows = number(notes, "few_bytes") or 0.0, number(notes, "few_rows")
     copied, row = number(notes, "copied_row_bytes"), number(notes, "row_bytes")
+    guessed = not (row or copied)
     row = row or copied or COLUMN_BYTES_UNKNOWN * columns
     each = few / few_rows if few_rows else row
     if copied is None:
-        return Prices(row, each, row)
+        return Prices(row, each, row, guessed=guessed)
     before = number(notes, "copied_level") or LOAD_LEVEL
     copied *= LEVELS[level] / LEVELS.get(int(before), 1.0)
     rows, since = number(notes, "copied_rows") or MANY, number(notes, "row_count") or 0.0
