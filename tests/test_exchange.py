@@ -23,7 +23,7 @@ import pytest
 import zstandard
 from driftline import frames
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Salt
+from driftline.digests import Digest
 from driftline.errors import (
     DriftlineError,
     FrameDamaged,
@@ -975,9 +975,9 @@ def test_a_hostile_source_of_a_sketch(bench: Bench, name: str) -> None:
 def test_a_frame_whose_key_is_none_is_not_kept(bench: Bench, key: bytes | None) -> None:
     made = bench.shape.recipe
     row = [key, *[b"x"] * (len(made.columns) - 1)]
-    frame = frames.encode(block([row]), made, Salt(1, 2), Digest(1, 1), level=1)
     sketch = Sketch(Embedding(1 << 30), 60, 4)
     ours = Ours(bench.ours.rows, made, uniform(16), sketch)
+    frame = frames.encode(block([row]), made, ours.opening().salt, Digest(1, 1), level=1)
     kept: list[bytes] = []
     conversation = Conversation(
         Script([pb.Reply(rows=pb.Rows(frame=frame))]),

@@ -29,6 +29,7 @@ from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent import refine, regroup
+from warehouse_agent.admission import Admission
 from warehouse_agent.line import Line
 from warehouse_agent.link import refusal
 from warehouse_agent.outcome import Outcome, Replaced
@@ -91,6 +92,12 @@ class Conversation:
         # What came while cells or units of ours may have been read: the k of its rows inside.
         self._came: list[npt.NDArray[np.uint64]] | None = None
         self._ours: npt.NDArray[np.uint64] | None = None  # of units: the only k that count
+        self.admission = Admission(
+            opening.recipe,
+            opening.salt,
+            rows_expected=opening.rows_expected,
+            rows_ours=opening.sums.total.count,
+        )
         # Whether the source has ended this relation, so that the next may follow in the stream.
         self.ended = False
 
@@ -110,6 +117,7 @@ class Conversation:
             self._send_cells(None, grid, None)
         reply = self._receive()
         while reply.WhichOneof("message") == "verdict":
+            self.admission.announce(reply.verdict.count)
             stuck = None if grid is None else refine.bitmap(reply.verdict.stuck, len(grid))
             choice = self._choose(reply.verdict, self._stall(reply.verdict, grid, stuck))
             self._out.method = choice.method
@@ -289,11 +297,12 @@ class Conversation:
                 return reply
 
     def _take(self, frame: bytes) -> None:
+        declared = self.admission.admit(frame)
         self._out.frame_bytes += len(frame)
         if self._came is not None:
             self._came.append(self._named(frame))
         self._keep(frame)
-        self._out.came += frames.digest_in(frame)
+        self._out.came += declared
         self._shipping.rows = self._out.came.count
         self._progress(self._shipping)
 

@@ -30,6 +30,7 @@ from driftline.errors import (
 )
 from driftline.limits import (
     CONTROL_S,
+    NO_ADVANCE_S,
     NO_PROGRESS_S,
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
@@ -39,7 +40,7 @@ from driftline.wire_pb2_grpc import SourceStub
 from warehouse_agent.certificates import certificates
 from warehouse_agent.configure import Source
 from warehouse_agent.handshake import diagnose, host_and_port
-from warehouse_agent.meter import Meter
+from warehouse_agent.meter import Advance, Meter
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
@@ -198,6 +199,7 @@ class Stream:
         self._closed = threading.Event()
         self.bytes_sent = self.bytes_received = 0
         self._meter = Meter()
+        self._advance = Advance(time.monotonic())
         self._call = stub.Exchange(iter(self._requests.get, None))
         self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
         self._reader.start()
@@ -234,7 +236,8 @@ class Stream:
         """The next reply.
 
         Raises:
-            SourceUnreachable: the line is lost, or silent for NO_PROGRESS_S.
+            SourceUnreachable: the line is lost, or silent for NO_PROGRESS_S; or nothing but
+                Progress came for NO_ADVANCE_S, and the rows that it counts did not grow.
         """
         try:
             reply = self._replies.get(timeout=NO_PROGRESS_S)
@@ -251,7 +254,15 @@ class Stream:
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
-        self._meter.hear(reply, time.monotonic())
+        now = time.monotonic()
+        self._meter.hear(reply, now)
+        if not self._advance.hear(reply, now):
+            raise SourceUnreachable(
+                f"{self._link.source.address} has read no row for {NO_ADVANCE_S:.0f} s, though it"
+                " says that it works.",
+                where=f"source {self._link.source.name}",
+                remedy="Have its DBA look at the database and at silence_timeout_s.",
+            )
         return reply
 
     @property
@@ -276,9 +287,11 @@ class Stream:
             return
 
     def _drain(self) -> None:
-        """Wait for the source to close its side, so that its audit line is written."""
+        """Wait for the source to close its side, so that its audit line is written. It has nothing
+        left to say, and CONTROL_S for it."""
+        ends_at = time.monotonic() + CONTROL_S
         for reply in iter(self._next_or_none, None):
-            if isinstance(reply, Exception):
+            if isinstance(reply, Exception) or time.monotonic() > ends_at:
                 return
 
     def _next_or_none(self) -> Reply:

@@ -9,6 +9,7 @@ then nothing of that run counts. Shorter waits are not told from a slow line. Pu
 from __future__ import annotations
 
 from driftline import wire_pb2 as pb
+from driftline.limits import NO_ADVANCE_S
 
 METERED_BYTES_MIN = 256 << 10  # of rows; less tells nothing of a line
 
@@ -41,3 +42,18 @@ class Meter:
         if self._bytes < METERED_BYTES_MIN or self._seconds <= 0:
             return None
         return self._bytes / self._seconds
+
+
+class Advance:
+    """Tells a source that works from one that only says so: Progress must mean rows."""
+
+    def __init__(self, now: float) -> None:
+        self._at, self._rows = now, 0
+
+    def hear(self, reply: pb.Reply, now: float) -> bool:
+        """Whether the source is still believed; `now` in seconds of a monotonic clock."""
+        is_progress = reply.WhichOneof("message") == "progress"
+        if not is_progress or reply.progress.rows > self._rows:
+            self._at = now
+            self._rows = reply.progress.rows if is_progress else 0
+        return now - self._at <= NO_ADVANCE_S

@@ -91,7 +91,10 @@ class Refresh:
             self._outcome = conversation.run()
         finally:
             self.in_step = conversation.ended
-            writer.flush()
+            if conversation.admission.is_overrun:
+                writer.drop()
+            else:
+                writer.flush()
         out, report = self._outcome, self.job.report
         out.checked_at = utc_now()
         # Rows in no unit came before the totals were known: if these are equal, we have the rows.

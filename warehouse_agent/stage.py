@@ -3,7 +3,8 @@
 An exchange has one folder of numbered files, each a run of length-prefixed frames, and a note of
 what it compared, and where (`Fragment.note`). Whatever arrived before a cut is kept there; the next
 attempt decodes it and compares the working copy with the source again (decision 4), so nothing
-staged is sent twice. Frames verify on their own, when they are decoded.
+staged is sent twice. Frames are admitted before they are kept (`admission`) and verify on their
+own, when they are decoded. A disk is not filled to its end.
 """
 
 from __future__ import annotations
@@ -95,10 +96,16 @@ class Writer:
         """Write what is held; called after the last frame, and when the line is cut."""
         if not self._pieces:
             return
+        self.store.refuse_full(self._bytes, PRIVATE, "staging", self.name, self.folder)
         self._number += 1
         file = f"{self._number:06d}.frames"
         self.store.write(b"".join(self._pieces), PRIVATE, "staging", self.name, self.folder, file)
         self._pieces, self._bytes = [], 0
+
+    def drop(self) -> None:
+        """What came is of no use: remove it."""
+        self._pieces, self._bytes = [], 0
+        self.store.remove(PRIVATE, "staging", self.name, self.folder)
 
     @property
     def is_empty(self) -> bool:

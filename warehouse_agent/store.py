@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from pyarrow import fs
 
 PRIVATE = "_driftline"
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
+RESERVE_BYTES = 64 << 20  # of a disk that are left free when rows are staged; on a small disk
+RESERVE_SHARE = 50  # a fiftieth
 LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 
@@ -104,6 +107,30 @@ class Store:
             self.write(before + line.encode() + b"\n", *parts)
         except OSError as error:
             raise unavailable("written", path, error) from error
+
+    def refuse_full(self, size: int, *parts: str) -> None:
+        """Refuse to write `size` bytes where a disk would be left with less than a reserve, which
+        whoever else uses it needs to go on. Other stores have no such limit.
+
+        Raises:
+            WarehouseUnavailable: with the place, what is needed and what is free.
+        """
+        if not self.is_local:
+            return
+        path = Path(self._at(*parts)[1])
+        there = next((p for p in (path, *path.parents) if p.exists()), path)
+        try:
+            disk = shutil.disk_usage(there)
+        except OSError as error:
+            raise unavailable("written", str(path), error) from error
+        reserve = min(RESERVE_BYTES, disk.total // RESERVE_SHARE)
+        if disk.free < size + reserve:
+            raise WarehouseUnavailable(
+                f"The disk of {path} is nearly full: {size + reserve:,} bytes are needed, a reserve"
+                f" of {reserve:,} among them, and {disk.free:,} are free.",
+                remedy="Free space there; what arrived is kept, and the last published version is"
+                " untouched.",
+            )
 
     def make_folder(self, *parts: str) -> None:
         """A folder for files that tasks write; a task that outlives its job finds none."""

@@ -34,6 +34,8 @@ MAGIC = b"DLF1"
 _HEADER = struct.Struct("<4sIHQQQQI")
 FIXED, PLANES, PLAIN = 0, 1, 2
 PLANE_BYTES_MAX = 48  # longer values gain nothing from being transposed
+ZSTD_HEADER_BYTES = 18  # at most
+ZSTD_SHARE, ZSTD_BYTES = 128, 512  # what does not compress grows by less than a 128th and so much
 SAMPLE_ROWS, SAMPLE_LEVEL = 1024, 3  # by which the layout of a text is chosen
 _TEXT = frozenset({"text", "jsonb"})
 
@@ -50,6 +52,16 @@ class Frame:
 
     def __len__(self) -> int:
         return len(self.columns[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a frame declares: columns, the digest of its rows under a salt, bytes when unpacked."""
+
+    columns: int
+    salt: Salt
+    digest: Digest
+    body_bytes: int
 
 
 def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: int) -> bytes:
@@ -95,6 +107,21 @@ def decode(data: bytes) -> Frame:
     Raises:
         FrameDamaged: not a frame, or one that lies about its sizes.
     """
+    declared = head(data)
+    reader = _Reader(_decompress(data[_HEADER.size :], declared.body_bytes))
+    rows = declared.digest.count
+    decoded = [_decode_column(reader, rows) for _ in range(declared.columns)]
+    if reader.left:
+        raise FrameDamaged(f"{reader.left} bytes follow the last column of a frame.")
+    return Frame(decoded, declared.salt, declared.digest)
+
+
+def head(data: bytes) -> Head:
+    """What a frame says of itself, without unpacking it.
+
+    Raises:
+        FrameDamaged: not a frame, or one whose sizes contradict each other.
+    """
     if len(data) < _HEADER.size:
         raise FrameDamaged("A frame is shorter than its header.")
     magic, rows, columns, s0, s1, low, high, body_bytes = _HEADER.unpack_from(data)
@@ -103,19 +130,11 @@ def decode(data: bytes) -> Frame:
     # Columns without a byte in the body still have lengths: what is allocated is bounded by both.
     if max(body_bytes, rows * (2 + 4 * columns)) > FRAME_BODY_BYTES_MAX:
         raise FrameDamaged(f"A frame of {body_bytes} bytes is larger than any row.")
-    reader = _Reader(_decompress(data[_HEADER.size :], body_bytes))
-    decoded = [_decode_column(reader, rows) for _ in range(columns)]
-    if reader.left:
-        raise FrameDamaged(f"{reader.left} bytes follow the last column of a frame.")
-    return Frame(decoded, Salt(s0, s1), Digest(rows, (high << 64) + low))
-
-
-def digest_in(data: bytes) -> Digest:
-    """Of the rows that a frame says it holds; of none where that cannot be read."""
-    if len(data) < _HEADER.size:
-        return Digest()
-    _, rows, _, _, _, low, high, _ = _HEADER.unpack_from(data)
-    return Digest(rows, (high << 64) + low)
+    packed = len(data) - _HEADER.size
+    if packed > body_bytes + body_bytes // ZSTD_SHARE + ZSTD_BYTES:
+        raise FrameDamaged(f"A frame of {body_bytes} bytes takes {packed} packed.")
+    _check_size(data[_HEADER.size : _HEADER.size + ZSTD_HEADER_BYTES], body_bytes)
+    return Head(columns, Salt(s0, s1), Digest(rows, (high << 64) + low), body_bytes)
 
 
 def verify(
@@ -216,10 +235,18 @@ def _decode_column(reader: _Reader, rows: int) -> Ragged:
     return column
 
 
-def _decompress(data: bytes, size: int) -> bytes:
+def _check_size(data: bytes, size: int) -> None:
+    """Raise FrameDamaged unless zstd's own header, with which `data` begins, says this size."""
     try:
         if zstandard.frame_content_size(data) != size:
             raise FrameDamaged("A frame's body has another size than its header says.")
+    except zstandard.ZstdError as error:
+        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
+
+
+def _decompress(data: bytes, size: int) -> bytes:
+    _check_size(data, size)
+    try:
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
     except zstandard.ZstdError as error:
         raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
