@@ -80,7 +80,7 @@ def _parameters(url: URL) -> dict[str, str]:
 
 
 def _postgresql(url: URL, password: str | None, limits: Limits) -> Engine:
-    from source_agent.postgresql import PostgresqlEngine
+    from source_agent.postgresql_engine import PostgresqlEngine
 
     named = {
         "host": url.host,

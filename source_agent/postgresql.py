@@ -19,9 +19,9 @@ time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,21 +35,17 @@ from source_agent import (
     postgresql_split,
     postgresql_types,
 )
-from source_agent.attempts import attempted
 from source_agent.engine import (
     Consistency,
     Limits,
-    Listed,
-    Privilege,
     Pulse,
     Relation,
     Rows,
-    Session,
     Shape,
     Split,
     TimeLimit,
 )
-from source_agent.postgresql_access import connect_error, translate
+from source_agent.postgresql_access import translate
 from source_agent.postgresql_copy import copied
 from source_agent.postgresql_replaced import refuse_replaced
 from source_agent.postgresql_settings import SETTINGS, refuse_changed, shown
@@ -81,12 +77,9 @@ from source_agent.postgresql_waits import (
     end,
 )
 from source_agent.relations import plan_of
-from source_agent.sockets import (
-    KEEPALIVE_COUNT,
-    KEEPALIVE_IDLE_S,
-    KEEPALIVE_INTERVAL_S,
-    UNACKNOWLEDGED_MS_MAX,
-)
+
+if TYPE_CHECKING:
+    from source_agent.postgresql_engine import PostgresqlEngine
 
 RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
@@ -290,75 +283,3 @@ class PostgresqlSession:
         if (seed := plan_of(shape).seed) is not None:
             self.ask(postgresql_hashes.SEED, str(seed))
         return copied(self._line, shape, select_sql, begun=self.refuse_interrupted)
-
-
-class PostgresqlEngine:
-    """Fills `engine.Engine`. `parameters` are libpq's, the password among them."""
-
-    name = "postgresql"
-
-    def __init__(self, parameters: dict[str, str], limits: Limits) -> None:
-        self._limits = limits
-        self._parameters = {
-            "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
-            "keepalives_idle": str(KEEPALIVE_IDLE_S),
-            "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
-            "keepalives_count": str(KEEPALIVE_COUNT),
-            "tcp_user_timeout": str(UNACKNOWLEDGED_MS_MAX),
-            **parameters,
-            "application_name": "driftline-source",
-            "options": (
-                parameters.get("options", "") + " -c default_transaction_read_only=on"
-            ).strip(),
-        }
-
-    def open(self) -> Session:
-        return self._open()
-
-    def newest(self) -> PostgresqlSession:
-        """A further session, over what is committed by now."""
-        return self._open()
-
-    def join(self, snapshot: str) -> PostgresqlSession:
-        """A session over a snapshot that another session has exported and still holds."""
-        return self._open(snapshot)
-
-    def _open(self, snapshot: str | None = None) -> PostgresqlSession:
-        try:
-            connection = BoundedConnection.connect(
-                **self._parameters,  # type: ignore[arg-type]  # libpq's own are all strings
-                autocommit=True,
-                prepare_threshold=None,
-            )
-        except Error as error:
-            raise connect_error(error, self._parameters) from error
-        try:
-            return PostgresqlSession(connection, self._limits, self, snapshot)
-        except BaseException:
-            connection.close()
-            raise
-
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
-        with contextlib.closing(self._open()) as session:
-            return postgresql_access.privileges(session.ask, relations)
-
-    def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(self._open()) as session:
-            return postgresql_access.scan_cost(session.ask, shape)
-
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
-        database = self._parameters.get("dbname") or login
-        return postgresql_access.grants(
-            relations, login, database, self._limits, connections=connections
-        )
-
-    def listed(self) -> list[Listed]:
-        with contextlib.closing(self._open()) as session:
-            return postgresql_access.listed(session.ask)
-
-    def attempts(self, relation: Relation) -> list[str]:
-        with contextlib.closing(self._open()) as session:
-            return attempted(postgresql_types.describe, session, relation, Error)
-
-    def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        return postgresql_access.templates(shapes)

@@ -39,7 +39,7 @@ from source_agent.fill import Filling, Hashed
 from source_agent.govern import GovernedSession, Governor, Stopped
 from source_agent.grant import grants
 from source_agent.hold import Batch
-from source_agent.postgresql import PostgresqlEngine
+from source_agent.postgresql_engine import PostgresqlEngine
 from source_agent.postgresql_split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
 from source_agent.read import Reader, Tally
 from source_agent.serve import start

@@ -184,7 +184,7 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
     assert "reader" in made.files[1].read_text()
     assert [path.name for path in made.files] == ["source.toml", "grants.sql"]
     secret.chmod(0o644)
-    with pytest.raises(ConfigurationError, match="can be read by every user"):
+    with pytest.raises(ConfigurationError, match="is open to others than its owner"):
         scaffold.init(requested(tmp_path / "c", place, **chosen))
     # Nobody to ask, as in a script.
     with pytest.raises(DatabaseRefused) as caught:
