@@ -35,8 +35,9 @@ from driftline.errors import (
     SnapshotLost,
 )
 from driftline.limits import NO_PROGRESS_S, OPEN_S
+from driftline.peer_text import one_line
 
-from source_agent.audit import Answer
+from source_agent.audit import NAME_CHARACTERS_MAX, Answer
 from source_agent.compare import Comparison, Tally
 from source_agent.engine import Relation, Shape
 from source_agent.govern import GovernedSession, Stopped
@@ -212,7 +213,8 @@ class Conversation:
         while not self._outbox.put(reply, min(SILENT_S, self._idle_s)):
             silent_s = time.monotonic() - began
             if silent_s >= self._idle_s or self._is_wanted(silent_s):
-                _log.warning("%s took no reply for %g s", self._client.label, silent_s)
+                label = one_line(self._client.label, NAME_CHARACTERS_MAX)
+                _log.warning("%s took no reply for %g s", label, silent_s)
                 self._cancel()
                 raise Stopped
 

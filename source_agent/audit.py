@@ -25,7 +25,7 @@ from source_agent.engine import Shape
 from source_agent.read import Tally
 
 _log = logging.getLogger("driftline.source")
-_NAME_CHARACTERS_MAX = 200
+NAME_CHARACTERS_MAX = 200
 _MODE = 0o640
 
 
@@ -96,7 +96,7 @@ class Audit:
 
     def write(self, entry: Entry) -> None:
         facts = asdict(entry)
-        facts["relation"] = facts["relation"][:_NAME_CHARACTERS_MAX]
+        facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": time, **facts}) + "\n"

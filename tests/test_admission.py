@@ -235,6 +235,7 @@ def test_a_source_that_has_finished_and_goes_on_is_left(
     monkeypatch.setattr(link, "CONTROL_S", 0.5)
     total = ours(10).sums.total
     done = pb.Finished(equal=True, count=total.count, sum=total.sum_bytes())
+    done.as_of, done.consistency = "2026-01-01T00:00:00Z", "exact"
 
     def says(requests: Iterator[pb.Request]) -> Iterator[pb.Reply]:
         next(requests)

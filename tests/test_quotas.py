@@ -40,7 +40,8 @@ from tests.agents import Peer, Recorded, channel, configuration, make_orders, op
 from tests.servers import PostgreSQL
 from tests.test_serve import RECIPE, ROWS, independent_total
 from warehouse_agent.configure import Source
-from warehouse_agent.link import Link, refusal
+from warehouse_agent.link import Link
+from warehouse_agent.reply_validation import refusal
 
 LAKE, MART = "spiffe://driftline/warehouse/lake", "spiffe://driftline/warehouse/mart"
 

@@ -31,11 +31,11 @@ from driftline.types import Recipe
 from warehouse_agent import refine, regroup
 from warehouse_agent.admission import Admission
 from warehouse_agent.line import Line
-from warehouse_agent.link import refusal
 from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Choice, Method, choose
 from warehouse_agent.prices import Prices
 from warehouse_agent.reduce import Sums
+from warehouse_agent.reply_validation import refusal
 from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.sizing import Sample, Sketch, Stall
 

@@ -8,6 +8,7 @@ measured ones: without `ping_timeout_ms` a half-open line takes a minute to noti
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -26,7 +27,6 @@ from driftline.errors import (
     NotNow,
     SourceUnreachable,
     VersionMismatch,
-    from_code,
 )
 from driftline.limits import (
     CONTROL_S,
@@ -36,11 +36,13 @@ from driftline.limits import (
 )
 from driftline.negotiation import Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
+from google.protobuf.message import DecodeError
 
 from warehouse_agent.certificates import certificates
 from warehouse_agent.configure import Source
 from warehouse_agent.handshake import diagnose, host_and_port
 from warehouse_agent.meter import Advance, Meter
+from warehouse_agent.reply_validation import check_description, check_reply, refusal
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
@@ -126,6 +128,7 @@ class Link:
             reply: pb.DescribeReply = self._stub.Describe(request, timeout=CONTROL_S)
         except grpc.RpcError as error:
             raise self._meaning(error, relation) from None
+        check_description(reply)
         self._agreed = agree(reply.protocols, reply.features)
         return reply
 
@@ -149,7 +152,8 @@ class Link:
         code, text = call.code(), call.details() or ""
         for key, value in call.trailing_metadata() or ():
             if key == REFUSED_METADATA and isinstance(value, bytes):
-                return refusal(pb.Refused.FromString(value))
+                with contextlib.suppress(DecodeError):  # then it is as if it said nothing
+                    return refusal(pb.Refused.FromString(value))
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             return diagnose(self.source) or SourceUnreachable(
                 f"The line to {self.source.address} {_lost(code, text)}.",
@@ -176,17 +180,6 @@ def _lost(code: grpc.StatusCode, text: str) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"is there, but the source agent did not answer within {CONTROL_S:.0f} s"
     return f"was lost ({text or code.name.lower()})"
-
-
-def refusal(refused: pb.Refused) -> DriftlineError:
-    """The error that the source refused with."""
-    return from_code(
-        refused.code,
-        refused.message,
-        remedy=refused.remedy,
-        where=refused.where,
-        details=dict(refused.details),
-    )
 
 
 class Stream:
@@ -254,6 +247,7 @@ class Stream:
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
         self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
+        check_reply(reply)
         now = time.monotonic()
         self._meter.hear(reply, now)
         if not self._advance.hear(reply, now):

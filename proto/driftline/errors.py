@@ -34,6 +34,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from driftline.peer_text import visible
+
 
 class DriftlineError(Exception):
     """What happened, where, and what to do about it.
@@ -58,11 +60,12 @@ class DriftlineError(Exception):
         where: str = "",
         details: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy or self.default_remedy
-        self.where = where
-        self.details = dict(details or {})
+        # Names and values of databases and of the other side are in here.
+        self.message = visible(message)
+        super().__init__(self.message)
+        self.remedy = visible(remedy or self.default_remedy)
+        self.where = visible(where)
+        self.details = {visible(name): visible(text) for name, text in (details or {}).items()}
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""

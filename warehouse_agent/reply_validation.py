@@ -1,0 +1,125 @@
+"""Messages of a source, where they enter the warehouse: bounded, in range, safe to show.
+
+Every reply and every description passes here before anybody looks at it (`link`). Text that is only
+shown is made one printable line of bounded length; names, which are compared, are refused where a
+source could not have published them; numbers that no source can mean are a protocol error. What a
+message means beside another one is checked by the conversation (`exchange`, `admission`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from driftline import wire_pb2 as pb
+from driftline.errors import DriftlineError, MalformedMessage, from_code
+from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX
+from driftline.peer_text import one_line
+
+COUNT_MAX: Final = 2**63 - 1  # of rows: what every store of numbers here holds
+SUM_BYTES: Final = 16
+MESSAGE_CHARACTERS_MAX: Final = 4_000  # of an error: it may name every column
+LINE_CHARACTERS_MAX: Final = 1_000  # of a remedy, a place, a note, a detail
+WORD_CHARACTERS_MAX: Final = 200  # of a phase, an agent's name, a database's
+DETAILS_MAX: Final = 100
+CONSISTENCIES: Final = frozenset({"exact", "fuzzy"})
+
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
+
+
+def check_reply(reply: pb.Reply) -> None:
+    """Make the text of a reply safe, in place.
+
+    Raises:
+        MalformedMessage: a number, an instant or a word that no source can mean.
+    """
+    kind = reply.WhichOneof("message")
+    if kind == "progress":
+        progress = reply.progress
+        progress.phase = one_line(progress.phase, WORD_CHARACTERS_MAX)
+        _check_counts(rows=progress.rows, rows_expected=progress.rows_expected)
+    elif kind == "verdict":
+        _check_counts(count=reply.verdict.count, differing=reply.verdict.differing)
+        _check_sum(reply.verdict.sum)
+    elif kind == "finished":
+        _check_finished(reply.finished)
+
+
+def check_description(reply: pb.DescribeReply) -> None:
+    """Make the text of a description safe, in place.
+
+    Raises:
+        MalformedMessage: as `check_reply`; or a name under which nothing can be published.
+    """
+    reply.agent = one_line(reply.agent, WORD_CHARACTERS_MAX)
+    reply.database = one_line(reply.database, WORD_CHARACTERS_MAX)
+    for name in reply.relations:
+        if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+            raise MalformedMessage(
+                f"The source publishes {one_line(name, WORD_CHARACTERS_MAX)!r}, which is no name."
+            )
+    if not reply.HasField("description"):
+        return
+    found = reply.description
+    _check_counts(rows_expected=found.rows_expected)
+    rates = {"rows_per_second": found.rows_per_second, "bytes_per_second": found.bytes_per_second}
+    for name, rate in rates.items():
+        if not math.isfinite(rate) or rate < 0:
+            raise MalformedMessage(f"The source describes {name} = {rate:g}, which is no rate.")
+    if len(found.columns) > COLUMNS_MAX or found.key_columns > len(found.columns):
+        raise MalformedMessage(
+            f"The source describes {len(found.columns)} columns with {found.key_columns} of a key."
+        )
+    notes = [one_line(note, LINE_CHARACTERS_MAX) for note in found.notes[:COLUMNS_MAX]]
+    del found.notes[:]
+    found.notes.extend(notes)
+
+
+def refusal(refused: pb.Refused) -> DriftlineError:
+    """The error that the source refused with, its text made safe."""
+    return from_code(
+        refused.code,
+        one_line(refused.message, MESSAGE_CHARACTERS_MAX),
+        remedy=one_line(refused.remedy, LINE_CHARACTERS_MAX),
+        where=one_line(refused.where, LINE_CHARACTERS_MAX),
+        details=_details(refused.details),
+    )
+
+
+def _details(details: Mapping[str, str]) -> dict[str, str]:
+    names = sorted(details)[:DETAILS_MAX]
+    return {
+        one_line(name, WORD_CHARACTERS_MAX): one_line(details[name], LINE_CHARACTERS_MAX)
+        for name in names
+    }
+
+
+def _check_finished(finished: pb.Finished) -> None:
+    _check_counts(count=finished.count, rows_read=finished.rows_read)
+    _check_sum(finished.sum)
+    if finished.consistency not in CONSISTENCIES:
+        shown = one_line(finished.consistency, WORD_CHARACTERS_MAX)
+        raise MalformedMessage(f"The source finished with the consistency {shown!r}.")
+    try:
+        if not _INSTANT.fullmatch(finished.as_of):
+            raise ValueError
+        datetime.fromisoformat(finished.as_of)
+    except ValueError:
+        shown = one_line(finished.as_of, WORD_CHARACTERS_MAX)
+        raise MalformedMessage(
+            f"The source finished as of {shown!r}, which is no instant."
+        ) from None
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count > COUNT_MAX:
+            raise MalformedMessage(f"The source says {name} = {count}, more than can be counted.")
+
+
+def _check_sum(data: bytes) -> None:
+    if len(data) != SUM_BYTES:
+        raise MalformedMessage(f"A total of {len(data)} bytes came; it has {SUM_BYTES}.")
