@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import os
 import sys
 import traceback
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
         level=logging.DEBUG if debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
+    if not debug:  # gRPC's core reads it when a command imports gRPC
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     context.obj = Chosen(config, debug)
 
 

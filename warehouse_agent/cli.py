@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from warehouse_agent import commands, scaffold, show
+from warehouse_agent import commands, foreign_output, scaffold, show
 from warehouse_agent.configure import WarehouseConfig, load
 from warehouse_agent.executors import mistake
 from warehouse_agent.refresh import Options
@@ -48,7 +48,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     show_default=True,
     help="The data engineer's file.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.option("--debug", is_flag=True, help="Show tracebacks, and what Spark and gRPC write.")
 @click.option(
     "--version",
     is_flag=True,
@@ -61,6 +61,9 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(context: click.Context, config: Path, debug: bool) -> None:
     """Keep warehouse tables equal to tables in remote databases that grant only SELECT."""
     logging.basicConfig(format="%(message)s")
+    if not debug:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(foreign_output.is_ours)
     _log.setLevel(logging.DEBUG if debug else logging.WARNING)
     context.obj = config
 
@@ -220,6 +223,8 @@ def _end(codes: list[int]) -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script `driftline`."""
+    if "--debug" not in sys.argv[1:]:
+        foreign_output.divert()
     try:
         cli.main(prog_name="driftline", standalone_mode=False)
     except click.ClickException as error:

@@ -144,7 +144,10 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
 
 def _is_of_a_dead_jvm(problem: Exception, text: str) -> bool:
     """Return True if py4j has nobody to speak to any more."""
-    if type(problem).__name__ == "Py4JNetworkError" or "Answer from Java side is empty" in text:
+    kind = type(problem).__name__
+    if kind == "Py4JNetworkError" or "Answer from Java side is empty" in text:
+        return True
+    if kind == "Py4JError" and "Trace:" not in text:  # one with a trace was answered by the JVM
         return True
     if not isinstance(problem, ConnectionError):
         return False

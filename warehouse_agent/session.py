@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from driftline.errors import ConfigurationError
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from warehouse_agent.foreign_output import last_line
 from warehouse_agent.java import ensure_java
 
 _SESSION = {
@@ -41,7 +44,7 @@ def start(settings: dict[str, str]) -> SparkSession:
     """A session with the configuration's `[spark]` settings as they are, ours where it has none.
 
     Raises:
-        ConfigurationError: no Java.
+        ConfigurationError: no Java, or it does not start.
     """
     if "spark.remote" not in settings:
         ensure_java()
@@ -56,7 +59,16 @@ def start(settings: dict[str, str]) -> SparkSession:
         chosen = {**_DEFAULTS, **quiet, **settings, **_SESSION}
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    return prepare(builder.getOrCreate())
+    try:
+        return prepare(builder.getOrCreate())
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise ConfigurationError(
+            f"Spark's Java process did not start: {last_line() or 'it says why above'}.",
+            where="[spark]",
+            remedy="Correct the settings in [spark]; --debug shows all that it wrote.",
+        ) from error
 
 
 def prepare(spark: SparkSession) -> SparkSession:
