@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass

@@ -32,6 +32,7 @@ from source_agent.relations import (
     ALIAS,
     Access,
     arrange,
+    each_column,
     query_text,
     quote,
     refuse_types,
@@ -188,7 +189,7 @@ def _describe(
     primary = next((i.columns for i in indexes if i.is_primary), ())
     order = arrange(relation, known, [c for c in primary if c is not None])
     by_name = {d.name: d for d in described}
-    found = [column(relation, by_name[name]) for name in order.names]
+    found = each_column(relation, [by_name[name] for name in order.names], column)
     unique = next(
         (i.columns for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), ()
     )

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage
+from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage, together
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
 from source_agent.engine import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,25 @@ def refuse_types(relation: Relation, engine: str) -> None:
             remedy="Publish a query with CAST instead.",
             where=f"{relation.name}: types",
         )
+
+
+def each_column(
+    relation: Relation, described: Sequence[D], read: Callable[[Relation, D], Found]
+) -> list[Found]:
+    """Return the read expression of each column.
+
+    Raises:
+        ConfigurationError: some cannot be read; all of them are named.
+    """
+    found, refused = [], []
+    for column in described:
+        try:
+            found.append(read(relation, column))
+        except ConfigurationError as error:
+            refused.append(error)
+    if refused:
+        raise together(refused, where=relation.name)
+    return found
 
 
 def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:

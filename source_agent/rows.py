@@ -23,7 +23,7 @@ from tempfile import TemporaryFile
 from typing import Any, Final
 
 import numpy as np
-from driftline.errors import LimitExceeded, ValueDoesNotFit
+from driftline.errors import LimitExceeded, ValueDoesNotFit, together
 from driftline.limits import ROW_BYTES_MAX
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
@@ -173,6 +173,7 @@ class RowEncoder:
         self, shape: Shape, encoders: Sequence[ColumnEncoder], *, remedies: Sequence[str] = ()
     ) -> None:
         self._shape = shape
+        self._name = shape.relation.name
         self._encoders = tuple(encoders)
         self._remedies = tuple(remedies)
         self._has_null = [False] * len(self._encoders)
@@ -194,13 +195,19 @@ class RowEncoder:
         return rows
 
     def _one_by_one(self, columns: Sequence[Values], block: Sequence[tuple[Any, ...]]) -> Rows:
-        """After what did not fit: a NULL, which is noted for the next blocks, or a refusal."""
+        """After what did not fit: a NULL, which is noted for the next blocks, or a refusal, which
+        names each column of the block that has such a value."""
+        refused = []
         for number, values in enumerate(columns):
             try:
                 self._encoders[number](values)
             except _UNFIT as error:
-                raise self._explain(number, block, error) from None
+                refused.append(self._explain(number, block, error))
             self._has_null[number] |= any(v is None for v in values)
+        if refused:
+            names = [error.where.removeprefix(f"{self._name}.") for error in refused]
+            shared = "" if self._remedies else _as_text(names)
+            raise together(refused, where=self._name, remedy=shared) from None
         return joined(columns, self._encoders, self._has_null)
 
     def _explain(
@@ -220,8 +227,8 @@ class RowEncoder:
         return ValueDoesNotFit(
             f"The value {printable(value)!r}{kind} is not one of the type {column.type}, "
             f"in the row with key {self._key(row)}.",
-            remedy=remedy or f'Set as_text = ["{column.name}"], or publish a query that casts it.',
-            where=f"{self._shape.relation.name}.{column.name}",
+            remedy=remedy or _as_text([column.name]),
+            where=f"{self._name}.{column.name}",
             details={"value": printable(value), "key": self._key(row)},
         )
 
@@ -231,6 +238,12 @@ class RowEncoder:
     def _too_large(self, block: Sequence[tuple[Any, ...]], rows: Rows) -> LimitExceeded:
         row = max(zip(map(len, rows), block, strict=True), key=lambda pair: pair[0])[1]
         return _too_large(self._shape, self._key(row), max(map(len, rows)))
+
+
+def _as_text(names: Sequence[str]) -> str:
+    listed = ", ".join(f'"{name}"' for name in names)
+    which = "them" if len(names) > 1 else "it"
+    return f"Set as_text = [{listed}], or publish a query that casts {which}."
 
 
 _STORED = {bytearray: " (TEXT)", bytes: "", int: " (INTEGER)", float: " (REAL)"}

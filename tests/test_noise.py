@@ -104,10 +104,21 @@ def test_a_bad_value_is_one_paragraph(site: Site) -> None:
     with SourceProcess(site.source_toml) as source:
         site.dial(source.address)
         code, out, lines = site.run("refresh", "terms")
-        (said,) = [line for line in lines if line.startswith("error VALUE: ")]
         assert [line for line in lines if FOREIGN.search(line)] == []
         assert (code, out) == (1, "")
-        assert lines == [said]
+        says = (
+            "error VALUE: terms: The timestamptz value 'infinity' of column 'until' does not fit "
+            "into timestamp. Its row has the key 7. The date value '-infinity' of column 'd' does "
+            'not fit into date. Its row has the key 7. Set carriers = {until = "string", d = '
+            '"string"} in the fragment\'s section of warehouse.toml.'
+        )
+        assert lines == [
+            says,
+            "  1. value: infinity",
+            "  1. key: 7",
+            "  2. value: -infinity",
+            "  2. key: 7",
+        ]
 
 
 def test_a_refused_certificate_is_one_line(site: Site) -> None:

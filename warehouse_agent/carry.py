@@ -19,6 +19,7 @@ casts from and to text (they normalise what they read).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -76,6 +77,7 @@ _CASTS: Final = (
     (_is_text, _is_text),
     (_is_octets, _is_octets),
 )
+ROW: Final = "row"  # among the details of a refusal: which row of the array
 _ARROW_STRING_BYTES_MAX: Final = 2**31 - 1  # offsets of Arrow's string are int32
 
 
@@ -169,14 +171,20 @@ def _check(column: Column, ragged: Ragged, fits: Flags) -> None:
     start, size = int(ragged.starts[row]), int(ragged.sizes[row])
     text = _decoded(column, ragged.data[start : start + size].tobytes())
     shown = text if len(text) <= 60 else text[:60] + "…"
-    name = column.name if re.fullmatch(r"[A-Za-z0-9_-]+", column.name) else f'"{column.name}"'
     raise ValueDoesNotFit(
-        f"The {column.type} value {shown!r} does not fit into "
+        f"The {column.type} value {shown!r} of column {column.name!r} does not fit into "
         f"{spark_type(column.type, Carrier.NATIVE)}.",
-        remedy=f'Set carriers = {{{name} = "string"}} in the fragment\'s section of '
-        "warehouse.toml.",
+        remedy=as_strings([column.name]),
         where=column.name,
+        details={ROW: str(row), "value": shown},
     )
+
+
+def as_strings(names: Sequence[str]) -> str:
+    """Return what to do about columns with values that do not fit."""
+    keys = [n if re.fullmatch(r"[A-Za-z0-9_-]+", n) else f'"{n}"' for n in names]
+    carriers = ", ".join(f'{key} = "string"' for key in keys)
+    return f"Set carriers = {{{carriers}}} in the fragment's section of warehouse.toml."
 
 
 def _decoded(column: Column, data: bytes) -> str:

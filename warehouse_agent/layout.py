@@ -23,13 +23,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.columns import Block, Ragged, spans
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.keys import key_spans, positions
 from driftline.types import Column, Recipe, parse_type
+from driftline.values import decode_string
 
-from warehouse_agent.carry import Carrier, arrow_type, from_arrow, spark_type, to_arrow
+from warehouse_agent.carry import (
+    ROW,
+    Carrier,
+    arrow_type,
+    as_strings,
+    from_arrow,
+    spark_type,
+    to_arrow,
+)
 from warehouse_agent.tuples import join
 
+KEY_SHOWN = 60  # characters of a key value in an error
 KEY = "_driftline_key"
 POSITION = "_driftline_position"
 HI = "_driftline_hi"
@@ -164,9 +174,7 @@ class Layout:
         Raises:
             ValueDoesNotFit: a value that its carrier cannot hold.
         """
-        arrays = [
-            to_arrow(self.recipe.columns[i], columns[i], self.carriers[i]) for i in self.order
-        ]
+        arrays = self._carried(columns)
         if not self.recipe.integer_key:
             starts, lengths = key_spans(block, self.recipe)
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -176,6 +184,34 @@ class Layout:
             arrays.append(pa.array(positions(block, self.recipe, seed)))
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
+
+    def _carried(self, columns: Sequence[Ragged]) -> list[pa.Array]:
+        """The columns under their carriers. Raises ValueDoesNotFit of all that do not fit."""
+        arrays, refused = [], []
+        for i in self.order:
+            try:
+                arrays.append(to_arrow(self.recipe.columns[i], columns[i], self.carriers[i]))
+            except ValueDoesNotFit as error:
+                refused.append(error)
+        if refused:
+            names = [one.where for one in refused]
+            for one in refused:
+                if (row := one.details.pop(ROW, None)) is not None:
+                    one.details["key"] = self._key_text(columns, int(row))
+                    one.message += f" Its row has the key {one.details['key']}."
+            raise together(refused, remedy=as_strings(names))
+        return arrays
+
+    def _key_text(self, columns: Sequence[Ragged], row: int) -> str:
+        """The key of a row, for a person."""
+        values = []
+        for column, ragged in zip(
+            self.recipe.columns[: self.recipe.key_columns], columns, strict=False
+        ):
+            start, size = int(ragged.starts[row]), int(ragged.sizes[row])
+            text = decode_string(column.type, ragged.data[start : start + size].tobytes())
+            values.append(text if len(text) <= KEY_SHOWN else text[:KEY_SHOWN] + "…")
+        return ", ".join(values)
 
     def row_bytes(self, batch: pa.RecordBatch) -> Block:
         """The row bytes of a batch that holds at least the data columns."""

@@ -16,8 +16,12 @@ import tenacity
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     DriftlineError,
+    DuplicateKey,
+    LimitExceeded,
+    NullKey,
     RecipeChanged,
     SourceUnreachable,
+    ValueDoesNotFit,
     WarehouseUnavailable,
 )
 from pyspark.sql import SparkSession
@@ -33,6 +37,7 @@ from warehouse_agent.session import Deferred
 from warehouse_agent.store import PRIVATE, Store
 from warehouse_agent.sweep import Sweep
 
+_OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 ATTEMPTS = 4  # of a refresh that met something retryable
 WAIT_S_MAX = 30.0
 
@@ -288,7 +293,20 @@ def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]
     try:
         yield
     except Exception as problem:
-        failed[one.job.name] = mistake(problem, one.job.name)
+        failed[one.job.name] = _placed(mistake(problem, one.job.name), one.job.fragment)
+
+
+def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
+    """Say of an error about rows which fragment, relation and column it is about."""
+    if isinstance(error, _OF_ROWS):
+        about = fragment.name
+        if fragment.relation != fragment.name:
+            about += f" (relation {fragment.relation})"
+        column = error.where
+        for name in (fragment.relation, fragment.name):
+            column = "" if column == name else column.removeprefix(f"{name}.")
+        error.where = f"{about}.{column}" if column else about
+    return error
 
 
 def _describe(

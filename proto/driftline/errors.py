@@ -32,9 +32,11 @@ same command may simply be run again. This file knows no gRPC: `GRPC_STATUS` hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from driftline.peer_text import visible
+from driftline.limits import COLUMNS_NAMED_MAX
 
 
 class DriftlineError(Exception):
@@ -196,6 +198,32 @@ class Locked(DriftlineError):
 class InternalError(DriftlineError):
     code = "INTERNAL"
     default_remedy = "Please report it with the log; run with --debug for the traceback."
+
+
+def together(
+    errors: Sequence[DriftlineError], *, where: str = "", remedy: str = ""
+) -> DriftlineError:
+    """Return one error for several of one kind, so that all are mended before the next run.
+
+    Args:
+        errors: at least one; those beyond COLUMNS_NAMED_MAX are counted only.
+        where: the place that they share; one error keeps its own.
+        remedy: what to do about all; by default their own remedies, each once.
+    """
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    shown = errors[:COLUMNS_NAMED_MAX]
+    message = " ".join(error.message for error in shown)
+    if more := len(errors) - len(shown):
+        message += f" And {more} more."
+    details = {
+        f"{number}. {name}": text
+        for number, error in enumerate(shown, start=1)
+        for name, text in error.details.items()
+    }
+    remedies = dict.fromkeys(error.remedy for error in shown if error.remedy)
+    return type(first)(message, where=where, remedy=remedy or " ".join(remedies), details=details)
 
 
 def _all_errors(kind: type[DriftlineError]) -> list[type[DriftlineError]]:

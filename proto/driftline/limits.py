@@ -65,6 +65,7 @@ NO_ADVANCE_S = 3700.0  # a source that says Progress, and whose rows do not grow
 
 SAMPLES_MAX = 10  # keys shown in an error
 POLICIES_MAX = 100  # row security policies that are named; the digest is of all
+COLUMNS_NAMED_MAX = 10  # columns that one error names: each has a sentence
 
 assert DIGESTS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX_SOURCE
 assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
