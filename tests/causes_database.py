@@ -223,3 +223,13 @@ def paused(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy, limits=f'pause_file = "{pause}"') as pair:
         pause.touch()
         yield pair
+
+
+@cause("all places for scans are taken", "NOT_NOW", 75, "scans_at_once", retried=True)
+def busy(bench: Bench) -> Iterator[TlsPair]:
+    with (
+        bench.sqlite() as legacy,
+        bench.pair(legacy, limits="scans_at_once = 1") as pair,
+        pair.governor.slot(threading.Event(), "another client"),
+    ):
+        yield pair

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from source_agent import configure as source_configure
 from source_agent.enroll import enroll
+from source_agent.govern import Governor
 from source_agent.serve import start
 from tests.legacy import Legacy
 from tests.pair import Pair
@@ -24,6 +25,7 @@ from warehouse_agent.run import Runner
 from warehouse_agent.session import Deferred
 
 ATTEMPTS = 2
+SLOT_WAIT_S = 0.2  # for a place, at the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class TlsPair(Pair):
         super().__init__(spark, legacy, folder, relations or {"orders": 'table = "orders"'})
 
     def serve(self, port: int = 0) -> None:
-        self._server = start(source_configure.load(self.source_toml(self.listen(port))))
+        config = source_configure.load(self.source_toml(self.listen(port)))
+        self.governor = Governor(config.budget, slot_wait_s=SLOT_WAIT_S)
+        self._server = start(config, governor=self.governor)
         self.dial(f"127.0.0.1:{self._server.port}")
 
     def listen(self, port: int = 0) -> str:
