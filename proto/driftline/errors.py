@@ -35,8 +35,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from driftline.peer_text import visible
 from driftline.limits import COLUMNS_NAMED_MAX
+from driftline.peer_text import visible
 
 
 class DriftlineError(Exception):
