@@ -386,6 +386,7 @@ def test_defaults_are_those_of_the_code() -> None:
         "database.lock_timeout_s": limits.lock_s,
         "database.idle_timeout_s": limits.idle_s,
         "database.connect_timeout_s": limits.connect_s,
+        "database.silence_timeout_s": limits.silence_s,
         "limits.scans_at_once": budget.scans_at_once,
         "limits.readers": budget.readers,
     }

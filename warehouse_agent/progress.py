@@ -16,6 +16,7 @@ import time
 from types import TracebackType
 
 from driftline import wire_pb2 as pb
+from driftline.peer_text import one_line
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -95,8 +96,7 @@ class Display:
     def __call__(self, name: str, progress: pb.Progress) -> None:
         """Progress of one fragment, as the source tells it."""
         step = self._step if name == self._name else "exchange"
-        told = progress.phase[:PHASE_CHARACTERS_MAX]
-        self._show(name, step, told if told.isprintable() else step, progress)
+        self._show(name, step, one_line(progress.phase, PHASE_CHARACTERS_MAX), progress)
 
     def _show(self, name: str, step: str, phase: str, rows: pb.Progress | None = None) -> None:
         now = time.monotonic()

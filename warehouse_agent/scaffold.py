@@ -27,6 +27,7 @@ from driftline.errors import (
     Unauthenticated,
     UsageError,
 )
+from driftline.peer_text import one_line
 from driftline.settings import address_parts, is_loopback
 
 from warehouse_agent import configure, schema
@@ -35,7 +36,7 @@ from warehouse_agent.link import Link
 from warehouse_agent.report import counted
 
 USUAL = Path("warehouse.toml")
-NOTE_CHARACTERS_MAX = 300  # of a reason or a note of the source, in a comment
+NOTE_CHARACTERS_MAX = 1000  # of a reason or a note of the source, in a comment
 _FUZZY = "read without a snapshot"  # how notes of a source that cannot be exact begin
 _INVALID = re.compile(r"[^A-Za-z0-9_.-]+")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -305,5 +306,4 @@ def _string(text: str) -> str:
 
 def _clean(text: str) -> str:
     """Return one line of printable text, cut at NOTE_CHARACTERS_MAX."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= NOTE_CHARACTERS_MAX else line[: NOTE_CHARACTERS_MAX - 1] + "…"
+    return one_line(text, NOTE_CHARACTERS_MAX)
