@@ -32,7 +32,9 @@ def locked(bench: Bench) -> Iterator[TlsPair]:
         yield pair
 
 
-@cause("a data file is gone", "WAREHOUSE", 1, "is not there", ".parquet", "verify", retried=False)
+@cause(
+    "most data files are gone", "WAREHOUSE", 1, "are missing", ".parquet", "verify", retried=False
+)
 def gone(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         pair.refresh("orders")

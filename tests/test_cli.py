@@ -29,10 +29,10 @@ from warehouse_agent.report import Report
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",
-    "bytes_rewritten", "predicted", "modelled", "changes_expected", "round_trips", "source_scans",
-    "source_rows_read", "seconds", "method", "consistency", "proof", "fingerprint",
-    "miss_probability", "as_of", "checked_at", "attempts", "retried", "tiles", "tiles_done",
-    "resumed_at", "error",
+    "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
+    "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "method",
+    "consistency", "proof", "fingerprint", "miss_probability", "as_of", "checked_at", "attempts",
+    "retried", "tiles", "tiles_done", "resumed_at", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
@@ -42,6 +42,7 @@ STATUS = [
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
     "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
+    "repaired_files", "repaired_rows",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",
@@ -434,6 +435,29 @@ def test_verify_finds_a_missing_file(pair: Pair, run: Run) -> None:
     doctor = run("doctor", config=config)
     assert doctor.code == 1
     assert f"{file.name} is missing" in doctor.out
+
+
+def test_verify_repairs(pair: Pair, run: Run) -> None:
+    """What is missing is named, and pulled again when that is asked for, be it all of a table."""
+    config = pair.warehouse_toml()
+    assert run("refresh", "--all", config=config).code == 0
+    file = data_file(pair)
+    file.unlink()
+    refused = run("refresh", "orders", config=config)
+    assert refused.code == 1
+    assert "driftline verify orders --repair" in refused.err
+    found = run("verify", "orders", config=config)
+    assert found.code == 1
+    assert "driftline verify orders --repair" in found.err
+    ended = run("verify", "--all", "--repair", "--json", config=config)
+    assert ended.code == 0
+    assert f"{file.name}: missing" in ended.err
+    by_name = {line["name"]: line for line in ended.lines}
+    assert (by_name["items"]["command"], by_name["items"]["proof"]) == ("verify", "values")
+    assert (by_name["orders"]["command"], by_name["orders"]["proof"]) == ("refresh", "total")
+    assert (by_name["orders"]["repaired_files"], by_name["orders"]["repaired_rows"]) == (1, 300)
+    pair.check("orders")
+    assert "orders: version 1, 300 rows verified" in run("verify", "orders", config=config).out
 
 
 def test_nothing_to_verify(pair: Pair, run: Run) -> None:

@@ -124,6 +124,11 @@ def plan(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
 @_json
 @click.option("--accept-schema", is_flag=True, help="Go on after columns or key changed.")
 @click.option("--allow-shrink", is_flag=True, help="Go on though more than half the rows are gone.")
+@click.option(
+    "--accept-restored",
+    is_flag=True,
+    help="Go on from a table that is older than what was published, as after a restore.",
+)
 @click.pass_obj
 def refresh(
     config: Path,
@@ -132,9 +137,10 @@ def refresh(
     as_json: bool,
     accept_schema: bool,
     allow_shrink: bool,
+    accept_restored: bool,
 ) -> None:
     """Make fragments, by default all, equal to their relations, prove it, and publish."""
-    options = Options(accept_schema, allow_shrink)
+    options = Options(accept_schema, allow_shrink, accept_restored=accept_restored)
     _end(commands.refresh(_load(config), names, all_, options, as_json=as_json))
 
 
@@ -142,10 +148,11 @@ def refresh(
 @_names
 @_all
 @_json
+@click.option("--repair", is_flag=True, help="Pull again what missing or damaged files held.")
 @click.pass_obj
-def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
+def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool, repair: bool) -> None:
     """Read every published file again and check each row against its fingerprint."""
-    _end(commands.verify(_load(config), names, all_, as_json=as_json))
+    _end(commands.verify(_load(config), names, all_, repair=repair, as_json=as_json))
 
 
 @cli.command()

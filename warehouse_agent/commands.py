@@ -22,6 +22,7 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from warehouse_agent import prove, session
 from warehouse_agent.clean import unreferenced
 from warehouse_agent.configure import Fragment, WarehouseConfig, select
+from warehouse_agent.damage import SPARK_FAILURES
 from warehouse_agent.each import each, published
 from warehouse_agent.examine import examine
 from warehouse_agent.executors import mistake
@@ -31,8 +32,7 @@ from warehouse_agent.refresh import Options
 from warehouse_agent.report import Report, counted, total_of, utc_now
 from warehouse_agent.run import Runner
 from warehouse_agent.store import Store
-from warehouse_agent.verify import SPARK_FAILURES, check_files
-from warehouse_agent.verify import verify as read_all
+from warehouse_agent.verify import check_files, damaged, verified
 
 _log = logging.getLogger("driftline")
 
@@ -42,10 +42,20 @@ def refresh(
 ) -> list[int]:
     """Refresh fragments; prints a report for each as it is done."""
     chosen = select(config, names, all_ or not names)
+    return _refresh(session.Deferred(config.spark), config, chosen, options, as_json=as_json)
+
+
+def _refresh(
+    spark: session.Deferred,
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment],
+    options: Options,
+    *,
+    as_json: bool,
+) -> list[int]:
     began, reports = time.monotonic(), []
     errors: dict[tuple[str, ...], str] = {}
     with Display(len(chosen)) as display:
-        spark = session.Deferred(config.spark)
         runner = Runner(spark, config, display, display.note, display.step)
         for report in runner.refresh(chosen, options):
             reports.append(report)
@@ -73,27 +83,39 @@ def plan(config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: 
 
 
 def verify(
-    config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool
+    config: WarehouseConfig, names: Sequence[str], all_: bool, *, repair: bool, as_json: bool
 ) -> list[int]:
-    """Read every published file back."""
+    """Read every published file back; with `repair`, refresh the fragments that are damaged."""
     store = Store(config.path)
     chosen = select(config, names, all_ or not names)
     spark = session.Deferred(config.spark)
+    left: list[Fragment] = []  # to repair
 
     def one(fragment: Fragment) -> None:
         snapshot = published(store, fragment.name)
         report = Report(fragment.name, "verify", snapshot.version, snapshot.version)
         with report.phase("verify"):
-            check_files(store, fragment.name, snapshot)  # before Spark is started
-            rows = read_all(spark.get(), store, fragment.name, snapshot)
+            if not repair:
+                check_files(store, fragment.name, snapshot)  # before Spark is started
+            wrong = damaged(spark.get(), store, fragment.name, snapshot)
+        if wrong and repair:
+            left.append(fragment)
+            for path, what in wrong.items():
+                print(f"{fragment.name}: data file {path}: {what}", file=sys.stderr)
+            return
+        rows = verified(store, fragment.name, snapshot, wrong)
         report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
         if as_json:
             print(report.to_json(), flush=True)
         else:
-            verified = f"{counted(rows, 'row')} verified"
-            print(f"{fragment.name}: version {snapshot.version}, {verified}")
+            said = f"{counted(rows, 'row')} verified"
+            print(f"{fragment.name}: version {snapshot.version}, {said}")
 
-    return each(chosen, one, as_json=as_json, command="verify")
+    codes = each(chosen, one, as_json=as_json, command="verify")
+    if not left:
+        return codes
+    codes = [code for fragment, code in zip(chosen, codes, strict=True) if fragment not in left]
+    return codes + _refresh(spark, config, left, Options(repair=True), as_json=as_json)
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
@@ -229,6 +251,9 @@ def _said(report: Report) -> str:
     compared = ""
     if report.proof == "part" and report.rows_left is not None:
         compared = f", {counted(report.rows_left, 'row')} not compared"
+    if report.repaired_files:
+        lost = counted(report.repaired_files, "lost file")
+        compared += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
     if report.version == report.previous_version:
         return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "

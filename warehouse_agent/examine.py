@@ -32,13 +32,14 @@ from driftline.errors import (
 
 from warehouse_agent import java, publish, row_security, schema, session
 from warehouse_agent.configure import Fragment, WarehouseConfig, load
+from warehouse_agent.damage import SPARK_FAILURES
 from warehouse_agent.examine_source import Found, examine_source
 from warehouse_agent.executors import Batches, cause, mistake, task
 from warehouse_agent.link import Link
 from warehouse_agent.report import counted
 from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.store import PRIVATE, Store
-from warehouse_agent.verify import SPARK_FAILURES, check_files
+from warehouse_agent.verify import check_files
 
 FREE_BYTES_MIN = 1 << 30  # a refresh writes before it removes
 PACKAGES = (

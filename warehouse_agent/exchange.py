@@ -68,6 +68,7 @@ class Opening:
     line: Line = field(default_factory=Line)
     rows_expected: int = 0
     within: tuple[int, int] | None = None  # of a tile, both inclusive
+    rows_lost: int = 0  # of ours: they differ where ours are compared, and are no new ones
 
 
 class Conversation:
@@ -211,7 +212,7 @@ class Conversation:
     def _choose(self, verdict: pb.Verdict, stall: Stall | None) -> Choice:
         o = self._opening
         return choose(
-            ours=o.sums.total,
+            ours=Digest(o.sums.total.count + o.rows_lost),
             theirs=Digest(verdict.count, int.from_bytes(verdict.sum, "little")),
             ranges=o.partition.ranges,
             differing=verdict.differing,

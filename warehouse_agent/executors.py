@@ -32,6 +32,7 @@ from warehouse_agent.store import read_at
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 
+DATA_FILE = "data file"  # of an error's details: which one cannot be read, or is not what it was
 _MARK = "driftline-error:"
 _MORE_MEMORY = (
     "Run the command again; what arrived is kept. If it repeats, set more "
@@ -122,6 +123,7 @@ def meaning(problem: Exception) -> DriftlineError | None:
         return WarehouseUnavailable(
             f"A file of the warehouse is not there: {path[0] if path else cause(problem)}.",
             remedy="`driftline verify` names the files that are missing.",
+            details={DATA_FILE: path[0] if path else "unknown"},
         )
     if lost := _LOST.search(text):
         what = "ran out of memory" if "Memory" in lost[0] else "ended: it was killed, or crashed"

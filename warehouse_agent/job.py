@@ -33,6 +33,8 @@ class Options:
 
     accept_schema: bool = False
     allow_shrink: bool = False
+    repair: bool = False  # files that are missing, be they most of a version's (`mend`)
+    accept_restored: bool = False  # a table that is older than what was published (`restored`)
 
 
 @dataclass

@@ -135,7 +135,7 @@ def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
         found = Pass(store, name, Salt.from_bytes(bytes.fromhex(table["salt"])), sums)
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    if sums.ranges.total.count != base.rows:
+    if sums.ranges.total.count != sum(f.rows for f in base.sound):
         return None
     for tile in _finished(store, name):
         outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
@@ -167,7 +167,8 @@ def _place(name: str) -> tuple[str, ...]:
 
 
 def _of(fragment: Fragment, base: Snapshot) -> dict[str, object]:
-    return fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
+    noted = fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
+    return noted | ({"without": [f.path for f in base.lost]} if base.lost else {})
 
 
 def _finished(store: Store, name: str) -> list[int]:
@@ -234,9 +235,9 @@ def _reduced(spark: SparkSession, base: Snapshot, tiling: Tiling, salt: Salt) ->
     found = PassSums(tiling)
     size = 16 * (tiling.cuts.ranges + len(tiling))
     function = _sums(tiling, salt)
-    for row in reduce.partials(spark, base.files, base.layout, function, "sums binary", size=size):
+    for row in reduce.partials(spark, base.sound, base.layout, function, "sums binary", size=size):
         found.merge(PassSums.from_bytes(row["sums"], tiling))
-    reduce.check_rows(base.files, found.ranges.total.count)
+    reduce.check_rows(base.sound, found.ranges.total.count)
     return found
 
 

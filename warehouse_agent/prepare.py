@@ -20,6 +20,7 @@ from driftline.ranges import Partition, RangeSums
 
 from warehouse_agent import (
     heat,
+    mend,
     notes,
     plan,
     prices,
@@ -35,6 +36,7 @@ from warehouse_agent.executors import driver_errors
 from warehouse_agent.expect import Expected
 from warehouse_agent.job import Job
 from warehouse_agent.layout import Layout, quoted
+from warehouse_agent.line import Objective
 from warehouse_agent.plan import Method
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
@@ -65,6 +67,7 @@ class Prepared:
     stamp: Stamp  # of the rows that this refresh writes
     known: Known  # what the model of costs knows
     units: Units | None = None  # by groups
+    rows_lost: int = 0  # as of `mend.to_be_told`
 
     @property
     def is_part(self) -> bool:
@@ -80,13 +83,13 @@ class Prepared:
 def prepare(job: Job, describe: Describe) -> Prepared:
     """Everything that is done before the stream opens; `describe` asks the source, at most
     once, and only for a first load or with accept_schema."""
-    base = publish.head(job.store, job.name)
+    base = mend.published(job)
     job.report.previous_version = job.report.version = base.version if base else None
     job.report.rows_total = base.rows if base else None
     remembered = job.remembered()
     layout, expected = _layout(job, base, describe)
     ensure_key(job, base)
-    files = base.files if base else ()
+    files = base.sound if base else ()
     if base and schema.differs(layout, base.layout):
         files = _restate(job, base, layout)
     earlier, now = remember.runs(job.store, job.name), datetime.now(UTC)
@@ -97,6 +100,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     salt = Salt.fresh()
     changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
     sketch = units = None
+    lost = mend.to_be_told(base, files) if base else 0
     known = known_of(
         job,
         base,
@@ -104,10 +108,11 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         files=files,
         partition=partition,
         earlier=earlier,
-        rows_expected=None if base or files else expected,
+        rows_expected=expected if lost or not (base or files) else None,
         read_at_most=budget,
     )
-    job.report.predicted = asdict(predicted(known, changes))
+    differing = mend.grown(changes, lost, sum(f.rows for f in files))
+    job.report.predicted = asdict(predicted(known, differing))
     if files and (job.fragment.method is Method.GROUP or budget is not None):
         units = in_units(
             job,
@@ -121,13 +126,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         )
         partition = plan.everything()
     elif files and job.fragment.method not in (Method.RANGE, Method.FULL):
-        sketch = sizing.open_sketch(
-            rows=sum(f.rows for f in files),
-            bounds=known.bounds,
-            expected=changes,
-            prices=known.prices,
-            line=known.line,
-        )
+        sketch = _sketch(known, sum(f.rows for f in files), differing, lost)
     sums = Sums(RangeSums(partition.ranges))
     if units is not None:
         sums.ranges.total = units.compared
@@ -142,10 +141,23 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         sketch=sketch,
         units=units,
         sums=sums,
-        changes_expected=changes,
+        changes_expected=differing,
         rows_expected=expected,
         stamp=stamp,
         known=known,
+        rows_lost=lost,
+    )
+
+
+def _sketch(known: Known, rows: int, differing: Expected | None, lost: int) -> Sketch:
+    """Of so many rows of ours, and of those that are lost, which differ for sure."""
+    return sizing.open_sketch(
+        rows=rows + lost,
+        bounds=known.bounds,
+        expected=differing,
+        sure=lost,
+        prices=known.prices,
+        line=known.line,
     )
 
 
@@ -164,6 +176,8 @@ def known_of(
     """What the model of costs knows before a refresh."""
     remembered, rows = job.remembered(), sum(f.rows for f in files)
     line = remember.line(job.store, job.fragment.source, remembered)
+    if base is not None and base.lost:  # what was lost is to come, and as little else as can be
+        line = replace(line, objective=Objective.BYTES)
     return Known(
         name=job.name,
         version=base.version if base else None,
@@ -194,8 +208,9 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
 
 def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     """Rows of the source that may be read; None: all. What is not compared would be missing from a
-    first version, as in one that follows an empty one, or have no values in new columns."""
-    is_new = base is None or not base.rows or schema.differs(layout, base.layout)
+    first version, as in one that follows an empty one or lost files, or have no values in new
+    columns."""
+    is_new = base is None or not base.rows or base.lost or schema.differs(layout, base.layout)
     return None if is_new else job.fragment.read_at_most
 
 

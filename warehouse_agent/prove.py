@@ -21,7 +21,7 @@ from driftline.types import Recipe
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from warehouse_agent.executors import KeyFile, driver_errors
+from warehouse_agent.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile
 from warehouse_agent.reduce import total
@@ -94,6 +94,7 @@ def read_back(
             "value did not survive being written.",
             where=name,
             remedy="`driftline verify` finds damaged files; report it if the disk is healthy.",
+            details={DATA_FILE: f"of {len(files)}"},
         )
     return found
 

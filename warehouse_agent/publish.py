@@ -53,17 +53,34 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One published version, pinned. `meta` is what its commit says of it."""
+    """One published version, pinned. `meta` is what its commit says of it; of its files those are
+    `lost` whose rows count as not there (`mend`)."""
 
     version: int
     files: tuple[DataFile, ...]
     layout: Layout
     meta: dict[str, Any]
     handle: DeltaTable = field(repr=False, compare=False)
+    lost: tuple[DataFile, ...] = ()
 
     @property
     def rows(self) -> int:
         return sum(f.rows for f in self.files)
+
+    @property
+    def rows_lost(self) -> int:
+        return sum(f.rows for f in self.lost)
+
+    @property
+    def sound(self) -> tuple[DataFile, ...]:
+        """The files that are not lost."""
+        lost = set(self.lost)
+        return tuple(f for f in self.files if f not in lost)
+
+    @property
+    def table(self) -> str:
+        """What tells this table from any other that has had its name."""
+        return str(self.handle.metadata().id)
 
     def uris(self) -> list[str]:
         return [f.uri for f in self.files]

@@ -52,7 +52,8 @@ def changes(
 
     Raises:
         NotFound: there is no version `since`, as after a new first load; or a version in between
-            has no feed (the first load, or a changed schema), or none any more (`clean`).
+            has no feed (the first load, a changed schema, damage that was repaired, a table that
+            was restored), or none any more (`clean`).
     """
     store = open_store(path)
     newest = head(store, name)
@@ -70,7 +71,7 @@ def changes(
         snapshot = head(store, name, version=number)
         feed = snapshot.meta.get("changes") if snapshot else None
         if snapshot is None or feed is None:
-            raise _no_feed(name, number, "no change feed")
+            raise _no_feed(name, number, _why_none(snapshot))
         parts.append(_feed_rows(spark, store, name, snapshot, str(feed)))
     if not parts:
         empty = rows_of(spark, newest.layout, [])
@@ -94,6 +95,15 @@ def _feed_rows(
     uris = [store.uri(*place, file) for file in files]
     rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
     return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+
+
+def _why_none(snapshot: Snapshot | None) -> str:
+    meta = snapshot.meta if snapshot else {}
+    if lost := meta.get("repaired_rows"):
+        return f"no change feed: {lost:,} rows of damaged files were pulled again"
+    if (restored := meta.get("restored")) is not None:
+        return f"no change feed: version {restored} was restored"
+    return "no change feed"
 
 
 def _no_feed(name: str, version: int, has: str) -> NotFound:

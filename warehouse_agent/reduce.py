@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
-from driftline.errors import InternalError, WarehouseUnavailable
+from driftline.errors import WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import CELL_BYTES, Cells, Embedding
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from warehouse_agent.executors import driver_errors
+from warehouse_agent.executors import DATA_FILE, driver_errors
 from warehouse_agent.layout import Layout
 from warehouse_agent.plan import everything
 from warehouse_agent.publish import DataFile
@@ -93,7 +93,8 @@ def check_rows(files: Files, found: int) -> None:
     if found != rows:
         raise WarehouseUnavailable(
             f"{found} rows are in data files that had {rows} when they were written.",
-            remedy="`driftline verify` names damaged files; restore them from a backup.",
+            remedy="`driftline verify` names damaged files, and mends them with --repair.",
+            details={DATA_FILE: f"of {len(files)}"},
         )
 
 
@@ -186,7 +187,11 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
             if sketch is not None:
                 ks, inside = sketch.embedding.embed(where, salt)
                 if not inside.all():
-                    raise InternalError("A row lies outside the bounds of its file.")
+                    raise WarehouseUnavailable(
+                        "A row lies outside the bounds that the log has of its data file.",
+                        remedy="`driftline verify` names damaged files.",
+                        details={DATA_FILE: piece.file},
+                    )
                 cells.add(ks, mixed.m0, salt)
         if sums.total.count:
             found = {"sums": [sums.to_bytes()], "cells": [cells.to_bytes()], "check": [cells.check]}

@@ -64,6 +64,7 @@ class Refresh:
             forced=self.job.fragment.method,
             line=p.known.line,
             rows_expected=p.rows_expected,
+            rows_lost=p.rows_lost,
         )
         spark = self.job.spark
 

@@ -26,7 +26,10 @@ from warehouse_agent.notes import GREATEST, number
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.store import PRIVATE, Store
 
-CHECKED = "checked"  # of a fragment's notes
+# Of a fragment's notes.
+CHECKED = "checked"
+DAMAGED = "damaged"  # the version, and what is wrong with files of it, by path (`mend`)
+HEAD = "head"  # the table, and its newest version when it was last left (`restored`)
 RTT_DAYS = 7  # a measurement is a connection of its own
 
 

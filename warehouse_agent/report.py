@@ -45,6 +45,8 @@ class Report:
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_rewritten: int = 0  # of files of ours that gave way
+    repaired_files: int = 0  # of ours that were missing or damaged
+    repaired_rows: int = 0  # that they held, by the log, and that count as not there
     predicted: dict[str, Any] | None = None  # a `candidates.Candidate`, before the refresh
     modelled: dict[str, Any] | None = None  # and of the changes that were found
     changes_expected: tuple[int, int, int] | None = None  # low, median, high: four of five within

@@ -26,7 +26,7 @@ from driftline.errors import (
 )
 from pyspark.sql import SparkSession
 
-from warehouse_agent import preflight, publish, remember, schema
+from warehouse_agent import mend, preflight, publish, remember, schema
 from warehouse_agent.configure import Fragment, Source, WarehouseConfig
 from warehouse_agent.executors import mistake
 from warehouse_agent.job import Job
@@ -144,6 +144,7 @@ class Runner:
                     report.recovered()
             if (error := failed.get(fragment.name)) is not None:
                 if one is not None:
+                    mend.note_failure(one.job, error)
                     with contextlib.suppress(DriftlineError):
                         one.job.discard()
                 report.fail(error)

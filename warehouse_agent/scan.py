@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent.executors import Batches, driver_errors, task
+from warehouse_agent.executors import DATA_FILE, Batches, driver_errors, task
 from warehouse_agent.layout import STATISTICS
 from warehouse_agent.publish import DataFile
 from warehouse_agent.store import located
@@ -131,6 +131,7 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         raise WarehouseUnavailable(
             f"Data file {uri.rsplit('/', 1)[-1]} cannot be read: {error}",
             remedy="Run the command again; `driftline verify` tells whether files are damaged.",
+            details={DATA_FILE: uri.rsplit("/", 1)[-1]},
         ) from error
 
 

@@ -131,7 +131,7 @@ def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -
             kind = layout.data_ddl[layout.order.index(i)].rsplit(" ", 1)[1]
             expressions.append(F.lit(None).cast(kind).alias(name))
     expressions += [F.col(name) for name, _ in STATISTICS]
-    rows = rows_of(spark, old, base.uris()).select(*expressions)
+    rows = rows_of(spark, old, [f.uri for f in base.sound]).select(*expressions)
     return by_place(rows).mapInArrow(task(_recompute(layout, key)), layout.ddl)
 
 

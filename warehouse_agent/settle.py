@@ -21,12 +21,14 @@ from warehouse_agent import (
     blame,
     feed,
     heat,
+    mend,
     plan,
     prices,
     prove,
     publish,
     reduce,
     remember,
+    restored,
     row_security,
     schema,
     stage,
@@ -102,7 +104,11 @@ def _model(job: Job, p: Prepared, out: Outcome) -> None:
     if job.report.schema_changed:  # it is not known how many rows changed
         return
     found = modelled(
-        p.known, p.changes_expected, job.report.rows_changed, out.method, out.theirs.count
+        p.known,
+        p.changes_expected,
+        job.report.rows_changed + job.report.repaired_rows,
+        out.method,
+        out.theirs.count,
     )
     job.report.modelled = None if found is None else asdict(found)
 
@@ -111,6 +117,7 @@ def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, objec
     """When all of this version was compared the last time, and how fast; after a part, whose turn
     is next."""
     noted = note_checked(version, _checked(job, p, out))
+    noted |= restored.left(job, p.base, version)
     noted |= row_security.note(out.row_security, version)
     if p.is_part:
         assert p.units is not None
@@ -171,7 +178,7 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in stay),
-        tuple(before) if p.files == base else None,
+        tuple(before) if p.base is not None and p.files == p.base.sound else None,
     )
 
 
@@ -293,6 +300,8 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
         "rows_inserted": report.rows_inserted,
         "rows_updated": report.rows_updated,
         "rows_deleted": report.rows_deleted,
+        "repaired_files": report.repaired_files,
+        "repaired_rows": report.repaired_rows,
         "method": out.method.value,
         "clock": p.stamp.clock_after.to_json(),
     }
@@ -309,7 +318,8 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
     )
     report.version, report.rows_total = version, out.theirs.count
     report.checked_at = out.checked_at
-    report.bytes_rewritten = sum(f.size for f in applied.gone)
+    lost = p.base.lost if p.base else ()
+    report.bytes_rewritten = sum(f.size for f in applied.gone if f not in lost)
     _model(job, p, out)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
@@ -332,7 +342,9 @@ def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
     place = (job.spark, job.store, job.name, p.base.version + 1)
     before, after = applied.before, applied.shipped
     if before is None:
-        before, after = applied.gone, applied.added
+        before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
     if fits(before, feed.LOTS_MAX) and fits(after, feed.LOTS_MAX):
-        return feed.write(*place, before=before, after=after, layout=p.layout)
-    return feed.joined(*place, old=before, new=after, layout=p.layout)
+        found = feed.write(*place, before=before, after=after, layout=p.layout)
+    else:
+        found = feed.joined(*place, old=before, new=after, layout=p.layout)
+    return mend.without_feed(job.store, job.name, found, p.base) if p.base.lost else found

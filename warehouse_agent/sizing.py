@@ -144,6 +144,7 @@ def open_sketch(
     expected: Expected | None,
     prices: Prices,
     line: Line,
+    sure: int = 0,
 ) -> Sketch:
     """The sketch of a refresh, and what of it goes up before anything is known.
 
@@ -157,12 +158,14 @@ def open_sketch(
         rows: of our side, at least one.
         bounds: the least and the greatest integer key.
         expected: how many rows changed; None: nothing is known.
+        sure: so many of them are known to differ, for which no prediction can be wrong.
     """
     embedding = embedding_for(rows, bounds)
     if expected is None:
         return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
     full = prices.copy(rows)
-    cap = min(int(WORTH * full + WORTH_BYTES) // CELL_BYTES, HASHES * THIRD_CELLS_MAX)
+    cap = int(WORTH * full + WORTH_BYTES) // CELL_BYTES + (cells_for(sure) if sure else 0)
+    cap = min(cap, HASHES * THIRD_CELLS_MAX)
     chosen = _cheapest(expected, full=full, cap=cap, prices=prices, line=line)
     # Bulk changes come unforeseen: what is not on the wire is cheap, and a second scan is not.
     finest = min(max(FINER * cells_for(expected.quantile(0.98)), FINEST, rows), HASHES * rows)

@@ -36,9 +36,9 @@ from driftline.errors import (
 )
 
 from warehouse_agent import (
+    mend,
     passes,
     prepare,
-    publish,
     reduce,
     remember,
     row_security,
@@ -57,7 +57,6 @@ from warehouse_agent.passes import Pass
 from warehouse_agent.plan import Method
 from warehouse_agent.prepare import Describe, Prepared, stamp_of
 from warehouse_agent.publish import Snapshot
-from warehouse_agent.readers import rows_of
 from warehouse_agent.reduce import Listing, Sums
 from warehouse_agent.refresh import Refresh
 from warehouse_agent.store import PRIVATE
@@ -91,8 +90,8 @@ class Sweep(Refresh):
     def prepare(self, describe: Describe) -> None:
         """Take up the pass at hand, or begin one: quantiles and a reduction in Spark."""
         job = self.job
-        base = publish.head(job.store, job.name)
-        if base is None or not base.rows or job.options.accept_schema:
+        base = mend.published(job)
+        if base is None or not any(f.rows for f in base.sound) or job.options.accept_schema:
             super().prepare(describe)
             assert self._prepared is not None
             _check_key(self._prepared.layout, job.name)
@@ -170,7 +169,7 @@ class Sweep(Refresh):
             job,
             base,
             base.layout,
-            files=base.files,
+            files=base.sound,
             partition=p.tiling.cuts,
             earlier=earlier,
             tiled=Tiled(self._wanted, len(p.tiling), len(p.outcomes)),
@@ -184,14 +183,17 @@ class Sweep(Refresh):
         wanted = self._wanted
         count = tiles.count_for(base.rows, wanted)
         shares = ", ".join(repr(i / count) for i in range(count + 1))
-        rows = rows_of(self.job.spark, base.layout, base.uris())
-        position, accuracy = base.layout.position_sql, max(2000, QUANTILES_ACCURACY * count)
+        accuracy = max(2000, QUANTILES_ACCURACY * count)
         with driver_errors():
-            row = rows.selectExpr(
-                f"percentile_approx({position}, array({shares}), {accuracy}) as q",
-                f"min({position}) as least",
-                f"max({position}) as greatest",
-            ).first()
+            row = (
+                mend.positions(self.job.spark, base)
+                .selectExpr(
+                    f"percentile_approx(position, array({shares}), {accuracy}) as q",
+                    "min(position) as least",
+                    "max(position) as greatest",
+                )
+                .first()
+            )
         assert row is not None, "an aggregate has one row"
         earlier = remember.runs(self.job.store, self.job.name)[-_REFRESHES_LOOKED_AT:]
         inserted = [run.inserted for run in earlier if not run.is_load]
@@ -236,7 +238,7 @@ class Sweep(Refresh):
             with job.report.phase("list"):
                 return reduce.list_rows(
                     job.spark,
-                    base.files,
+                    base.sound,
                     base.layout,
                     opening.partition,
                     p.salt,
@@ -310,7 +312,7 @@ class Sweep(Refresh):
         return Prepared(
             base=base,
             layout=base.layout,
-            files=base.files,
+            files=base.sound,
             partition=p.tiling.cuts,
             salt=p.salt,
             sketch=None,

@@ -51,7 +51,7 @@ class DriftlineError(Exception):
 
     code: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
-    is_retryable: ClassVar[bool] = False
+    is_retryable: bool = False  # of a kind; of one error more may be known
     default_remedy: ClassVar[str] = ""
 
     def __init__(

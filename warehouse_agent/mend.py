@@ -1,0 +1,190 @@
+"""Rows in data files that are missing or damaged count as not there, and are pulled again.
+
+A refresh begins from the newest version without its lost files: those that a listing does not show,
+or not at their size, and those that a read found damaged and that are so still. The working copy is
+what is left; comparing it with the source finds what the lost files held, besides what changed, and
+the version that is published no longer names them.
+
+ 1. What a failed read finds is noted (`note_failure`, `note`), in the fragment's notes, and says
+    nothing of any other version. The files are read once more before they are given up.
+ 2. What cannot be reached is not lost: a storage that refuses ends the refresh (`damage`). Nor are
+    files that are not there when they are most of the version's: that is rather a disk that is not
+    mounted, or a clean-up gone wrong, and wants a decision (`verify --repair`).
+ 3. Such a version has no change feed. Before-images are gone, so nobody knows which of the rows
+    that came were lost as they are now, and which rows that were lost are gone at the source.
+ 4. How many rows were lost is known from the log, so the sketch that goes up is large enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent import damage, publish, restored, sizing
+from warehouse_agent.damage import SPARK_FAILURES
+from warehouse_agent.executors import DATA_FILE
+from warehouse_agent.expect import Expected, expect
+from warehouse_agent.feed import Feed
+from warehouse_agent.job import Job
+from warehouse_agent.publish import DataFile, Snapshot
+from warehouse_agent.readers import rows_of
+from warehouse_agent.remember import DAMAGED
+from warehouse_agent.store import PRIVATE, Store
+
+MISSING_SHARE_MAX = 0.5  # of a version's files; of more a refresh asks before it pulls them again
+_GROWN_SCALE = 0.02  # of ln d, where it is known how many rows were lost
+_UNCHANGED = -30.0  # ln P(d = 0) where rows were lost
+# What Spark's own reader says of a file that it cannot read.
+_UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PATH_NOT_FOUND")
+
+
+def published(job: Job) -> Snapshot | None:
+    """The newest version, without the files that are lost; None: nothing was ever published.
+
+    Raises:
+        WarehouseUnavailable: the table cannot be read, or is not the one that was left here; most
+            of its files are not there.
+    """
+    base = restored.checked(job, publish.head(job.store, job.name))
+    if base is None:
+        return None
+    wrong = damage.absent(job.store, job.name, base.files)
+    if not job.options.repair:
+        _refuse_many(job.name, base, wrong)
+    noted = _noted(job.remembered(), base)
+    if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
+        wrong |= damage.examine(job.spark, job.store, job.name, base.layout, suspects)
+    base = replace(base, lost=tuple(f for f in base.files if f.path in wrong))
+    job.report.repaired_files, job.report.repaired_rows = len(base.lost), base.rows_lost
+    return base
+
+
+def note_failure(job: Job, error: DriftlineError) -> None:
+    """After a refresh that failed: look whether damaged files are why, which the next one mends.
+
+    Every file is read, and those that are damaged are noted and named in the error, which then is
+    one that is worth another attempt.
+    """
+    if not _is_of_reading(error):
+        return
+    try:
+        base = publish.head(job.store, job.name)
+        wrong = found(job.spark, job.store, base, job.name) if base else {}
+        if base is None or set(wrong) <= _noted(job.remembered(), base):
+            return
+        note(job.store, job.name, base, wrong)
+    except Exception:  # the storage, or Spark: what the refresh failed with says more
+        return
+    error.details.update(damage.listed(wrong))
+    error.details.pop(DATA_FILE, None)
+    error.remedy = "The next refresh pulls again what the damaged files held."
+    error.is_retryable = True
+
+
+def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> dict[str, str]:
+    """What is wrong with the files of a version, by path; all of them are read.
+
+    Raises:
+        WarehouseUnavailable: the storage does not let a file be read.
+        PySparkException, Py4JError: Spark failed on a file.
+    """
+    wrong = damage.absent(store, name, version.files)
+    left = [f for f in version.files if f.path not in wrong]
+    return wrong | damage.examine(spark, store, name, version.layout, left)
+
+
+def note(store: Store, name: str, version: Snapshot, wrong: Mapping[str, str]) -> None:
+    """Note what is wrong with the files of a version, for the next refresh."""
+    place = (PRIVATE, "fragments", f"{name}.json")
+    noted = {DAMAGED: {"version": version.version, "files": dict(wrong)}}
+    store.write(json.dumps(store.read_json(*place) | noted).encode(), *place)
+
+
+def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
+    """How many lost rows a comparison of these files has to tell: not those beyond the bounds of
+    their integer keys, which a source sends unasked."""
+    ends = publish.bounds(files)
+    if ends is None or sizing.embedding_for(max(base.rows, 1), ends).base is None:
+        return base.rows_lost
+    return sum(f.rows for f in base.lost if f.meets(*ends))
+
+
+def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
+    """How many of `rows` rows will differ: those that change, as is expected, and those lost."""
+    if not lost:
+        return expected
+    found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
+    more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
+    scales = found.scales * np.exp(found.locations - more)  # of d, they stay as they were
+    p = found.unchanged
+    return Expected(
+        _UNCHANGED,
+        np.append(more, np.log(lost)),
+        np.append(np.maximum(scales, _GROWN_SCALE), _GROWN_SCALE),
+        np.append(found.weights * (1 - p), p),
+    )
+
+
+def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
+    """The positions, as `position`, of the rows of a version with an integer key; of rows that are
+    lost as if they were spread evenly between the bounds of their file."""
+    rows = rows_of(spark, base.layout, [f.uri for f in base.sound])
+    found = rows.selectExpr(f"{base.layout.position_sql} as position")
+    for file in base.lost:
+        if file.bounds is not None:
+            least, greatest = file.bounds
+            step = max((greatest - least) // max(file.rows - 1, 1), 1)
+            spread = spark.range(min(file.rows, greatest - least + 1))
+            found = found.union(spread.selectExpr(f"{least}L + id * {step}L as position"))
+    return found
+
+
+def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
+    """No feed for a version that lost files, and as many changes as are certain.
+
+    Of `feed`, which knows no before-images of lost rows, each of these is an insert if it came
+    again. So what is above their number was inserted, and what is below it deleted, at least.
+    """
+    if feed.folder is not None:
+        with contextlib.suppress(WarehouseUnavailable):  # no commit names it: `gc` removes it
+            store.remove(PRIVATE, "changes", name, *feed.folder.split("/"))
+    new = feed.counts.get("insert", 0) - base.rows_lost
+    gone = feed.counts.get("delete", 0) - min(new, 0)
+    return Feed(counts=feed.counts | {"insert": max(new, 0), "delete": gone})
+
+
+def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
+    missing = [path for path, what in wrong.items() if what == damage.MISSING]
+    if len(missing) <= MISSING_SHARE_MAX * len(base.files):
+        return
+    raise WarehouseUnavailable(
+        f"{len(missing)} of {len(base.files)} data files of version {base.version} are missing, "
+        f"{missing[0]} among them.",
+        where=name,
+        remedy="Check that the storage is all there, or restore them. If they are lost: "
+        f"driftline verify {name} --repair",
+        details=damage.listed(wrong),
+    )
+
+
+def _noted(notes: Mapping[str, object], version: Snapshot) -> set[str]:
+    """The paths that are noted as damaged, of this version."""
+    noted = notes.get(DAMAGED)
+    if not isinstance(noted, dict) or noted.get("version") != version.version:
+        return set()
+    files = noted.get("files")
+    return {f.path for f in version.files if f.path in files} if isinstance(files, dict) else set()
+
+
+def _is_of_reading(error: DriftlineError) -> bool:
+    """Whether a file that cannot be read, or is not what it was, may be the reason."""
+    if isinstance(error, ProofFailed | WarehouseUnavailable):
+        return DATA_FILE in error.details
+    why = error.__cause__
+    return isinstance(why, SPARK_FAILURES) and any(word in str(why) for word in _UNREADABLE)
