@@ -33,6 +33,7 @@ from source_agent import cli as source_cli
 from source_agent import configure as source_configure
 from source_agent.audit import Entry
 from source_agent.engine import Limits
+from tests.servers import PostgreSQL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -296,6 +297,41 @@ def test_a_console_shows_what_comes(block: Block, world: World) -> None:
     for command in block.commands:
         printed += [f"$ {command}", *world.said[command].splitlines()]
     assert [_form(line) for line in shown] == [_form(line) for line in printed]
+
+
+@pytest.mark.spark
+def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path) -> None:
+    """On a PostgreSQL of somebody's own, with no file touched by hand."""
+    database = postgresql.create_database("quickstart")
+    with postgresql.superuser(database) as admin:
+        admin.execute("CREATE TABLE customers (id INT PRIMARY KEY, name TEXT, since DATE)")
+        admin.execute(
+            "INSERT INTO customers SELECT n, 'c' || n, '2026-01-01' FROM generate_series(1, 500) n"
+        )
+        admin.execute("CREATE TABLE log (line TEXT)")
+    port = free_port()
+
+    def ours(command: str) -> str:
+        listen = f"--url '{postgresql.url('postgres', database)}' --listen 127.0.0.1:{port}"
+        command = command.replace("--url postgresql://localhost/erp", listen)
+        return command.replace("localhost:7443", f"localhost:{port}")
+
+    steps = [scenario(name) for name in ("quickstart", "quickstart-serve", "quickstart-warehouse")]
+    assert sum(map(len, steps)) <= 7, "with the installation, at most eight"
+    for command in steps[0]:
+        run(tmp_path, ours(command))
+    (serve,) = steps[1]
+    try:
+        with served(tmp_path, serve):
+            said = [run(tmp_path, ours(command)) for command in steps[2]]
+    finally:
+        postgresql.drop_database(database)
+    assert (
+        "is not published: The table has no primary key" in (tmp_path / "source.toml").read_text()
+    )
+    assert "customers" in said[-1]
+    assert "500" in said[-1]
+    assert "log" not in said[-1]
 
 
 def _form(line: str) -> str:
