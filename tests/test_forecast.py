@@ -112,6 +112,12 @@ def test_before_anything_was_shipped_no_bytes_are_told() -> None:
     )
     assert "full copy: bytes not known, 2 round trips, 1 scan" in found.text()
     assert json.loads(found.to_json())["candidates"][0]["bytes"] is None
+    later = predict(known(prices=guess, runs=daily(1000)))
+    assert later.floor_bytes is None
+    assert {what for what, size in by_name(later).items() if size is not None} == {
+        "nothing changed"
+    }
+    assert later.chosen in by_name(later)
     told = prices.known({"copied_row_bytes": 31.0}, 9, level=LOAD_LEVEL)
     (candidate,) = predict(known(version=None, rows=None, prices=told)).candidates
     assert candidate.bytes == pytest.approx(31 * ROWS, rel=0.01)

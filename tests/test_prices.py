@@ -52,6 +52,7 @@ def test_few_rows_cost_more_each() -> None:
 def test_before_anything_was_shipped() -> None:
     guess = replace(flat(72.0), guessed=True)
     assert known({}, 9) == known({"row_bytes": "?", "few_rows": None}, 9) == guess
+    assert known({"few_bytes": 300.0, "few_rows": 6.0}, 9) == flat(50.0), "what one price tells"
 
 
 def test_a_load_is_the_price_of_everything_until_there_is_another() -> None:

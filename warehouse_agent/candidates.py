@@ -63,8 +63,8 @@ class Candidate:
     """One way a refresh may go.
 
     `bytes` are both directions, None where the number of rows or what a row takes is not known
-    (before the first load: types say neither how long values are nor how well they compress; the
-    guess was wrong by a factor of 8 and more); `source_rows` are read at the
+    (where no row was ever shipped: types say neither how long values are nor how well they
+    compress); `source_rows` are read at the
     source, in `source_scans` full scans or by index; `exchange_seconds` is what scan and line take,
     `seconds` the median of all of earlier refreshes that went this way; `bytes_rewritten` are of
     data files of ours, where the changes are scattered.
@@ -235,16 +235,17 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
 
 
 def _candidate(
-    known: Known, method: Method | None, size: int, trips: int, again: int, changed: int
+    known: Known, method: Method | None, size: int, trips: int, reread: int, changed: int
 ) -> Candidate:
-    """`again`: rows that the source reads after its scan."""
+    """`reread`: rows that the source reads after its scan."""
     theirs = known.rows_expected if known.rows_expected is not None else known.rows or 0
     what = "nothing changed" if method is None else NAMES[method]
-    rows, scans = theirs + again, 1 + (again >= theirs > 0)
+    rows, scans = theirs + reread, 1 + (reread >= theirs > 0)
+    again, spent = _rewritten(known, changed), _seconds(known, method)
+    if method is not None and known.prices.guessed:
+        return Candidate(what, None, trips, scans, rows, None, again, spent)
     took = round(known.line.seconds(size, trips, rows), 2)
-    return Candidate(
-        what, size, trips, scans, rows, took, _rewritten(known, changed), _seconds(known, method)
-    )
+    return Candidate(what, size, trips, scans, rows, took, again, spent)
 
 
 def _rewritten(known: Known, changed: int) -> int:

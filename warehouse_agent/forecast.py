@@ -192,7 +192,8 @@ def predict(known: Known) -> Forecast:
         chosen = candidates[0].what
     else:
         candidates, chosen = refreshes(known, expected, max(changed, 1))
-        floor = plan.floor_bytes(known.rows, changed, known.prices.row)
+        if not known.prices.guessed:
+            floor = plan.floor_bytes(known.rows, changed, known.prices.row)
     return Forecast(
         name=known.name,
         command="plan",

@@ -71,9 +71,10 @@ def known(notes: dict[str, object], columns: int, *, level: int) -> Prices:
     """
     few, few_rows = number(notes, "few_bytes") or 0.0, number(notes, "few_rows")
     copied, row = number(notes, "copied_row_bytes"), number(notes, "row_bytes")
-    guessed = not (row or copied)
-    row = row or copied or COLUMN_BYTES_UNKNOWN * columns
-    each = few / few_rows if few_rows else row
+    each = few / few_rows if few_rows else None
+    told = row or copied or each
+    row = told or COLUMN_BYTES_UNKNOWN * columns
+    each, guessed = row if each is None else each, not told
     if copied is None:
         return Prices(row, each, row, guessed=guessed)
     before = number(notes, "copied_level") or LOAD_LEVEL
