@@ -38,6 +38,7 @@ ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "de
 STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
+    "row_security",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
