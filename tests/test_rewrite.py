@@ -249,7 +249,7 @@ def test_what_fails_in_a_task_is_typed_and_leaves_nothing(
     with pytest.raises(WarehouseUnavailable, match="is not there"):
         rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
     (folder / "gone.parquet").write_bytes(b"")  # which Spark does not list
-    with pytest.raises(WarehouseUnavailable, match="100 rows are in data files that had 101"):
+    with pytest.raises(WarehouseUnavailable, match="hold 100 rows and held 101"):
         rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
     (tmp_path / "t" / "file").write_bytes(b"")
     with pytest.raises(WarehouseUnavailable, match="cannot be made"):

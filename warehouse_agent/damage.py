@@ -138,8 +138,8 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
     except (pa.ArrowException, ValueError, TypeError, MemoryError) as error:
         return str(error) or type(error).__name__
     if bad:
-        return f"{bad} rows read back differ from their fingerprints"
-    return None if rows == file.rows else f"{rows} rows instead of {file.rows}"
+        return f"{bad:,} of its rows read back with another fingerprint"
+    return None if rows == file.rows else f"rows: {rows:,} instead of {file.rows:,}"
 
 
 def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
@@ -155,7 +155,7 @@ def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
         return None, MISSING
     except OSError as error:
         return str(error) or type(error).__name__, None
-    return None, None if size == file.size else f"{size} bytes instead of {file.size}"
+    return None, None if size == file.size else f"bytes: {size:,} instead of {file.size:,}"
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

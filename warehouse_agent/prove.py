@@ -25,6 +25,7 @@ from warehouse_agent.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.publish import DataFile
 from warehouse_agent.reduce import total
+from warehouse_agent.report import counted
 from warehouse_agent.scan import Function, Piece, scan
 
 _ROWS = f"{RESERVED}rows"
@@ -62,8 +63,8 @@ def prove(
         ours += total(spark, rest, layout, salt)
     if ours != theirs:
         raise ProofFailed(
-            f"The result has {ours.count} rows and the source {theirs.count}, or their contents "
-            "differ; nothing was published.",
+            f"The result has {counted(ours.count, 'row')} and the source {theirs.count:,}, or "
+            "their contents differ; nothing was published.",
             where=name,
             remedy="Run the refresh again; report it if it happens twice.",
         )
@@ -90,8 +91,8 @@ def read_back(
             bad += row["bad"]
     if bad:
         raise ProofFailed(
-            f"{bad} rows read back differ from their fingerprints: their files are damaged, or a "
-            "value did not survive being written.",
+            f"{counted(bad, 'row')} read back with another fingerprint: data files are damaged, or "
+            "a value did not survive being written.",
             where=name,
             remedy="`driftline verify` finds damaged files; report it if the disk is healthy.",
             details={DATA_FILE: f"of {len(files)}"},
@@ -147,7 +148,7 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
     cause = "" if exact else " (or the table changed while it was read, which this engine allows)"
     raise DuplicateKey(
         f"Two rows or more have the key {samples['sample 1']}{cause}; "
-        f"{len(found)}{'' if len(found) < SAMPLES_MAX else ' or more'} keys are affected.",
+        f"keys with such rows: {len(found)}{'' if len(found) < SAMPLES_MAX else ' or more'}.",
         where=name,
         remedy="Ask the DBA to publish the relation with a key that is unique.",
         details=samples,

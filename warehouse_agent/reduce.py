@@ -28,6 +28,7 @@ from warehouse_agent.executors import DATA_FILE, driver_errors
 from warehouse_agent.layout import Layout
 from warehouse_agent.plan import everything
 from warehouse_agent.publish import DataFile
+from warehouse_agent.report import counted
 from warehouse_agent.scan import Function, Piece, scan
 from warehouse_agent.sizing import Sketch
 
@@ -92,7 +93,7 @@ def check_rows(files: Files, found: int) -> None:
     rows = sum(f.rows for f in files)
     if found != rows:
         raise WarehouseUnavailable(
-            f"{found} rows are in data files that had {rows} when they were written.",
+            f"Data files hold {counted(found, 'row')} and held {rows:,} when they were written.",
             remedy="`driftline verify` names damaged files, and mends them with --repair.",
             details={DATA_FILE: f"of {len(files)}"},
         )

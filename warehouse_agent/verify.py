@@ -19,6 +19,7 @@ from warehouse_agent import damage, mend, restored
 from warehouse_agent.damage import SPARK_FAILURES
 from warehouse_agent.executors import cause
 from warehouse_agent.publish import Snapshot
+from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
 _REMEDY = "To pull again what they held: driftline verify {} --repair, or the next refresh."
@@ -37,8 +38,9 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
     if (noted := restored.newer(notes, snapshot)) is not None:
         restored.refuse(name, snapshot, noted)
     if snapshot.rows != snapshot.meta["rows"]:
+        held = counted(snapshot.rows, "row")
         raise WarehouseUnavailable(
-            f"{snapshot.rows} rows are in the files and {snapshot.meta['rows']} in the version.",
+            f"The files hold {held}, and the version {snapshot.meta['rows']:,}.",
             where=name,
             remedy="Restore the table from a backup, or move its folder away for a new first load.",
         )
