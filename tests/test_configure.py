@@ -342,3 +342,19 @@ def three(tmp_path: Path) -> warehouse.WarehouseConfig:
     head = WAREHOUSE.split("[fragments", maxsplit=1)[0]
     tables = "".join(f'[fragments.{n}]\nsource = "erp"\n' for n in ("a1", "a2", "b"))
     return load_warehouse(tmp_path, head + tables)
+
+
+def test_a_silence_that_no_warehouse_waits_for(tmp_path: Path) -> None:
+    text = """
+[database]
+url = "sqlite:///erp.db"
+silence_timeout_s = {}
+[server]
+listen = "127.0.0.1:0"
+insecure = true
+[relations.o]
+table = "o"
+"""
+    assert load_source(tmp_path, text.format(3600)).database.limits.silence_s == 3600
+    with pytest.raises(ConfigurationError, match="silence_timeout_s"):
+        load_source(tmp_path, text.format(3601))
