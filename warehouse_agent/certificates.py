@@ -1,24 +1,17 @@
-"""The files of mutual TLS at the warehouse, and the dates in a certificate.
-
-Certificates are read with a few lines of DER, because the package that could is not needed for
-anything else here.
-"""
+"""The files of mutual TLS at the warehouse, and the dates in a certificate."""
 
 from __future__ import annotations
 
-import base64
-import re
 import ssl
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.settings import read_secret
+from driftline.x509 import read_der, read_pem
 
 from warehouse_agent.configure import Source
 
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.S)
 _ENROLL = "`driftline-source enroll` makes a set that fits together."
 
 
@@ -90,46 +83,18 @@ def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:
     Raises:
         ConfigurationError: it holds none.
     """
-    match = _PEM.search(pem)
     try:
-        return validity_of(base64.b64decode(match[1])) if match else _none()
-    except (ValueError, IndexError):
+        read = read_pem(pem)
+    except MalformedMessage:
         raise ConfigurationError(f"{path} holds no certificate.", where=path.name) from None
-
-
-def _none() -> tuple[datetime, datetime]:
-    raise ValueError("no certificate")
+    return read.begins, read.ends
 
 
 def validity_of(der: bytes) -> tuple[datetime, datetime]:
     """Return from when to when a certificate in DER is valid.
 
-    RFC 5280, section 4.1: Certificate { tbsCertificate { [0] version, serialNumber, signature,
-    issuer, validity { notBefore, notAfter } … } … }.
+    Raises:
+        MalformedMessage: it is none.
     """
-    fields = _elements(next(iter(_elements(der)))[1])
-    inner = list(_elements(next(iter(fields))[1]))
-    if inner[0][0] == 0xA0:  # version 1 has no field for its version
-        inner = inner[1:]
-    begins, ends = (_time(tag, value) for tag, value in _elements(inner[3][1]))
-    return begins, ends
-
-
-def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each DER element in a row."""
-    at = 0
-    while at < len(der):
-        tag, length, at = der[at], der[at + 1], at + 2
-        if length & 0x80:
-            size = length & 0x7F
-            length, at = int.from_bytes(der[at : at + size], "big"), at + size
-        yield tag, der[at : at + length]
-        at += length
-
-
-def _time(tag: int, value: bytes) -> datetime:
-    """UTCTime (two digits of the year, 1950 to 2049) or GeneralizedTime."""
-    text = value.decode("ascii")
-    if tag == 0x17:
-        text = ("19" if int(text[:2]) >= 50 else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    read = read_der(der)
+    return read.begins, read.ends
