@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from tests.servers import PostgreSQL
 from tests.standby import Standby
 from tests.tls_pair import TlsPair
 
+CRASH_S_MAX = 60.0
 MANY_ROWS = 20_000  # some 4 MB, which do not fit into a disk of 1 MiB
 SORTED = "SELECT id, note, row_number() OVER (ORDER BY note) AS n FROM orders"
 SLOW = 250  # the id of a row that takes a minute to read
@@ -134,14 +134,20 @@ def killed(bench: Bench) -> Iterator[TlsPair]:
 )
 def restarted(bench: Bench) -> Iterator[TlsPair]:
     server: PostgreSQL = bench.fixture("own_postgresql")
+    crashed = threading.Event()
     with bench.postgresql(server) as legacy:
 
         def crash() -> None:
             legacy.execute("CHECKPOINT")  # the test's server does not promise to keep a commit
             server.crash()
+            crashed.set()
+
+        def start() -> None:
+            assert crashed.wait(CRASH_S_MAX)  # the error is here before the server has ended
+            server.start()
 
         with _asleep(bench, legacy, crash) as pair:
-            pair.between = server.start
+            pair.between = start
             yield pair
         legacy.reconnect()
 
@@ -195,14 +201,12 @@ def slow(bench: Bench) -> Iterator[TlsPair]:
 def full(bench: Bench) -> Iterator[TlsPair]:
     """Its sort does not fit into the disk of its temporary files."""
     server: PostgreSQL = bench.fixture("postgresql")
-    disk = Path(bench.fixture("small_disk")(1))
+    # Below the server's own folder, which its system user may enter.
+    disk: Path = bench.fixture("small_disk")(1, at=server.folder / "small")
     place = disk / "temporary"
     place.mkdir()
     owner = (server.folder / "data").stat()
     shutil.chown(place, owner.st_uid, owner.st_gid)
-    for folder in (place, *place.parents):
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o711)
     relation = {"orders": f'query = "{SORTED}"\nkey = ["id"]'}
     with bench.postgresql(rows=MANY_ROWS, note_bytes=200) as legacy:
         legacy.execute(f"CREATE TABLESPACE small LOCATION '{place}'")

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from tests.absent import absent
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount a tmpfs of so many MiB; called again, it is resized. Only root can."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    was_mounted = False
+class Mount(Protocol):
+    """Mount a tmpfs of `mib` MiB, at a folder of the test or at another; again: resize it."""
 
-    def mount(mib: int) -> Path:
-        nonlocal was_mounted
-        options = f"size={mib}m" + (",remount" if was_mounted else "")
+    def __call__(self, mib: int, at: Path | None = None) -> Path: ...
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Mount]:
+    """A disk that a test fills. Only root can mount one."""
+    mounted: list[Path] = []
+
+    def mount(mib: int, at: Path | None = None) -> Path:
+        folder = at or tmp_path / "disk"
+        folder.mkdir(exist_ok=True)
+        options = f"size={mib}m" + (",remount" if mounted else "")
         done = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
             capture_output=True,
@@ -30,11 +36,11 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         )
         if done.returncode:
             absent("SMALL DISK", done.stderr.strip(), is_required_in_ci=False)
-        was_mounted = True
+        mounted[:] = [folder]
         return folder
 
     if os.geteuid() != 0:
         absent("SMALL DISK", "only root can mount one", is_required_in_ci=False)
     yield mount
-    if was_mounted:
+    for folder in mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=False)
