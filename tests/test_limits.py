@@ -13,7 +13,7 @@ from driftline.ranges import strata_of
 PROTOCOL = Path(__file__).resolve().parent.parent / "docs/protocol.md"
 LIMITS = {name: value for name, value in vars(limits).items() if name.isupper()}
 UNITS = re.compile(
-    r"VERSION$|BYTES|_S$|ROWS|COLUMNS|RANGES|SEGMENTS|CELLS|HASHES|DIGESTS|KEYS|SAMPLES|ROUNDS|RPCS"
+    r"VERSION$|BYTES|_S(_MAX)?$|ROWS|COLUMNS|RANGES|SEGMENTS|CELLS|HASHES|DIGESTS|KEYS|SAMPLES|ROUNDS|RPCS|POLICIES"
 )
 
 
