@@ -176,14 +176,18 @@ def known_of(
     """What the model of costs knows before a refresh."""
     remembered, rows = job.remembered(), sum(f.rows for f in files)
     line = remember.line(job.store, job.fragment.source, remembered)
-    if base is not None and base.lost:  # what was lost is to come, and as little else as can be
+    is_torn = base is not None and bool(base.lost)
+    if is_torn:  # what was lost is to come, and as little else as can be
         line = replace(line, objective=Objective.BYTES)
+    priced = prices.known(remembered, len(layout.names), level=line.level(rows))
+    if is_torn:  # a copy is no way out because of a price that was drawn from other rows
+        priced = replace(priced, copied=max(priced.copied, priced.row))
     return Known(
         name=job.name,
         version=base.version if base else None,
         rows=rows if base or files else None,
         rows_expected=rows_expected,
-        prices=prices.known(remembered, len(layout.names), level=line.level(rows)),
+        prices=priced,
         partition=partition,
         integer_key=layout.recipe.integer_key,
         bounds=publish.bounds(files),
