@@ -138,6 +138,10 @@ def serve(chosen: Chosen, port_file: Path | None) -> None:
     from source_agent.serve import run
 
     run(chosen.load, port_file=port_file)
+    # The interpreter gives signals their default back while it ends; one that is late must not
+    # make of a clean end a killed process.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @cli.command()
