@@ -241,7 +241,7 @@ def test_a_part_keeps_to_its_budget(wal: bool, monkeypatch: pytest.MonkeyPatch) 
         fill(path, INTEGER, theirs, wal=wal)
         with closing(open_session(path)) as session, pytest.raises(LimitExceeded) as caught:
             exchanged(session, INTEGER.relation, ours, units=part_of(ours, rows_max=100))
-    assert "More than 100 rows" in caught.value.message
+    assert "more than 100 rows" in caught.value.message
     assert sum(read) == 101
 
 
