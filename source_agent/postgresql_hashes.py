@@ -54,6 +54,7 @@ _SENDS: Final = {  # by kind, or by `form` where a cast to text is not what is s
     "float4": "float4send",
     "float8": "float8send",
     "numeric": "numeric_send",
+    "money": "numeric_send",
     "text": "textsend",
     "date": "date_send",
     "timestamp": "timestamp_send",

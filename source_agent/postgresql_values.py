@@ -82,7 +82,7 @@ def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: b
     if oid == _NUMERIC and not as_text:
         return Found(name, _numeric(modifier), quoted)
     if oid == _MONEY and not as_text:
-        return Found(name, _MONEY_TYPE, f"{quoted}::pg_catalog.numeric(19,2)")
+        return Found(name, _MONEY_TYPE, f"{quoted}::pg_catalog.numeric(19,2)", "money")
     note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
     read = f"{quoted}::pg_catalog.text" if oid in _PINNED_CASTS else OUTPUT_TEXT.format(quoted)
     return Found(name, text, read, note=note)

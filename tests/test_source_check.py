@@ -234,11 +234,12 @@ def test_columns_that_can_hold_what_is_refused(
     postgresql: PostgreSQL, mariadb: MariaDB, folder: Path
 ) -> None:
     with sqlite3.connect(folder / "erp.db") as connection:
-        connection.execute(f"CREATE TABLE t ({COLUMNS})")
+        connection.execute(f"CREATE TABLE t ({COLUMNS}, x NUMERIC, y DATETIME)")
     connection.close()
     name = f"w{uuid.uuid4().hex[:10]}"
     with postgresql.superuser(postgresql.create_database(name)) as admin:
-        admin.execute(f"CREATE TABLE t ({COLUMNS}, at2 TIMESTAMPTZ, free NUMERIC, d DATE)")
+        more = "at2 TIMESTAMPTZ, free NUMERIC, d DATE, paid MONEY"
+        admin.execute(f"CREATE TABLE t ({COLUMNS}, {more})")
     with mariadb.admin(mariadb.create_database(name)) as root, root.cursor() as cursor:
         cursor.execute(f"CREATE TABLE t ({COLUMNS}, at2 DATETIME)")
     try:
@@ -252,6 +253,14 @@ def test_columns_that_can_hold_what_is_refused(
             with closing(engine.open()) as session:
                 shape = session.describe(Relation("t", table="t", columns=None))
             found[engine.name] = warnings(engine.name, shape)
+        typed = connect(f"sqlite:///{folder / 'erp.db'}", None, Limits())
+        types = (("day", "date"), ("x", "numeric(20,2)"), ("y", "timestamp"))
+        with closing(typed.open()) as session:
+            shape = session.describe(Relation("t", table="t", types=types))
+        *declared, _ = warnings("sqlite", shape)
+        assert [w.split(":")[0] for w in declared] == ["day", "x", "y"]
+        assert "can hold infinity" in declared[0]
+        assert "can hold NaN" in declared[1]
         as_text = connect(postgresql.url("postgres", name), None, Limits())
         with closing(as_text.open()) as session:
             shape = session.describe(Relation("t", table="t", as_text=("day", "at", "at2", "d")))
