@@ -116,7 +116,10 @@ def init(
     for path in made.files:
         click.echo(path)
     click.echo(str(made), err=True)
-    click.echo("next: driftline-source enroll --source-name HOST, check, serve", err=True)
+    first = ""
+    if made.password_to_write is not None:
+        first = f"run {made.files[1].name}, put the password into {made.password_to_write}, "
+    click.echo(f"next: {first}driftline-source enroll --source-name HOST, check, serve", err=True)
     if not made.published:
         raise click.exceptions.Exit(_EXIT_NOT_SERVED)
 

@@ -321,7 +321,7 @@ class Engine(Protocol):
     def scan_cost(self, shape: Shape) -> str:
         """One line on what a full scan costs: rows, bytes and plan, from catalogue and EXPLAIN."""
 
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         """The least-privilege script that a DBA runs as herself, for this engine; `connections`
         are allowed at once: two exchanges, a description, one to spare."""
 

@@ -7,9 +7,10 @@ runs it, and needs no login to print it.
 from __future__ import annotations
 
 from driftline.errors import UsageError
+from driftline.limits import DESCRIBE_RPCS_READING_MAX
 from sqlalchemy.engine import make_url
 
-from source_agent.configure import SourceConfig
+from source_agent.configure import Budget, SourceConfig
 from source_agent.engine import Engine
 
 ACCOUNT = "driftline"  # of the system, for a database that is a file
@@ -28,7 +29,15 @@ def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) ->
     if not named:
         raise UsageError("The URL names no login to grant anything to.", remedy="Add --login NAME.")
     relations = [published.relation for published in config.relations.values()]
-    budget = config.budget
-    # One each, one for every further reader, one for a description, one to spare.
-    connections = max(4, budget.scans_at_once + budget.readers + 1)
-    return engine.grants(relations, login=named, connections=connections)
+    return engine.grants(relations, login=named, connections=connections(config.budget))
+
+
+def connections(budget: Budget) -> int:
+    """Return how many connections the login may have: enough for all that is read at once.
+
+    Each exchange that is answered and each description that asks the database has a session. It may
+    open a second, short one: for the policies of row security on PostgreSQL, for KILL or to see
+    whether the server still answers on MariaDB. Further readers have one connection each.
+    Sessions of further clients that wait for a place are not counted.
+    """
+    return 2 * (budget.scans_at_once + DESCRIBE_RPCS_READING_MAX) + budget.readers - 1

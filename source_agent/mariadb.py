@@ -299,7 +299,7 @@ class MariadbEngine:
         with contextlib.closing(self._open()) as session:
             return mariadb_access.scan_cost(session.ask, shape)
 
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         return mariadb_access.grants(
             relations, login, self._database, self._limits, connections=connections
         )

@@ -80,7 +80,7 @@ class PostgresqlEngine:
         with contextlib.closing(self._open()) as session:
             return postgresql_access.scan_cost(session.ask, shape)
 
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         database = self._parameters.get("dbname") or login
         return postgresql_access.grants(
             relations, login, database, self._limits, connections=connections

@@ -28,15 +28,15 @@ from driftline.settings import Table, address_parts, environment_name
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from source_agent.configure import Budget
 from source_agent.engine import Engine, Limits, Listed, Relation, Shape
 from source_agent.engines import connect
-from source_agent.grant import ACCOUNT
+from source_agent.grant import ACCOUNT, connections
 from source_agent.printable import counted
 from source_agent.relations import nearest
 
 LISTEN = "127.0.0.1:7443"
 COMMENT_CHARACTERS_MAX = 300  # of a reason or a note, in a comment
-CONNECTIONS = 4  # two exchanges, a description, one to spare
 _SECRET_MODE = 0o600
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PASSWORDS = frozenset({"password", "passwd", "pwd", "passfile"})  # parameters of a URL
@@ -75,11 +75,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The files that were written, and how many relations are published of how many."""
+    """The files that were written, and how many relations are published of how many.
+
+    `password_to_write` is the file into which the DBA has yet to put the password of `--login`.
+    """
 
     files: tuple[Path, ...]
     published: int
     offered: int
+    password_to_write: str | None = None
 
     def __str__(self) -> str:
         if self.published == self.offered:
@@ -102,23 +106,24 @@ def init(request: Request) -> Made:
     config = request.config
     script = config.with_name("grants.sh" if _is_file(url) else "grants.sql")
     login = request.login or url.username or ACCOUNT
-    secret = config.with_name(f"{_file_name(login)}.password")
+    secret = config.with_name(re.sub(r"[^A-Za-z0-9_.-]", "_", login) + ".password")
     _refuse_existing(request, [config, script])
     engine, prompted = _connected(request, url)
     offers = _offers(engine, request.patterns)
-    is_own = request.login in {None, url.username}
+    is_own = _is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
-    written_url = url if _is_file(url) else url.set(username=login)
-    text = _text(request, written_url, kept, offers)
+    # Without --login a URL that names no user stays so: ACCOUNT may not exist.
+    text = _text(request, url if is_own else url.set(username=login), kept, offers)
     relations = [o.shape.relation for o in offers if o.shape is not None]
-    grants = engine.grants(relations, login=login, connections=CONNECTIONS)
+    grants = engine.grants(relations, login=login, connections=connections(Budget()))
     written: list[tuple[Path, str, int | None]] = [(config, text, None), (script, grants, None)]
     if prompted is not None and is_own:
         _refuse_existing(request, [secret])
         written.append((secret, prompted, _SECRET_MODE))
     for path, content, mode in written:
         _write(path, content, mode, force=request.force)
-    return Made(tuple(path for path, _, _ in written), len(relations), len(offers))
+    files = tuple(path for path, _, _ in written)
+    return Made(files, len(relations), len(offers), None if is_own else secret.name)
 
 
 def _checked(request: Request) -> URL:
@@ -152,10 +157,6 @@ def _checked(request: Request) -> URL:
 
 def _is_file(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
-
-
-def _file_name(login: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", login)
 
 
 def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:

@@ -318,7 +318,7 @@ class SqliteEngine:
         with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
             return sqlite_access.scan_cost(session, shape, self._path)
 
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int = 4) -> str:
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         return sqlite_access.grants(self._path, login)
 
     def listed(self) -> list[Listed]:

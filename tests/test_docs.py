@@ -313,7 +313,7 @@ def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path)
 
     def ours(command: str) -> str:
         listen = f"--url '{postgresql.url('postgres', database)}' --listen 127.0.0.1:{port}"
-        command = command.replace("--url postgresql://localhost/erp", listen)
+        command = command.replace("--url postgresql://you@localhost/erp", listen)
         return command.replace("localhost:7443", f"localhost:{port}")
 
     steps = [scenario(name) for name in ("quickstart", "quickstart-serve", "quickstart-warehouse")]

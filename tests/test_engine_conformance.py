@@ -590,7 +590,7 @@ def test_grants_scan_cost_and_privileges(legacy: Legacy) -> None:
     relation = Relation("items", table="items", key=("id",), columns=("name",))
     with closing(engine.open()) as session:
         shape = session.describe(relation)
-    script = engine.grants([relation], login="drift'line")
+    script = engine.grants([relation], login="drift'line", connections=6)
     assert "items" in script or legacy.name == "sqlite"
     assert "INSERT" not in script
     assert "\n" not in engine.scan_cost(shape)
@@ -603,7 +603,7 @@ def test_a_granted_login_reads_and_has_no_excess(pg: OfPostgreSQL, maria: OfMari
     for legacy in (pg, maria):
         filled(legacy, 5)
         login = f"l{legacy.database}"
-        script = engine_of(legacy).grants([relation], login=login)
+        script = engine_of(legacy).grants([relation], login=login, connections=6)
         # As the script says: then its last line, with a password.
         script = script.replace("-- ALTER USER", "ALTER USER").replace("'…'", "'pw'")
         text = "\n".join(line for line in script.splitlines() if not line.startswith("--"))

@@ -823,7 +823,7 @@ def test_what_the_dba_is_told(pg: OfPostgreSQL, tmp_path: Path) -> None:
     )
     config = load(path)
     engine = connect(config.database.url, None, config.database.limits)
-    assert "CONNECTION LIMIT 8;" in grants(config, engine, login="driftline")
+    assert "CONNECTION LIMIT 12;" in grants(config, engine, login="driftline")
     items, some = check(config, engine).relations
     assert items.scan_cost.endswith("; 5 processes read it")
     assert some.scan_cost.endswith("; one process reads it")

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
+from sqlalchemy.engine import make_url
 
 from source_agent import check, scaffold
 from source_agent.configure import SourceConfig, load
+from source_agent.engine import Relation
 from source_agent.engines import connect
 from source_agent.scaffold import Made, Request
 from tests.pair import environment
@@ -183,6 +186,7 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
     assert 'password_file = "reader.password"' in text
     assert "reader" in made.files[1].read_text()
     assert [path.name for path in made.files] == ["source.toml", "grants.sql"]
+    assert made.password_to_write == "reader.password"
     secret.chmod(0o644)
     with pytest.raises(ConfigurationError, match="is open to others than its owner"):
         scaffold.init(requested(tmp_path / "c", place, **chosen))
@@ -191,6 +195,37 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
         scaffold.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None))
     assert "--password-file" in caught.value.remedy
     assert not (tmp_path / "d").exists()
+
+
+def test_a_url_without_a_user_stays_without_one(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs `init` is who runs `serve`: both log in as libpq's default user."""
+    name = postgresql.create_database(f"i{uuid.uuid4().hex[:10]}")
+    url = postgresql.url("postgres", name).replace("//postgres@", "//")
+    monkeypatch.setenv("PGUSER", "postgres")
+    try:
+        with postgresql.superuser(name) as admin:
+            admin.execute(TABLES[0])
+        place = Place("postgresql", url, None, None)
+        made = scaffold.init(requested(tmp_path / "a", place))
+        database = load(made.files[0]).database
+        assert make_url(database.url).username is None
+        with closing(connect(database.url, None, database.limits).open()) as session:
+            assert session.describe(Relation("keyed", table="keyed")).vouched
+        script = made.files[1].read_text()
+        assert "driftline" in script
+        assert "CONNECTION LIMIT 8;" in script
+        assert made.password_to_write is None
+        (tmp_path / "b").mkdir()
+        done = command(
+            tmp_path / "b", "init", "--url", place.url, "--login", "reader", "--listen", "[::1]:0"
+        )
+        assert done.returncode == 0, done
+        assert "next: run grants.sql, put the password into reader.password, " in done.stderr
+        assert "://reader@" in (tmp_path / "b" / "source.toml").read_text()
+    finally:
+        postgresql.drop_database(name)
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
