@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from source_agent.enroll import enroll
 from tests.causes import ROWS, Bench, cause
-from tests.relay import Ending, Relay
+from tests.relay import Ending, Relay, unanswered
 from tests.tls_pair import TlsPair
 from warehouse_agent import handshake, preflight
 from warehouse_agent import link as link_module
@@ -20,7 +19,7 @@ from warehouse_agent import link as link_module
 HANDSHAKE_BYTES = 500  # inside the server's first flight, which has some 850
 FLIPPED_BYTES = 3_000  # behind the handshake, in the answer to Describe
 NOTE_BYTES = 400  # of each row, where it matters how many bytes come
-WAIT_S = 1.0  # instead of CONTROL_S
+WAIT_S = 1.0  # instead of CONTROL_S and REACH_S
 
 
 @contextlib.contextmanager
@@ -41,7 +40,7 @@ def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link_module, "CONTROL_S", WAIT_S)
         patch.setattr(handshake, "CONTROL_S", WAIT_S)
-        patch.setattr(preflight, "CONTROL_S", WAIT_S)
+        patch.setattr(preflight, "REACH_S", WAIT_S)
         yield
 
 
@@ -61,15 +60,8 @@ def no_such_host(bench: Bench) -> Iterator[TlsPair]:
 
 @cause("a firewall drops the packets to it", "UNREACHABLE", 4, "in time", retried=False)
 def black_hole(bench: Bench) -> Iterator[TlsPair]:
-    """A listener whose queue is full answers no SYN."""
-    with _pair(bench) as pair, _impatient(), socket.socket() as full, contextlib.ExitStack() as up:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(2):
-            waiting = up.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        pair.dial(f"127.0.0.1:{full.getsockname()[1]}")
+    with _pair(bench) as pair, _impatient(), unanswered() as address:
+        pair.dial(address)
         yield pair
 
 
@@ -169,7 +161,7 @@ def wrong_name(bench: Bench) -> Iterator[TlsPair]:
 
 @cause(
     "our certificate is of another authority", "UNAUTHENTICATED", 5,
-    "when it had seen our certificate", "client_ca", retried=False,
+    "after it received our certificate", "client_ca", retried=False,
 )  # fmt: skip
 def not_known(bench: Bench) -> Iterator[TlsPair]:
     other = _enrolled(bench.folder / "other")

@@ -33,8 +33,9 @@ def locked(bench: Bench) -> Iterator[TlsPair]:
 
 
 @cause(
-    "most data files are gone", "WAREHOUSE", 1, "are missing", ".parquet", "verify", retried=False
-)
+    "most data files are gone", "WAREHOUSE", 1, "missing; the first is", ".parquet", "verify",
+    retried=False,
+)  # fmt: skip
 def gone(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         pair.refresh("orders")

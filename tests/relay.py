@@ -18,7 +18,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 _CHUNK_BYTES = 1 << 14
@@ -223,6 +223,19 @@ class Relay:
         for pair in pairs:
             for end in pair:
                 _reset(end)
+
+
+@contextlib.contextmanager
+def unanswered() -> Iterator[str]:
+    """An address as behind a firewall: a listener whose queue is full answers no SYN."""
+    with socket.socket() as full, contextlib.ExitStack() as up:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):
+            waiting = up.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
 def _reset(end: socket.socket) -> None:

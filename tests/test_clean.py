@@ -205,7 +205,7 @@ def test_nothing_goes_when_the_log_is_not_whole(pair: Pair) -> None:
     before = data_files(pair)
     log = pair.warehouse / "orders" / "_delta_log"
     shutil.move(log, pair.folder / "kept")
-    with pytest.raises(WarehouseUnavailable, match="log is gone"):
+    with pytest.raises(WarehouseUnavailable, match="log is missing"):
         clean(store_of(pair), datetime.now(UTC) + LATER)
     assert data_files(pair) == before
 

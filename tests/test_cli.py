@@ -216,13 +216,13 @@ def test_an_unreachable_source(tmp_path: Path, run: Run) -> None:
         ("items", "UNREACHABLE", 1),
     ]
     assert ended.err.count(NOBODY) == 1, "one cause is said once"
-    assert "items: For the same reason as orders." in ended.err
+    assert "items: same cause as orders." in ended.err
     assert "Trying again" not in ended.err
     assert "Traceback" not in ended.err
     planned = run("plan", "--json", config=config)
     assert planned.code == 4, "a price without the source is half a price"
     assert ["Nothing answers" in line["source_error"] for line in planned.lines] == [True, True]
-    assert "the source was not asked: Nothing" in run("plan", "orders", config=config).out
+    assert "the source could not be asked: Nothing" in run("plan", "orders", config=config).out
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_certificates_of_another_authority(secure: Pair, tmp_path: Path, run: Ru
     codes = {c["check"]: c["code"] for c in checked.lines if c["code"]}
     assert codes["source erp: TLS"] == "UNAUTHENTICATED"
     told = run("doctor", config=tls(secure, good, foreign)).out
-    assert "FAIL  fragment orders: relation: for the same reason as source erp: TLS\n" in told
+    assert "FAIL  fragment orders: relation: same cause as source erp: TLS\n" in told
     assert run("refresh", "orders", config=tls(secure, good, good)).code == 0
 
 

@@ -67,6 +67,10 @@ def test_an_unknown_code_is_an_internal_error() -> None:
     error = from_code("LATER", "Something new.", details={})
     assert type(error) is errors.InternalError
     assert error.message == "Something new."
+    assert "same release on both sides" in error.remedy
+    assert "report it" not in error.remedy
+    assert from_code("LATER", "New.", remedy="Wait.", details={}).remedy.startswith("Wait. The")
+    assert "report it" in from_code("INTERNAL", "Old.", details={}).remedy
 
 
 def test_codes_are_unique_and_complete() -> None:

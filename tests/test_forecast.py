@@ -97,7 +97,7 @@ def test_a_first_load_of_unknown_size() -> None:
     )
     assert by_name(found) == {"full copy": None}
     assert "bytes not known" in found.text()
-    assert "the source was not asked: Nothing answers." in found.text()
+    assert "the source could not be asked: Nothing answers." in found.text()
 
 
 def test_before_anything_was_shipped_no_bytes_are_told() -> None:
@@ -534,7 +534,7 @@ def test_why_it_wins() -> None:
     assert ranges.bytes < 40 * ROWS / 10
     assert predict(slow).chosen == "by sketch"
     assert predict(slow).why == (
-        "its cells go first and will tell it all, though by ranges would take less"
+        "the initial sketch is expected to suffice, although by ranges would take less"
     )
     assert predict(known(read_at_most=2000)).why == "read_at_most = 2000"
     assert "nothing to compare" in predict(known(version=None, rows=None)).why

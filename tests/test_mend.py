@@ -362,7 +362,7 @@ def test_a_log_that_is_gone(pair: Pair) -> None:
     shutil.rmtree(pair.warehouse / "orders" / "_delta_log")
     error = pair.error("orders")
     assert error["code"] == "WAREHOUSE"
-    assert "log is gone" in error["message"]
+    assert "log is missing" in error["message"]
     assert pair.refresh("orders", options=Options(accept_restored=True)).version == 0
     pair.check("orders")
 

@@ -152,7 +152,8 @@ def test_a_killed_jvm_is_started_again(site: Site) -> None:
     assert code == 0, lines
     report = json.loads(out)
     assert (report["attempts"], report["rows_total"]) == (2, ROWS)
-    assert report["retried"][0]["code"] == "SPARK"
+    lost = report["retried"][0]
+    assert (lost["code"], lost["exit_code"]) == ("SPARK", 75)
     assert [line for line in lines if FOREIGN.search(line)] == [], lines
     assert [line for line in lines if "Trying again" in line], lines
 

@@ -29,6 +29,7 @@ from tests.pair import Pair
 from tests.servers import PostgreSQL
 from warehouse_agent import examine, row_security
 from warehouse_agent.exchange import Wire
+from warehouse_agent.forecast import forecast
 from warehouse_agent.publish import head
 from warehouse_agent.refresh import Options, Refresh
 from warehouse_agent.show import status_of, text_of
@@ -103,6 +104,11 @@ def doctor(pair: Pair) -> str:
 
 
 # Both agents.
+def plan(pair: Pair) -> str:
+    fragment = pair.config().fragments["rows"]
+    return forecast(Store(str(pair.warehouse)), fragment).text()
+
+
 def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     assert pair.refresh("rows").rows_total == 6
     config = source_configure.load(pair.source_toml())
@@ -114,20 +120,23 @@ def test_what_is_hidden_is_said_by_everybody(pair: Pair) -> None:
     status = status_of(Store(str(pair.warehouse)), "rows")
     assert status.row_security is True
     lines = text_of([status], datetime.now(UTC), None)
-    assert "row security: what the source's login may see, of rows" in lines
+    assert "row security hides rows of the source from its login: rows" in lines
     kept = meta_of(pair)["row_security"]
     assert [row[:2] for row in kept["policies"]] == [["public.rows", "own"]]
     assert "acme" not in json.dumps(kept), "what a policy says stays at the source"
 
 
 CHANGES = {
-    "DROP POLICY own ON rows": ["public.rows without a policy shows no row", "own of public.rows"],
+    "DROP POLICY own ON rows": [
+        "no policy of public.rows shows the login a row",
+        "own of public.rows no longer applies",
+    ],
     "ALTER TABLE rows DISABLE ROW LEVEL SECURITY": ["own of public.rows no longer applies"],
-    "ALTER POLICY own ON rows USING (tenant <> 'acme')": ["own of public.rows says something else"],
+    "ALTER POLICY own ON rows USING (tenant <> 'acme')": ["own of public.rows changed"],
     "CREATE POLICY more ON rows USING (id = 1)": ["policy more of public.rows applies now"],
     "CREATE POLICY less ON rows AS RESTRICTIVE USING (id < 4)": ["less of public.rows applies"],
     "ALTER POLICY own ON rows RENAME TO mine": ["own of public.rows no longer", "mine of public"],
-    "ALTER POLICY own ON rows USING (tenant = 'acme' AND id > 0)": ["says something else"],
+    "ALTER POLICY own ON rows USING (tenant = 'acme' AND id > 0)": ["own of public.rows changed"],
 }
 
 
@@ -151,13 +160,15 @@ def test_other_policies_are_refused_until_they_are_accepted(pair: Pair) -> None:
         error = pair.error("rows", options=Options(allow_shrink=True))
         assert error["code"] == "RECIPE"
         assert all(text in error["message"] for text in CHANGES[change]), error["message"]
-        with pytest.raises(RecipeChanged, match="row security"):
+        with pytest.raises(RecipeChanged, match="Row security changed"):
             doctor(pair)
+        assert all(text in plan(pair) for text in CHANGES[change])
         report = pair.refresh("rows", options=ACCEPT)
         assert (report.version, report.rows_total) == (version, rows)
         quiet = pair.refresh("rows")
         assert (quiet.version, quiet.rows_changed) == (version, 0)
         doctor(pair)
+        assert "--accept-schema" not in plan(pair)
 
 
 def test_what_is_kept_is_what_the_rows_were_read_under(
@@ -211,7 +222,7 @@ def test_policies_are_compared_tile_by_tile(pair: Pair) -> None:
     assert pair.refresh("rows").tiles is not None
     pair.legacy.execute("ALTER POLICY own ON rows USING (tenant = 'acme' AND id > 0)")
     error = pair.error("rows")
-    assert (error["code"], "says something else" in error["message"]) == ("RECIPE", True)
+    assert (error["code"], "own of public.rows changed" in error["message"]) == ("RECIPE", True)
     assert pair.refresh("rows", options=ACCEPT).version == 1
     assert pair.refresh("rows").version == 1
 

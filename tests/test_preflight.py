@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+from driftline.errors import SourceUnreachable
+from driftline.limits import CONTROL_S
 
 from source_agent.serve import start
 from tests.agents import configuration, make_orders
 from tests.pair import environment
+from tests.relay import unanswered
+from warehouse_agent import preflight
+from warehouse_agent.configure import Source
+from warehouse_agent.examine_source import examine_source
 
 FORKS = 200
 # Python forks with a function to run in the child, as pyspark does, instead of spawning.
@@ -44,3 +53,18 @@ def test_processes_start_while_a_channel_is_open(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert (done.returncode, done.stdout) == (0, "{0}\n"), done.stderr
+
+
+def test_a_firewall_that_drops_packets_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another look after the first would take as long again."""
+    monkeypatch.setattr(preflight, "REACH_S", 0.3)
+    with unanswered() as address:
+        source = Source("erp", address, insecure=True)
+        began = time.monotonic()
+        with pytest.raises(SourceUnreachable, match="does not answer in time") as caught:
+            preflight.reach(source)
+        (looked,) = examine_source(source)
+        assert time.monotonic() - began < CONTROL_S / 2
+    assert looked.error is not None
+    assert str(looked.error) == str(caught.value)
+    assert address in str(caught.value)

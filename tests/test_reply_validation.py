@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError, MalformedMessage
-from driftline.limits import NAME_BYTES_MAX
+from driftline.limits import FINGERPRINT_VERSION, NAME_BYTES_MAX
 from driftline.peer_text import one_line, visible
+from driftline.types import Column, Recipe, parse_type
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rogue import line_to
-from warehouse_agent import reply_validation
+from tests.test_forecast import known
+from warehouse_agent import examine, reply_validation, schema
+from warehouse_agent.configure import Fragment
+from warehouse_agent.forecast import predict
 from warehouse_agent.reply_validation import check_description, check_reply, refusal
+from warehouse_agent.store import Store
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\rgood: \u202e0001\u2028\nforged line"
 AS_OF = "2026-01-01T00:00:00.5Z"
@@ -142,6 +147,32 @@ def answering(*replies: pb.Reply) -> Callable[[Iterator[pb.Request]], Iterator[p
         yield from replies
 
     return says
+
+
+def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> None:
+    """A name is compared, so it stays; what a person is shown of it acts on no terminal."""
+    columns = [
+        pb.ColumnDescription(name=name, type="int8", ordinal=number)
+        for number, name in enumerate((HOSTILE, f"b{HOSTILE * 1000}"))
+    ]
+    reply = described(
+        columns=columns, key_columns=1, fingerprint_version=FINGERPRINT_VERSION, vouched=True
+    )
+    with line_to(tmp_path, answering(), reply) as link:
+        got = link.describe("orders")
+        assert [column.name for column in got.description.columns] == [c.name for c in columns]
+        fragment = Fragment("orders", link.source, "orders")
+        told = examine._relation(Store(str(tmp_path / "warehouse")), fragment)
+    assert told.isprintable()
+    assert "\\x1b[2J" in told
+    old = Recipe((Column("id", parse_type("int8"), False, 1),), 1)
+    new = schema.recipe_of(got.description)
+    changes = tuple(schema.column_changes(old, new))
+    assert HOSTILE in changes[0]
+    lines = predict(known(schema_changes=changes)).text().splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert len([line for line in lines if "--accept-schema" in line]) == len(changes)
+    assert max(map(len, lines)) < reply_validation.LINE_CHARACTERS_MAX + 100
 
 
 def test_every_message_of_the_line_passes_here(tmp_path: Path) -> None:

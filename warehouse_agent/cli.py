@@ -191,7 +191,7 @@ def history(config: Path, name: str, limit: int, as_json: bool) -> None:
     "--keep-hours",
     default=168,
     show_default=True,
-    help="A version stays readable for so long after the next was published.",
+    help="Hours that a version stays readable after the next one is published.",
 )
 @click.option("--yes", is_flag=True, help="Remove; without it, only say what would be removed.")
 @_json

@@ -206,7 +206,7 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
         elif check.error is None:
             print(f"ok    {check.what}: {check.found}", flush=True)
         elif (first := said.setdefault(str(check.error), check.what)) != check.what:
-            print(f"FAIL  {check.what}: for the same reason as {first}", flush=True)
+            print(f"FAIL  {check.what}: same cause as {first}", flush=True)
         else:
             print(f"FAIL  {check.what}: {check.error}", flush=True)
     failed = len([code for code in codes if code])
@@ -222,13 +222,13 @@ def _code(report: Report) -> int:
 def _say_failed(
     report: Report, before: dict[tuple[str, ...], str], note: Callable[[str], None]
 ) -> None:
-    """Why a fragment was not refreshed, for a person. `before`: errors that were said already, with
-    the fragment that they were said of."""
+    """Say why a fragment was not refreshed, for a person. `before`: errors that were said already,
+    with the fragment that they were said of."""
     e = report.error
     assert e is not None
     error = (e["code"], e["where"], e["message"])
     if (first := before.setdefault(error, report.name)) != report.name:
-        note(f"error {e['code']}: {report.name}: For the same reason as {first}.")
+        note(f"error {e['code']}: {report.name}: same cause as {first}.")
         return
     where = e["where"] if e["where"].startswith(report.name) else f"{report.name}: {e['where']}"
     retry = " Safe to run again." if e["safe_to_retry"] else ""
@@ -238,7 +238,7 @@ def _say_failed(
 
 
 def _said(report: Report) -> str:
-    """What a refresh did, for a person."""
+    """Return what a refresh did, for a person."""
     moved = (
         f"{counted(report.bytes_sent + report.bytes_received, 'byte')}, "
         f"{counted(report.round_trips, 'round trip')}"

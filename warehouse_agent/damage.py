@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1 << 20  # of a file that is read for its bytes alone
 
 
 def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]:
-    """What is wrong with the files that are not there, or not of their size, by path.
+    """Return what is wrong with the files that are not there, or not of their size, by path.
 
     Raises:
         WarehouseUnavailable: a folder cannot be listed.
@@ -57,7 +57,7 @@ def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]
 def examine(
     spark: SparkSession, store: Store, name: str, layout: Layout, files: Sequence[DataFile]
 ) -> dict[str, str]:
-    """What is wrong with the damaged ones among these files, by path; one Spark job.
+    """Return what is wrong with the damaged ones among these files, by path; one Spark job.
 
     Args:
         files: all of them there (`absent`).
@@ -78,8 +78,8 @@ def examine(
                 raise WarehouseUnavailable(
                     f"Data file {row.path} cannot be read: {row.refusal}",
                     where=name,
-                    remedy="Check the disk and its permissions. A file that no disk gives back any "
-                    "more can be removed: what it held is then pulled again.",
+                    remedy="Check the disk and its permissions. If the disk can no longer read the "
+                    "file, remove the file: the next refresh pulls its rows again.",
                 )
         return {row.path: row.damage for row in rows}
 
@@ -95,7 +95,7 @@ def examine(
 
 
 def listed(wrong: dict[str, str]) -> dict[str, str]:
-    """The first files that are missing or damaged, as details of an error or report."""
+    """Return the first files that are missing or damaged, as details of an error or report."""
     some = list(wrong.items())[:NAMED_MAX]
     return {f"file {n + 1}": f"{path}: {what}" for n, (path, what) in enumerate(some)}
 
@@ -119,7 +119,7 @@ def _examine(layout: Layout, key: KeyFile, known: dict[str, DataFile]) -> OfFile
 
 
 def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str | None:
-    """Why the rows of a file are not those that were written; None: they are."""
+    """Return why the rows of a file are not those that were written; None: they are."""
     rows = bad = 0
     try:
         for batch in read_batches(file.uri, layout.file_schema):
@@ -132,7 +132,7 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
             if file.bounds is not None and layout.integer_key is not None and len(batch):
                 where = _numbers(batch, layout.integer_key)
                 if where.min() < file.bounds[0] or where.max() > file.bounds[1]:
-                    return "it has keys outside of the bounds that the log has of it"
+                    return "it has keys outside the bounds that the log records"
     except DriftlineError as error:
         return error.message
     except (pa.ArrowException, ValueError, TypeError, MemoryError) as error:
@@ -143,8 +143,8 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
 
 
 def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
-    """Why the bytes of a file cannot be had from its storage, or what of them is lost; both None
-    where all are there, so that it is they that are wrong."""
+    """Return why the bytes of a file cannot be had from its storage, or what of them is lost; both
+    None where all are there, so that it is they that are wrong."""
     try:
         system, path = located(file.uri)
         size = 0

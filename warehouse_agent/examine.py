@@ -29,6 +29,7 @@ from driftline.errors import (
     RecipeChanged,
     WarehouseUnavailable,
 )
+from driftline.peer_text import one_line
 
 from warehouse_agent import java, publish, row_security, schema, session
 from warehouse_agent.configure import Fragment, WarehouseConfig, load
@@ -36,6 +37,7 @@ from warehouse_agent.damage import SPARK_FAILURES
 from warehouse_agent.examine_source import Found, examine_source
 from warehouse_agent.executors import Batches, cause, mistake, task
 from warehouse_agent.link import Link
+from warehouse_agent.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.report import counted
 from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.store import PRIVATE, Store
@@ -185,8 +187,10 @@ def _relation(store: Store, fragment: Fragment) -> str:
 
 def _described(description: pb.Description, vouched: bool) -> str:
     types = Counter(c.type for c in description.columns)
-    columns = ", ".join(f"{n} {kind}" for kind, n in sorted(types.items()))
-    key = ", ".join(c.name for c in description.columns[: description.key_columns])
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(types.items()))
+    columns = one_line(kinds, LINE_CHARACTERS_MAX)
+    names = ", ".join(c.name for c in description.columns[: description.key_columns])
+    key = one_line(names, LINE_CHARACTERS_MAX)
     expected = description.rows_expected
     rows = f"about {counted(expected, 'row')}" if expected else "rows unknown"
     sure = "" if vouched else ", checked at every refresh"

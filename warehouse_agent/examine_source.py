@@ -20,6 +20,7 @@ from warehouse_agent.certificates import certificates, context_of, validity, val
 from warehouse_agent.configure import Source
 from warehouse_agent.handshake import diagnose, host_and_port
 from warehouse_agent.link import Link
+from warehouse_agent.preflight import reach
 from warehouse_agent.report import counted
 
 RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
@@ -52,12 +53,8 @@ def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[F
 
 
 def _tcp(source: Source) -> str:
-    host, port = host_and_port(source)
     began = time.monotonic()
-    try:
-        socket.create_connection((host, port), CONTROL_S).close()
-    except OSError as error:
-        raise diagnose(source) or SourceUnreachable(str(error), where=source.name) from error
+    reach(source)
     return f"{source.address} answers in {(time.monotonic() - began) * 1000:.0f} ms"
 
 

@@ -239,7 +239,7 @@ class Conversation:
         self._out.method = Method.SKETCH
 
     def _replace(self, embedding: Embedding, gone: npt.NDArray[np.uint64]) -> None:
-        """Our rows below the k of all that came give way, and those below these k."""
+        """Replace our rows below the k of all that came, and those below these k."""
         assert self._came is not None
         self._out.replaced = Replaced(np.unique(np.concatenate([*self._came, gone])), embedding)
 

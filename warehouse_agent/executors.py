@@ -38,6 +38,10 @@ _MORE_MEMORY = (
     "Run the command again; what arrived is kept. If it repeats, set more "
     '`"spark.driver.memory"` or fewer tasks (`"spark.master" = "local[2]"`) in [spark].'
 )
+_READ_SPARK = (
+    "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug for the "
+    "whole of Spark's message."
+)
 _LOST = re.compile(
     "Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure"
     "|java.lang.OutOfMemoryError|SparkOutOfMemoryError|MemoryError"
@@ -137,7 +141,11 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
     if error is None:
         is_of_spark = isinstance(problem, PySparkException) or "Py4J" in type(problem).__name__
         what = "Spark failed" if is_of_spark else type(problem).__name__
-        error = InternalError(f"{what}: {cause(problem)}", where=where)
+        # A Python worker runs our code; else Spark speaks of its own settings and storage.
+        is_ours = not is_of_spark or "Traceback (most recent" in str(problem)
+        is_ours &= not (is_of_spark and "PermissionError" in str(problem))
+        remedy = "" if is_ours else _READ_SPARK
+        error = InternalError(f"{what}: {cause(problem)}", where=where, remedy=remedy)
     if error is not problem:
         error.__cause__ = problem
         error.where = error.where or where

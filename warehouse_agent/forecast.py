@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
+from driftline.peer_text import one_line
 
-from warehouse_agent import notes, passes, plan, prices, publish, remember, schema
+from warehouse_agent import notes, passes, plan, prices, publish, remember, row_security, schema
 from warehouse_agent.candidates import (
     NAMES,
     Candidate,
@@ -32,7 +33,9 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.line import Objective
 from warehouse_agent.link import Link
 from warehouse_agent.plan import Method
+from warehouse_agent.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.report import counted
+from warehouse_agent.row_security import RowSecurity
 from warehouse_agent.store import PRIVATE, Store
 
 
@@ -67,9 +70,10 @@ class Forecast:
         """For people."""
         lines = [f"{self.name}: {self._situation()}"]
         if self.source_error:
-            lines.append(f"  the source was not asked: {self.source_error}")
+            lines.append(f"  the source could not be asked: {self.source_error}")
         for change in self.schema_changes:
-            lines.append(f"  a refresh will be refused without --accept-schema: {change}")
+            shown = one_line(change, LINE_CHARACTERS_MAX)
+            lines.append(f"  a refresh will be refused without --accept-schema: {shown}")
         if self.staged_bytes:
             lines.append(
                 f"  {counted(self.staged_bytes, 'byte')} of an earlier attempt need not come again"
@@ -143,6 +147,9 @@ def know(
     changes: list[str] = []
     if published and described and published.id != described.id:
         changes = list(schema.column_changes(published, described)) or ["its fingerprint version"]
+    if base is not None and description is not None:
+        before = row_security.known(base, remembered)
+        changes += row_security.changes(before, RowSecurity.told(description))
     rows = base.rows if base else None
     bounds = publish.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key
@@ -271,8 +278,8 @@ def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
 def _despite(chosen: Candidate, best: Candidate) -> str:
     """Why what seems cheaper is not chosen."""
     if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
-        return f"its cells go first and will tell it all, though {best.what} would take less"
-    return f"{best.what} may take much more than a copy, should more have changed"
+        return f"the initial sketch is expected to suffice, although {best.what} would take less"
+    return f"{best.what} is rejected: its worst case exceeds a full copy"
 
 
 def _took(candidate: Candidate) -> str:

@@ -62,9 +62,13 @@ def diagnose(source: Source) -> DriftlineError | None:
     try:
         return _plain_text(source) if source.insecure else _secured(source)
     except TimeoutError:
-        reason = "does not answer in time"
+        return nothing_answers(source, "does not answer in time")
     except OSError as error:
-        reason = error.strerror or str(error)
+        return nothing_answers(source, error.strerror or str(error))
+
+
+def nothing_answers(source: Source, reason: str) -> SourceUnreachable:
+    """Return the error of an address at which no connection is accepted."""
     return SourceUnreachable(
         f"Nothing answers at {source.address}: {reason}.",
         where=f"source {source.name}",
@@ -217,7 +221,7 @@ def _rejected(source: Source) -> DriftlineError:
         )
     return _refused(
         source,
-        f"{source.address} ended the line when it had seen our certificate.",
+        f"{source.address} closed the connection after it received our certificate.",
         f"Check that {source.certificate} was issued by the source's `client_ca`.",
     )
 

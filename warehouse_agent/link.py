@@ -115,7 +115,7 @@ class Link:
             return None
 
     def describe(self, relation: str) -> pb.DescribeReply:
-        """The description of a relation; of an empty name, the names of all.
+        """Return the description of a relation; of an empty name, the names of all.
 
         Fields of a newer source are ignored; what it speaks is noted for `agreed`.
 
@@ -156,7 +156,7 @@ class Link:
                     return refusal(pb.Refused.FromString(value))
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             return diagnose(self.source) or SourceUnreachable(
-                f"The line to {self.source.address} {_lost(code, text)}.",
+                _lost(self.source.address, code, text),
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
             )
@@ -171,15 +171,18 @@ class Link:
         return InternalError(f"The source agent failed: {text}", where=where)
 
 
-def _lost(code: grpc.StatusCode, text: str) -> str:
+def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
     """Return what happened to the line, without gRPC's own words where the case is known."""
     if "TSI_DATA_CORRUPTED" in text or "TSI_PROTOCOL_FAILURE" in text:
-        return "was damaged: TLS found a byte that is not what was sent"
-    if "handshake" in text.lower():
-        return "was cut off in the TLS handshake"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"is there, but the source agent did not answer within {CONTROL_S:.0f} s"
-    return f"was lost ({text or code.name.lower()})"
+        state = "was damaged: TLS found a byte that is not what was sent"
+    elif "handshake" in text.lower():
+        state = "was cut off in the TLS handshake"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        waited = f"{CONTROL_S:.0f} s"
+        return f"Connected to {address}, but the source agent did not answer within {waited}."
+    else:
+        state = f"was lost ({text or code.name.lower()})"
+    return f"The line to {address} {state}."
 
 
 class Stream:
@@ -218,7 +221,7 @@ class Stream:
 
     @property
     def agreed(self) -> Agreement:
-        """What both sides speak: `Link.agreed`."""
+        """Return what both sides speak: `Link.agreed`."""
         return self._link.agreed()
 
     def send(self, request: pb.Request) -> None:
@@ -252,10 +255,10 @@ class Stream:
         self._meter.hear(reply, now)
         if not self._advance.hear(reply, now):
             raise SourceUnreachable(
-                f"{self._link.source.address} has read no row for {NO_ADVANCE_S:.0f} s, though it"
-                " says that it works.",
+                f"{self._link.source.address} reported progress for {NO_ADVANCE_S:,.0f} s but read"
+                " no row.",
                 where=f"source {self._link.source.name}",
-                remedy="Have its DBA look at the database and at silence_timeout_s.",
+                remedy="Ask its DBA to check the database and silence_timeout_s.",
             )
         return reply
 

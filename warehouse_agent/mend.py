@@ -35,6 +35,7 @@ from warehouse_agent.job import Job
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.readers import rows_of
 from warehouse_agent.remember import DAMAGED
+from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
 MISSING_SHARE_MAX = 0.5  # of a version's files; of more a refresh asks before it pulls them again
@@ -45,7 +46,7 @@ _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PA
 
 
 def published(job: Job) -> Snapshot | None:
-    """The newest version, without the files that are lost; None: nothing was ever published.
+    """Return the newest version without its lost files; None: nothing was ever published.
 
     Raises:
         WarehouseUnavailable: the table cannot be read, or is not the one that was left here; most
@@ -88,7 +89,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
 
 
 def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> dict[str, str]:
-    """What is wrong with the files of a version, by path; all of them are read.
+    """Return what is wrong with the files of a version, by path; all of them are read.
 
     Raises:
         WarehouseUnavailable: the storage does not let a file be read.
@@ -107,8 +108,11 @@ def note(store: Store, name: str, version: Snapshot, wrong: Mapping[str, str]) -
 
 
 def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
-    """How many lost rows a comparison of these files has to tell: not those beyond the bounds of
-    their integer keys, which a source sends unasked."""
+    """Return the number of lost rows that a comparison must find.
+
+    Those beyond the bounds of the files' integer keys are not among them: a source sends them
+    unasked.
+    """
     ends = publish.bounds(files)
     if ends is None or sizing.embedding_for(max(base.rows, 1), ends).base is None:
         return base.rows_lost
@@ -116,7 +120,7 @@ def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
 
 
 def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
-    """How many of `rows` rows will differ: those that change, as is expected, and those lost."""
+    """Return the forecast of differing rows, of `rows`: changed plus lost."""
     if not lost:
         return expected
     found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
@@ -132,8 +136,8 @@ def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
 
 
 def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
-    """The positions, as `position`, of the rows of a version with an integer key; of rows that are
-    lost as if they were spread evenly between the bounds of their file."""
+    """Return the positions, as `position`, of the rows of a version with an integer key; of rows
+    that are lost as if they were spread evenly between the bounds of their file."""
     rows = rows_of(spark, base.layout, [f.uri for f in base.sound])
     found = rows.selectExpr(f"{base.layout.position_sql} as position")
     for file in base.lost:
@@ -146,7 +150,7 @@ def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
 
 
 def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
-    """No feed for a version that lost files, and as many changes as are certain.
+    """Return no feed for a version that lost files, and as many changes as are certain.
 
     Of `feed`, which knows no before-images of lost rows, each of these is an insert if it came
     again. So what is above their number was inserted, and what is below it deleted, at least.
@@ -164,17 +168,17 @@ def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
     if len(missing) <= MISSING_SHARE_MAX * len(base.files):
         return
     raise WarehouseUnavailable(
-        f"{len(missing)} of {len(base.files)} data files of version {base.version} are missing, "
-        f"{missing[0]} among them.",
+        f"{len(missing):,} of {counted(len(base.files), 'data file')} of version {base.version} "
+        f"{'is' if len(missing) == 1 else 'are'} missing; the first is {missing[0]}.",
         where=name,
-        remedy="Check that the storage is all there, or restore them. If they are lost: "
-        f"driftline verify {name} --repair",
+        remedy="Check that the storage is mounted and complete, or restore the files. If they are "
+        f"lost, run: driftline verify {name} --repair",
         details=damage.listed(wrong),
     )
 
 
 def _noted(notes: Mapping[str, object], version: Snapshot) -> set[str]:
-    """The paths that are noted as damaged, of this version."""
+    """Return the paths that are noted as damaged, of this version."""
     noted = notes.get(DAMAGED)
     if not isinstance(noted, dict) or noted.get("version") != version.version:
         return set()
@@ -183,7 +187,7 @@ def _noted(notes: Mapping[str, object], version: Snapshot) -> set[str]:
 
 
 def _is_of_reading(error: DriftlineError) -> bool:
-    """Whether a file that cannot be read, or is not what it was, may be the reason."""
+    """Return whether a file that cannot be read, or is not what it was, may be the reason."""
     if isinstance(error, ProofFailed | WarehouseUnavailable):
         return DATA_FILE in error.details
     why = error.__cause__

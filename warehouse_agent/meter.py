@@ -51,7 +51,7 @@ class Advance:
         self._at, self._rows = now, 0
 
     def hear(self, reply: pb.Reply, now: float) -> bool:
-        """Whether the source is still believed; `now` in seconds of a monotonic clock."""
+        """Return whether the source is still believed; `now` in seconds of a monotonic clock."""
         is_progress = reply.WhichOneof("message") == "progress"
         if not is_progress or reply.progress.rows > self._rows:
             self._at = now

@@ -25,8 +25,8 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """Where all of ours give way, of which there are `rows`: `first` and `last` positions, int64
-    [n], both inclusive, ascending and apart."""
+    """Where all of ours are replaced or deleted, `rows` in number: `first` and `last` positions,
+    int64 [n], both inclusive, ascending and apart."""
 
     first: Integers
     last: Integers

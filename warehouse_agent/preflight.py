@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from typing import Final
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DriftlineError
-from driftline.limits import CONTROL_S
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, Source
-from warehouse_agent.handshake import diagnose, host_and_port
+from warehouse_agent.handshake import diagnose, host_and_port, nothing_answers
 from warehouse_agent.link import Link
 from warehouse_agent.store import Store
+
+# For a TCP connection. A lost SYN is sent again after 1 s and after 3 s, so that two may be lost on
+# the way to a satellite and back (0.6 s); the third comes after 7 s and is not worth the wait.
+REACH_S: Final = 5.0
 
 
 def reach(source: Source) -> None:
@@ -35,7 +39,9 @@ def reach(source: Source) -> None:
         SourceUnreachable: nothing listens at the address, or there is no such host.
     """
     try:
-        socket.create_connection(host_and_port(source), CONTROL_S).close()
+        socket.create_connection(host_and_port(source), REACH_S).close()
+    except TimeoutError as problem:  # whoever drops one packet drops the next as well
+        raise nothing_answers(source, "does not answer in time") from problem
     except OSError as problem:
         if (error := diagnose(source)) is not None:
             raise error from problem

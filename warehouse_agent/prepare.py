@@ -150,7 +150,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
 
 
 def _sketch(known: Known, rows: int, differing: Expected | None, lost: int) -> Sketch:
-    """Of so many rows of ours, and of those that are lost, which differ for sure."""
+    """Return the initial sketch for `rows` rows, `lost` of which certainly differ."""
     return sizing.open_sketch(
         rows=rows + lost,
         bounds=known.bounds,

@@ -112,7 +112,7 @@ class Display:
             self.note(self._doing() + (f", {amount}" if amount else ""))
 
     def _doing(self) -> str:
-        """Such as `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
+        """Return such as `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
         is_step = self._phase == self._step
         which = f", step {STEPS.index(self._step) + 1} of {len(STEPS)}" if is_step else ""
         before = f"{self._done} of {self._fragments} done, " if self._fragments > 1 else ""

@@ -73,13 +73,13 @@ class Snapshot:
 
     @property
     def sound(self) -> tuple[DataFile, ...]:
-        """The files that are not lost."""
+        """Return the files that are not lost."""
         lost = set(self.lost)
         return tuple(f for f in self.files if f not in lost)
 
     @property
     def table(self) -> str:
-        """What tells this table from any other that has had its name."""
+        """Return the id that tells this table from earlier tables of the same name."""
         return str(self.handle.metadata().id)
 
     def uris(self) -> list[str]:

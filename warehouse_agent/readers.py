@@ -100,7 +100,8 @@ def _feed_rows(
 def _why_none(snapshot: Snapshot | None) -> str:
     meta = snapshot.meta if snapshot else {}
     if lost := meta.get("repaired_rows"):
-        return f"no change feed: {lost:,} rows of damaged files were pulled again"
+        was = "was" if lost == 1 else "were"
+        return f"no change feed: {counted(int(lost), 'row')} of damaged files {was} pulled again"
     if (restored := meta.get("restored")) is not None:
         return f"no change feed: version {restored} was restored"
     return "no change feed"

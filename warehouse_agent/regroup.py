@@ -89,13 +89,13 @@ class Grouped:
         return UnitSums([Run(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces])
 
     def ours(self) -> U64:
-        """The k, ascending, below which there are rows of ours that give way to what comes."""
+        """The k, ascending, below which rows of ours are replaced by what comes."""
         return np.union1d(self.sums().all_ks(), self.hot)
 
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """Rows of ours that give way, and the end of the relation's answer."""
+    """Rows of ours that are replaced or deleted, and the end of the relation's answer."""
 
     removed: Listing
     round_trips: int
@@ -139,7 +139,8 @@ def regroup(
     is_lost = lost[unit_of]
     again = _same_again(units, lost, listed, np.where(is_gone, -1, ours), unit_of, hashes, is_lost)
     wanted = is_lost & ~again[unit_of]
-    # What is in no unit gives way, and what is gone; so do units that differ without what is gone.
+    # Rows in no unit are deleted, as are those that are gone; units that differ without what is
+    # gone are replaced.
     removed = (ours < 0) | is_gone | (lost & ~again)[np.maximum(ours, 0)]
     singly = (ours >= 0) & ~lost[np.maximum(ours, 0)]
     alone, asked = multiset_difference(

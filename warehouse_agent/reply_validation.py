@@ -19,6 +19,8 @@ from driftline.errors import DriftlineError, MalformedMessage, from_code
 from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX
 from driftline.peer_text import one_line
 
+from warehouse_agent.report import counted
+
 COUNT_MAX: Final = 2**63 - 1  # of rows: what every store of numbers here holds
 SUM_BYTES: Final = 16
 MESSAGE_CHARACTERS_MAX: Final = 4_000  # of an error: it may name every column
@@ -71,7 +73,8 @@ def check_description(reply: pb.DescribeReply) -> None:
             raise MalformedMessage(f"The source describes {name} = {rate:g}, which is no rate.")
     if len(found.columns) > COLUMNS_MAX or found.key_columns > len(found.columns):
         raise MalformedMessage(
-            f"The source describes {len(found.columns)} columns with {found.key_columns} of a key."
+            f"The source describes a key of {counted(found.key_columns, 'column')} in a relation "
+            f"of {len(found.columns):,}."
         )
     notes = [one_line(note, LINE_CHARACTERS_MAX) for note in found.notes[:COLUMNS_MAX]]
     del found.notes[:]
@@ -79,7 +82,7 @@ def check_description(reply: pb.DescribeReply) -> None:
 
 
 def refusal(refused: pb.Refused) -> DriftlineError:
-    """The error that the source refused with, its text made safe."""
+    """Return the error that the source refused with, its text made safe."""
     return from_code(
         refused.code,
         one_line(refused.message, MESSAGE_CHARACTERS_MAX),
@@ -117,7 +120,7 @@ def _check_finished(finished: pb.Finished) -> None:
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count > COUNT_MAX:
-            raise MalformedMessage(f"The source says {name} = {count}, more than can be counted.")
+            raise MalformedMessage(f"The source sent {name} = {count}; the maximum is 2^63 - 1.")
 
 
 def _check_sum(data: bytes) -> None:

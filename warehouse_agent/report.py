@@ -44,7 +44,7 @@ class Report:
     rows_left: int | None = None  # of ours that were not compared: `read_at_most`
     bytes_sent: int = 0
     bytes_received: int = 0
-    bytes_rewritten: int = 0  # of files of ours that gave way
+    bytes_rewritten: int = 0  # of files of ours that were replaced or deleted
     repaired_files: int = 0  # of ours that were missing or damaged
     repaired_rows: int = 0  # that they held, by the log, and that count as not there
     predicted: dict[str, Any] | None = None  # a `candidates.Candidate`, before the refresh

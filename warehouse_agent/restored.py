@@ -27,15 +27,15 @@ _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-r
 
 
 def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
-    """The note that `checked` finds, of the version that a refresh leaves behind as the newest; and
-    that nothing is known of damage to it."""
+    """Return the note that `checked` finds, of the version that a refresh leaves behind as the
+    newest; and that nothing is known of damage to it."""
     newest = base or publish.head(job.store, job.name)
     assert newest is not None, "a version was published"
     return {HEAD: {"table": newest.table, "version": version}, DAMAGED: None}
 
 
 def newer(notes: dict[str, object], head: Snapshot) -> int | None:
-    """The version that was noted of this table; None: none that is newer than the head."""
+    """Return the version that was noted of this table; None: none that is newer than the head."""
     noted = notes.get(HEAD)
     if not isinstance(noted, dict) or noted.get("table") != head.table:
         return None
@@ -54,7 +54,7 @@ def refuse(name: str, head: Snapshot, noted: int) -> None:
 
 
 def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
-    """The head to go on from, where it is what was left here, or may be something else.
+    """Return the head to go on from, where it is what was left here, or may be something else.
 
     Raises:
         WarehouseUnavailable: it is older than what was published, and that is not accepted.
@@ -81,7 +81,7 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
         return
     if job.store.folders(job.name) and not job.options.accept_restored:
         raise WarehouseUnavailable(
-            "The table's log is gone though versions were published.",
+            "The table's log is missing, although versions were published.",
             where=job.name,
             remedy="Restore the folder `_delta_log`, or move the table's folder away. For a new "
             f"first load: driftline refresh {job.name} --accept-restored",
@@ -90,8 +90,8 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
 
 
 def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
-    """The head's rows as the versions that follow it, up to the one behind `upto`, which were given
-    out before, but for the last."""
+    """Publish the head's rows as the versions that follow it, up to the one behind `upto`, which
+    were given out before, but for the last; return the newest."""
     newest = head
     for _ in range(head.version, upto + 1):
         publish.commit(

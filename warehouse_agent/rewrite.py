@@ -1,12 +1,14 @@
-"""Data files written again without the rows that give way, in Spark's tasks.
+"""Data files written again without rows that are replaced or deleted, in Spark's tasks.
 
 A task reads its files in batches (`scan`) and writes what stays to at most two files, one of the
-rows that are likely to change soon (`heat`) and one of the others, and what gives way to a third,
-the before-images, which is no part of the table. It says what it wrote; a file that no task names,
-left by an attempt that failed, belongs to nothing. No row goes through the JVM (`scan`): 1.5 M
-orders are written again in about a second; a join and Spark's writer took three (two cores).
+rows that are likely to change soon (`heat`) and one of the others, and what is replaced or deleted
+to a third, the before-images, which is no part of the table. It says what it wrote; a file that no
+task names, left by an attempt that failed, belongs to nothing. No row goes through the JVM
+(`scan`): 1.5 M orders are written again in about a second; a join and Spark's writer took three
+(two cores).
 
-Rows that give way are named by position and row hash, or by k, computed by the contract's own code.
+Rows that are replaced or deleted are named by position and row hash, or by k, computed by the
+contract's own code.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _GONE = f"{BEFORE_FOLDER}/gone"
 
 
 class Removal(Protocol):
-    """Which rows give way, bool [n], by position and fingerprint lanes, int64 [n] each."""
+    """Tells which rows are replaced or deleted, bool [n], by position and fingerprint lanes, int64
+    [n] each."""
 
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools: ...
 

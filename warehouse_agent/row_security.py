@@ -17,6 +17,7 @@ from typing import Any, Self
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage, RecipeChanged
 from driftline.limits import NAME_BYTES_MAX, POLICIES_MAX
+from driftline.peer_text import visible
 
 from warehouse_agent.publish import Snapshot
 
@@ -34,7 +35,7 @@ class RowSecurity:
 
     @property
     def hides(self) -> bool:
-        """Whether policies decide which rows the source's login sees."""
+        """Return whether policies decide which rows the source's login sees."""
         return bool(self.policies)
 
     @classmethod
@@ -84,24 +85,31 @@ def note(found: RowSecurity | None, version: int) -> dict[str, object]:
 
 def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: str) -> None:
     """Raise RecipeChanged if other policies apply than those that a version was read under."""
-    if before is None or now is None or before.digest == now.digest:
+    found = changes(before, now)
+    if not found:
         return
-    changes = list(_changes(before, now)) or ["policies that are not named here changed"]
     raise RecipeChanged(
-        f"Other row security applies to the source's login: {'; '.join(changes)}.",
+        f"Row security changed for the source's login: {'; '.join(found)}.",
         where=name,
         remedy=f"To go on: driftline refresh {name} --accept-schema",
-        details={f"change {i + 1}": text for i, text in enumerate(changes)},
+        details={f"change {i + 1}": text for i, text in enumerate(found)},
     )
+
+
+def changes(before: RowSecurity | None, now: RowSecurity | None) -> list[str]:
+    """Return what changed, a phrase per policy; nothing where one of the two was not told."""
+    if before is None or now is None or before.digest == now.digest:
+        return []
+    return list(_changes(before, now)) or ["policies that are not named here changed"]
 
 
 def _changes(before: RowSecurity, now: RowSecurity) -> Iterator[str]:
     for (table, name), digest in now.policies.items():
-        what = f"policy {name} of {table}" if name else f"{table} without a policy"
+        what = f"policy {name} of {table}" if name else f"no policy of {table}"
         if (table, name) not in before.policies:
-            yield f"{what} applies now" if name else f"{what} shows no row"
+            yield f"{what} applies now" if name else f"{what} shows the login a row"
         elif before.policies[table, name] != digest:
-            yield f"{what} says something else"
+            yield f"{what} changed"
     for table, name in sorted(before.policies.keys() - now.policies.keys()):
         if name:
             yield f"policy {name} of {table} no longer applies"
@@ -110,5 +118,5 @@ def _changes(before: RowSecurity, now: RowSecurity) -> Iterator[str]:
 
 
 def _clean(text: str) -> str:
-    """Return text of the other side without what would act on a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Return text of the other side as one line, with escapes for what would act on a terminal."""
+    return visible(text).replace("\n", r"\x0a")

@@ -156,7 +156,7 @@ class Runner:
         return again
 
     def _unreachable(self, source: Source) -> DriftlineError | None:
-        """Why nothing answers at the address, before Spark is started for it."""
+        """Find why nothing answers at the address, before Spark is started for it."""
         try:
             if isinstance(self.spark, Deferred):
                 preflight.reach(source)
@@ -167,7 +167,7 @@ class Runner:
     def _ask(
         self, link: Link, fragments: list[Fragment], failed: dict[str, DriftlineError]
     ) -> dict[str, pb.DescribeReply]:
-        """What the source says of the relations before Spark is started."""
+        """Ask what the source says of the relations before Spark is started."""
         if not isinstance(self.spark, Deferred):
             return {}
         return preflight.ask(link, self.store, fragments, failed)

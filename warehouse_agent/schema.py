@@ -17,6 +17,7 @@ from driftline.columns import split
 from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.keys import null_keys
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
+from driftline.peer_text import one_line
 from driftline.types import Column, Recipe, parse_type
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,6 +27,7 @@ from warehouse_agent.executors import Batches, KeyFile, Task, task
 from warehouse_agent.layout import STATISTICS, Layout, lay_out, quoted
 from warehouse_agent.publish import Snapshot
 from warehouse_agent.readers import by_place, rows_of
+from warehouse_agent.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.report import fingerprint_kind
 
 
@@ -78,7 +80,8 @@ def explained(
     error: RecipeChanged, reply: pb.DescribeReply, base: Snapshot, name: str
 ) -> RecipeChanged:
     """The refusal, column by column, with the command that goes on."""
-    changes = list(column_changes(base.layout.recipe, recipe_of(reply.description)))
+    found = column_changes(base.layout.recipe, recipe_of(reply.description))
+    changes = [one_line(change, LINE_CHARACTERS_MAX) for change in found]
     return RecipeChanged(
         f"The relation changed at the source: {'; '.join(changes)}.",
         where=name,

@@ -7,7 +7,6 @@ jobs read them. A fragment that was never published has the same fields, all of 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -95,16 +94,15 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     """
     lines = _table([status.cells(now) for status in shown], width)
     if any(status.proof == "part" for status in shown):
-        lines.append("part: since the last comparison of all rows only some were compared")
+        lines.append("part: only some rows were compared since the last full comparison")
     if hidden := [status.name for status in shown if status.row_security]:
-        lines.append(f"row security: what the source's login may see, of {', '.join(hidden)}")
+        lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
-        least = min(status.years_until_a_change_is_missed or math.inf for status in sure)
         lines.append(
             f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
-            f"{worst.miss_probability:.0e} per refresh, once in {least:.0e} years"
+            f"{worst.miss_probability:.0e} per refresh"
         )
     return lines
 

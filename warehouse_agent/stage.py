@@ -103,7 +103,7 @@ class Writer:
         self._pieces, self._bytes = [], 0
 
     def drop(self) -> None:
-        """What came is of no use: remove it."""
+        """Remove everything that this attempt staged."""
         self._pieces, self._bytes = [], 0
         self.store.remove(PRIVATE, "staging", self.name, self.folder)
 

@@ -22,11 +22,11 @@ from warehouse_agent.publish import Snapshot
 from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
-_REMEDY = "To pull again what they held: driftline verify {} --repair, or the next refresh."
+_REMEDY = "Run `driftline verify {} --repair`, or the next refresh, to pull their rows again."
 
 
 def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str]) -> int:
-    """The number of rows of the newest version, which was read back; `wrong`: as `damaged` found.
+    """Return the rows of the newest version, which was read back; `wrong`: as `damaged` found.
 
     Raises:
         WarehouseUnavailable: files are missing or damaged, by name, or the table is older than what
@@ -48,7 +48,7 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
 
 
 def damaged(spark: SparkSession, store: Store, name: str, snapshot: Snapshot) -> dict[str, str]:
-    """What is wrong with the files of the newest version, by path; noted for the next refresh.
+    """Return what is wrong with the newest version's files, by path; noted for the next refresh.
 
     Raises:
         WarehouseUnavailable: the files cannot be read.
@@ -68,7 +68,7 @@ def damaged(spark: SparkSession, store: Store, name: str, snapshot: Snapshot) ->
 
 def _damaged(name: str, wrong: dict[str, str]) -> WarehouseUnavailable:
     path, what = next(iter(wrong.items()))
-    more = f"; {len(wrong) - 1} others are missing or damaged, too" if len(wrong) > 1 else ""
+    more = f"; {counted(len(wrong) - 1, 'more file')} missing or damaged" if len(wrong) > 1 else ""
     state = what if what == damage.MISSING else f"damaged: {what.rstrip('.')}"
     return WarehouseUnavailable(
         f"Data file {path} is {state}{more}.",

@@ -65,5 +65,5 @@ def policies(job: Job, p: Prepared) -> RowSecurity | None:
 
 
 def accepts(job: Job, out: Outcome) -> bool:
-    """Whether the fragment takes rows of this consistency."""
+    """Return whether the fragment takes rows of this consistency."""
     return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY

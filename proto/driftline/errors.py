@@ -254,10 +254,20 @@ GRPC_STATUS: dict[type[DriftlineError], str] = {
     NotNow: "RESOURCE_EXHAUSTED",
 }
 
+NEWER = (
+    "The other agent is of a newer release, whose error is not known here: install the same "
+    "release on both sides."
+)
+
 
 def from_code(
     code: str, message: str, *, remedy: str = "", where: str = "", details: dict[str, str]
 ) -> DriftlineError:
-    """The error that the other side sent as `Refused(code, message, remedy, details)`."""
+    """The error that the other side sent as `Refused(code, message, remedy, details)`.
+
+    A code that is not known here is INTERNAL: the other side is of a newer release.
+    """
     kind = BY_CODE.get(code, InternalError)
+    if code not in BY_CODE:
+        remedy = f"{remedy} {NEWER}".lstrip()
     return kind(message, remedy=remedy, where=where, details=details)

@@ -1,0 +1,48 @@
+"""What a failure of Spark is said to be: ours, Spark's own, or the other agent's release."""
+
+from __future__ import annotations
+
+import pytest
+from driftline.errors import InternalError, WarehouseUnavailable
+from pyspark.errors import AnalysisException, PySparkException
+
+from warehouse_agent.executors import mistake
+
+IN_A_TASK = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "warehouse_agent/scan.py", line 1, in run
+KeyError: 'position'
+"""
+DENIED = IN_A_TASK.replace("KeyError: 'position'", "PermissionError: [Errno 13] /lake/a.parquet")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AnalysisException("[UNRESOLVED_COLUMN] A column cannot be resolved."),
+        PySparkException("org.apache.hadoop.security.AccessControlException: Permission denied"),
+        PySparkException(DENIED),
+    ],
+)
+def test_what_spark_says_itself_is_not_to_be_reported(problem: Exception) -> None:
+    error = mistake(problem, "orders")
+    assert type(error) is InternalError
+    assert error.message.startswith("Spark failed: ")
+    assert "--debug" in error.remedy
+    assert "[spark]" in error.remedy
+    assert "report it" not in error.remedy
+    assert error.__cause__ is problem
+
+
+@pytest.mark.parametrize("problem", [PySparkException(IN_A_TASK), KeyError("position")])
+def test_what_our_code_does_is(problem: Exception) -> None:
+    error = mistake(problem, "orders")
+    assert type(error) is InternalError
+    assert "'position'" in error.message
+    assert "report it" in error.remedy
+
+
+def test_what_is_known_keeps_its_cause() -> None:
+    full = PySparkException("java.io.IOException: No space left on device")
+    assert type(mistake(full, "orders")) is WarehouseUnavailable
