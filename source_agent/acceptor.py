@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable
 
 from source_agent.admission import HELLO_BYTES_MAX, Admission, Connection, has_begun, origin_of
+from source_agent.printable import counted
 
 BUFFER_BYTES = 256 << 10  # a Unix socket takes about as much at once
 ACCEPTED_AT_ONCE = 64  # before connections that are there get their turn
@@ -157,7 +158,7 @@ class Acceptor:
         return max(self._look_at - time.monotonic(), 0.0)
 
     def _look_after(self, now: float) -> None:
-        """What is due by the clock, or was asked for from outside."""
+        """Do what is due by the clock, or was asked for from outside."""
         for connection in self._admission.silent(now):
             self._end(self._lines[connection])
         for line in [x for x in self._lines.values() if x.ends_at is not None]:
@@ -173,9 +174,8 @@ class Acceptor:
             if self._stopping:
                 listener.close()
         if self._gave_way and now - self._logged_at >= LOG_EVERY_S:
-            _log.warning(
-                "%d connections that had proven nothing were closed to make room", self._gave_way
-            )
+            closed = counted(self._gave_way, "connection")
+            _log.warning("%s closed to make room: unauthenticated", closed)
             self._gave_way, self._logged_at = 0, now
 
     def _accept(self, listener: socket.socket) -> None:
@@ -200,7 +200,7 @@ class Acceptor:
                 self._end(self._lines[gives_way])
 
     def _make_room(self, error: OSError) -> None:
-        """Of this process, which has no file descriptor left."""
+        """Close connections to free file descriptors."""
         shed = [c for c in (self._admission.shed() for _ in range(SHED_AT_ONCE)) if c is not None]
         for connection in shed:
             self._end(self._lines[connection])
@@ -267,7 +267,7 @@ class Acceptor:
         self._watch(line)
 
     def _watch(self, line: _Line) -> None:
-        """Which sides are waited for: one is read once the other has taken what it said."""
+        """Choose the sides to wait for: one is read once the other has taken what it said."""
         inner = line.inner
         assert inner is not None
         ended = line.ends_at is not None
@@ -299,14 +299,14 @@ class Acceptor:
 
 
 def _send(sink: socket.socket, held: bytearray) -> None:
-    """As much as the other side takes now; it is removed from `held`."""
+    """Send what the socket accepts now; remove it from `held`."""
     if held:
         with contextlib.suppress(BlockingIOError):
             del held[: sink.send(held)]
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets for every address of a host; a wildcard is both IPv4 and IPv6 where there is one."""
+    """Return sockets for every address of a host; a wildcard is IPv4 and, if there, IPv6."""
     sockets: list[socket.socket] = []
     found = dict.fromkeys(
         (family, str(address[0]))

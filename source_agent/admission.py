@@ -1,13 +1,14 @@
-"""Which TCP connections may stay, decided without I/O.
+"""Decide which TCP connections may stay, without I/O.
 
 A connection is pending until the first call arrives over it, which happens only once TLS has
 verified the client's certificate; from then on it is established. Nobody has proven anything about
-a pending connection, so there are few of them: a newcomer is always taken in, and another one gives
-way. First of all one that has sent nothing yet, of the address that has the most, the oldest. So a
-client that sends its handshake at once is not driven out by any number of silent connections.
+a pending connection, so there are few of them: a newcomer is always taken in, and another one is
+closed. Those that have sent nothing yet are closed first, of the address that has the most, the
+oldest. So a client that sends its handshake at once is not driven out by any number of silent
+connections.
 
 Established connections are counted by client: what one client opens beyond its number stays
-pending, and gives way as such. Thread-safe; the time is a parameter.
+pending, and is closed as such. Thread-safe; the time is a parameter.
 
 Rejected: refusing the newcomer while the table is full. Whoever fills it would shut out the rest.
 """
@@ -30,7 +31,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """What is known of a connection. `origin` is the unit in which addresses are counted."""
+    """A connection. `origin` is the unit in which addresses are counted."""
 
     origin: str
     since: float
@@ -49,7 +50,7 @@ class Admission:
         self._established = 0
 
     def arrive(self, connection: Connection) -> Connection | None:
-        """Take it in; returns who gives way for it, possibly itself, and is to be closed."""
+        """Take it in; return the connection to be closed for it, possibly itself, or None."""
         with self._lock:
             gives_way: Connection | None = None
             if self._origins[connection.origin] >= PENDING_PER_ADDRESS_MAX:
@@ -88,7 +89,7 @@ class Admission:
             self._remove(connection)
 
     def silent(self, now: float) -> list[Connection]:
-        """Those that have sent too little for too long."""
+        """Return the connections that have sent too little for too long."""
         with self._lock:
             return [c for c in self._pending if not c.has_spoken and now - c.since >= FIRST_BYTES_S]
 
@@ -102,7 +103,7 @@ class Admission:
         return pending >= PENDING_MAX or pending + self._established >= CONNECTIONS_MAX
 
     def _least(self, origin: str | None = None) -> Connection | None:
-        """Who gives way first: silent, of the origin with the most (or this one), the oldest."""
+        """Return who is closed first: silent, of the origin with the most (or this), the oldest."""
         if origin is None:
             among = list(self._pending)
         else:
@@ -137,7 +138,7 @@ def origin_of(host: str) -> str:
 
 
 def has_begun(said: bytearray, *, is_tls: bool) -> bool | None:
-    """Whether a handshake's first message is whole; None: this is none."""
+    """Return True if a handshake's first message is whole; None if this is none."""
     if not is_tls:
         if not _PREFACE.startswith(said[: len(_PREFACE)]):
             return None

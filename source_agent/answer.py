@@ -288,8 +288,8 @@ class Conversation:
             )
         if self._is_wanted(silent_s):
             return NotNow(
-                f"The warehouse sent nothing for {SILENT_S:g} s, and another one waits for the "
-                "place (limits.scans_at_once).",
+                f"The warehouse sent nothing for {SILENT_S:g} s, and another client waits for its "
+                "scan place (limits.scans_at_once).",
                 remedy="Run the refresh again; nothing was published and what arrived is kept.",
             )
         if silent_s > self._idle_s:
@@ -311,7 +311,7 @@ class Conversation:
         return None
 
     def _is_wanted(self, silent_s: float) -> bool:
-        """Whether a client that has been silent for so long holds what another one waits for."""
+        """Return True if a client that is silent for too long holds a place another waits for."""
         slots = self._source.governor.slots
         if silent_s < SILENT_S or not self._holds_slot:
             return False

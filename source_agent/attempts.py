@@ -1,4 +1,4 @@
-"""What describing a relation asks of a database, even where it is refused: for `explain`.
+"""Record what describing a relation asks of a database, though it be refused: for `explain`.
 
 A relation that cannot be described has no templates, because these are made of its columns. What
 the attempt itself issues stands in the server's log all the same, so it is recorded here as it is

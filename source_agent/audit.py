@@ -31,7 +31,7 @@ _MODE = 0o640
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one request for one relation came to.
+    """Outcome of one request for one relation.
 
     `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code. `relation` is empty
     for a list of what is published, and for a stream that ended before it named one.
@@ -48,7 +48,7 @@ class Entry:
 
 
 class Answer:
-    """What is known so far of the answer to one `Open`."""
+    """The answer to one `Open`, as far as it is known."""
 
     def __init__(self, outcome: str = "cancelled") -> None:
         self.tally = Tally(phase="wait")

@@ -1,4 +1,4 @@
-"""What a column may hold that its declared type or its carrier cannot: notes for `check`.
+"""Note columns that may hold what their declared type or their carrier cannot: for `check`.
 
 A value that does not fit ends a refresh, perhaps after months in which none came. The catalogue
 tells which columns could hold one; no row is read, so a note says "can" and not "does".

@@ -39,14 +39,14 @@ class Watched:
         self._complaint = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Of a server that uses them as they are now, for as long as it lives."""
+        """Return gRPC credentials made from the current files."""
         certificate, key, authority = self._contents
         return grpc.ssl_server_credentials(
             [(key, certificate)], authority, require_client_auth=True
         )
 
     def changed(self) -> bool:
-        """Whether there are others now, and usable ones. Half-written files are not."""
+        """Return True if usable new certificates are on disk."""
         try:
             contents = self._read_all()
             if contents == self._contents:

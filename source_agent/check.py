@@ -80,13 +80,13 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether a relation cannot be served, or the agent could not listen. Excess privileges
-        are advice, not a failure."""
+        """Return True if a relation cannot be served, or the agent could not listen. Excess
+        privileges are advice, not a failure."""
         return self.served < len(self.relations) or any(found.problem for found in self.server)
 
     @property
     def served(self) -> int:
-        """How many relations can be served."""
+        """Return how many relations can be served."""
         return sum(relation.error is None for relation in self.relations)
 
 

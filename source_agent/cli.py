@@ -151,7 +151,7 @@ def serve(chosen: Chosen, port_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_obj
 def check(chosen: Chosen, as_json: bool) -> None:
-    """What is published, what the login may do, what a scan costs, whether `serve` could listen.
+    """Show what is published, what the login may do, what scans cost, if `serve` could listen.
 
     Reads catalogues only. For gates: ends with 0 when all relations can be served and the agent can
     listen, with 1 when not, with 2 when the file is wrong, with 4 when the database is away.

@@ -96,7 +96,7 @@ def _address(endpoint: Endpoint) -> EndpointReport:
             return _taken(endpoint)
         reasons = {
             errno.EADDRNOTAVAIL: "it is not an address of this machine",
-            errno.EACCES: "this account may not, as ports below 1024 are for root",
+            errno.EACCES: "this account may not; ports below 1024 need root",
         }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
         text = f"It is not possible to listen on {where}: {reason}. Correct server.listen."

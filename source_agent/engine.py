@@ -213,8 +213,11 @@ class Session(Protocol):
         """Beats when the database delivered something."""
 
     def answers(self, within_s: float) -> bool:
-        """Whether its server answers somebody new within about so many seconds; from another
-        thread, while this session waits. A busy server does and a dead one does not."""
+        """Return True if its server answers a new connection within about so many seconds.
+
+        Called from another thread, while this session waits. A busy server answers, a dead one
+        does not.
+        """
 
     def describe(self, relation: Relation) -> Shape:
         """The relation as it is now.

@@ -19,6 +19,7 @@ from source_agent.configure import SourceConfig
 from source_agent.engine import Engine, Fingerprint, Session
 
 EVERY_SESSION = "every session"
+_ASKED = "-- The agent issues these statements to describe it:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
 
 
 def _own(statements: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
-    """Return those that not every session may issue, each once."""
+    """Return the statements that not every session may issue, each once."""
     return tuple(sql for sql in dict.fromkeys(statements) if sql not in common)
 
 
@@ -82,7 +83,7 @@ def as_text(sections: list[Section]) -> str:
         lines.append(f"-- {section.heading}")
         if section.error is not None:
             reason = " ".join(section.error.split())
-            lines += [f"-- cannot be served: {reason}", "-- Until it can, this describes it:", ""]
+            lines += [f"-- cannot be served: {reason}", _ASKED, ""]
         for sql in section.statements:
             lines += [sql.strip().removesuffix(";") + ";", ""]
         lines.append("")

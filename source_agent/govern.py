@@ -38,6 +38,7 @@ from source_agent.engine import (
     TimeLimit,
 )
 from source_agent.places import Places
+from source_agent.printable import counted
 from source_agent.share import Crew
 from source_agent.watch import Watch
 
@@ -149,8 +150,8 @@ class Governor:
 
     def _all_taken(self) -> NotNow:
         return NotNow(
-            f"The most relations that may be read at the same time, {self.budget.scans_at_once}, "
-            "are being read (limits.scans_at_once).",
+            f"The source already reads {counted(self.budget.scans_at_once, 'relation')} at the "
+            "same time, its maximum (limits.scans_at_once).",
             remedy="Run the refresh again when they are done.",
         )
 

@@ -216,7 +216,7 @@ class MariadbSession:
         return fetch
 
     def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
-        """What an error means; a statement that nobody reads any longer does not run on."""
+        """Translate an error, and end a statement that nobody reads any longer."""
         if mariadb_access.is_silence(error):
             self._connect.interrupt(self._connection)
         return translate(error, relation)

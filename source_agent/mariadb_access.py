@@ -115,12 +115,12 @@ def _parts(error: Error) -> tuple[int, str]:
 
 
 def is_said_by_server(error: Error) -> bool:
-    """Whether the server itself refused; the driver's own numbers begin at 2000."""
+    """Return True if the server itself refused; the driver's own numbers begin at 2000."""
     return 0 < _parts(error)[0] < CLIENT_ERRORS
 
 
 def is_silence(error: Error) -> bool:
-    """Whether the driver has given up a read of its socket. The server does not know."""
+    """Return True if the driver gave up a read of its socket. The server does not know."""
     number, text = _parts(error)
     return number == _LOST_CONNECTION and "timed out" in text
 

@@ -81,5 +81,5 @@ class Connector:
 
 
 def limit(connection: pymysql.Connection[Cursor], seconds: float) -> None:
-    """How long nothing at all may come, from now on. The driver has no other way to change it."""
+    """Set the longest silence, in seconds, for the reads that follow."""
     connection._read_timeout = seconds  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What an exchange has to say, between the thread that makes it and the RPC that sends it.
+"""The replies of an exchange, between the thread that makes it and the RPC that sends it.
 
 It is bounded, so a slow reader slows the scan instead of filling memory.
 """
@@ -25,7 +25,7 @@ class Outbox:
         self._closed = False
 
     def put(self, reply: pb.Reply, timeout_s: float) -> bool:
-        """Whether there was room in time. Raises Stopped when it is closed."""
+        """Put a reply in; return False if no room came in time. Raises Stopped when closed."""
         with self._changed:
             room = self._changed.wait_for(
                 lambda: self._closed or len(self._held) < self._size, timeout_s

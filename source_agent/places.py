@@ -60,7 +60,7 @@ class Places:
                 self._changed.notify_all()
 
     def wanted_by_others(self, client: str) -> bool:
-        """Whether somebody else waits for a place now."""
+        """Return True if another client waits for a place now."""
         with self._changed:
             return any(other != client for other in self._waiting)
 
@@ -77,10 +77,10 @@ class Places:
 
 
 def too_many(what: str) -> NotNow:
-    """The refusal of calls that only the client itself, or very many, can be too many of."""
+    """Return the refusal of a call where the client itself, or very many, have too many."""
     return NotNow(
-        f"The source answers as many {what} as it may, over all or of this client.",
-        remedy="Run the refresh again when others are done.",
+        f"The source already answers the maximum number of {what}, in all or for this client.",
+        remedy="Run the command again when others have ended.",
     )
 
 

@@ -97,7 +97,7 @@ class Asks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the catalogue says of a table; `index` entries as INDEXES has them. An operator class
+    """A table of the catalogue; `index` entries as INDEXES has them. An operator class
     that is not PostgreSQL's own may take one value for two, so its index vouches for nothing."""
 
     source: str

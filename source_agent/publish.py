@@ -18,13 +18,14 @@ from source_agent.audit import Audit
 from source_agent.configure import Budget, Publication, SourceConfig, load
 from source_agent.engine import Engine, Shape
 from source_agent.govern import Governor
+from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks: `label` for the audit, `names` for `allow`: none without TLS."""
+    """The client of a call: `label` for the audit, `names` for `allow`: none without TLS."""
 
     label: str
     names: frozenset[str] = frozenset()
@@ -32,7 +33,7 @@ class Client:
 
 @dataclass(slots=True)
 class Source:
-    """What every conversation of an agent shares. `config` is replaced as a whole by `reload`."""
+    """State shared by every conversation of an agent. `reload` replaces `config` as a whole."""
 
     config: SourceConfig
     engine: Engine
@@ -65,14 +66,15 @@ class Source:
         try:
             config = load(before.path)
         except ConfigurationError as error:
-            _log.error("the file was not taken over, the one before stays in use: %s", error)
+            _log.error("source.toml was not reloaded; the previous settings stay in use: %s", error)
             return
         for name in ("database", "server"):
             if getattr(config, name) != getattr(before, name):
-                _log.warning("[%s] of %s has changed: it counts after a restart", name, config.path)
+                _log.warning("[%s] of %s changed; restart the agent to apply it", name, config.path)
         self.governor.adopt(config.budget)
         self.config = replace(config, database=before.database, server=before.server)
-        _log.info("%s was read again: %d relations", config.path, len(config.relations))
+        relations = counted(len(config.relations), "relation")
+        _log.info("%s was read again: %s", config.path, relations)
 
 
 def describe(shape: Shape, budget: Budget) -> pb.Description:

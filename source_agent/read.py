@@ -110,8 +110,8 @@ class Reader:
                 left -= len(batch.positions)
                 if left < 0:
                     raise LimitExceeded(
-                        f"What this refresh was to compare has more than {counted(rows_max, 'row')}"
-                        ": many are new at the source.",
+                        f"This refresh would compare more than {counted(rows_max, 'row')}: the "
+                        "source has many new rows.",
                         where=self.shape.relation.name,
                         remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
                         "of everything.",

@@ -46,7 +46,7 @@ AskPassword = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for.
+    """The options of the command line.
 
     `login` is the account that the agent will use, None for that of the URL. `password_file` holds
     the password of the URL's account. `ask_password` prompts for it with a text; it returns None
@@ -200,7 +200,7 @@ def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
 
 
 def _password(request: Request) -> str | None:
-    """That of the file or of the environment, under the same rules as `password_file`."""
+    """Return the password of the file or the environment."""
     values: dict[str, object] = {}
     if request.password_file is not None:
         values["password_file"] = str(request.password_file.absolute())

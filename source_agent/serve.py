@@ -123,7 +123,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         return reply
 
     def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
-        """What the database says of a relation, within CONTROL_S and while the client is there."""
+        """Describe a relation, within CONTROL_S and while the client is there."""
         session = self.source.engine.open()
         lock, is_over, is_late = threading.Lock(), False, False
 
@@ -309,7 +309,7 @@ def agent_version() -> str:
 
 
 def client_of(context: grpc.ServicerContext) -> Client:
-    """Who is at the other end, by the certificate that TLS has verified.
+    """Return the client of a call, by the certificate that TLS has verified.
 
     Its names are the URIs and DNS names of the subject alternative name. The common name is free
     text that authorities do not vouch for: it is a label, and names nobody.

@@ -152,7 +152,7 @@ class SqliteSession:
 
     @property
     def time_limits(self) -> list[TimeLimit]:
-        """Those of source.toml: a file has none."""
+        """Return the limits of source.toml; a file has none of its own."""
         limits = self._limits
         found = [TimeLimit("lock_timeout_s", limits.lock_s, False)]
         if limits.statement_s is not None:

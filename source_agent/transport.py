@@ -1,4 +1,4 @@
-"""How calls reach the agent: the acceptor in front, and behind it one gRPC server after the other.
+"""Pass calls to the agent: the acceptor in front, behind it one gRPC server after the other.
 
 A gRPC server keeps the certificates that it was made with. When those on disk change, another one
 is made, which gets the connections from then on; the one before takes no new calls once handshakes
@@ -100,7 +100,7 @@ class Transport:
         self._calls.shutdown(wait=False)
 
     def _backend(self) -> str:
-        """Where the next connection goes; in the acceptor's thread."""
+        """Return where the next connection goes; in the acceptor's thread."""
         if self._watched is not None and self._watched.changed():
             self._replace()
         return self._name

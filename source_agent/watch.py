@@ -53,12 +53,12 @@ class Watch:
 
     @property
     def silent_s(self) -> float:
-        """How long the database has owed us something; 0 if nobody waits for it."""
+        """Return for how long the database has owed us something; 0 if nobody waits for it."""
         since = self._since
         return 0.0 if since is None else self._clock() - max(since, self._session.pulse.at)
 
     def dead(self) -> DatabaseUnavailable | None:
-        """Why the database is given up; None: it is not. It may take PROBES × PROBE_S."""
+        """Return why the database is given up; None: it is not. May take PROBES × PROBE_S."""
         silent_s = self.silent_s
         if silent_s >= self._silence_s:
             return DatabaseUnavailable(

@@ -180,7 +180,7 @@ def test_a_place_for_a_scan_is_not_held_by_silence(
         equal(shared, shared.lake)
         ended = holder.reply().refused
         assert ended.code == "NOT_NOW"
-        assert "another one waits" in ended.message
+        assert "another client waits" in ended.message
     assert (MART, "orders", "NOT_NOW") in shared.audit()
 
 

@@ -152,12 +152,12 @@ def test_a_budget_counts_for_what_is_running(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_wrong_changes_nothing(agent: Agent, text: str | None) -> None:
     agent.write()
-    agent.reload("was read again: 1 relations")
+    agent.reload("was read again: 1 relation\n")
     if text is None:
         (agent.certs.parent / "source.toml").unlink()
     else:
         agent.damage(text)
-    agent.reload("the one before stays in use")
+    agent.reload("the previous settings stay in use")
     assert agent.relations() == ["orders"]
 
 

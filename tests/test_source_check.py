@@ -204,6 +204,7 @@ def test_explain_goes_on_past_a_relation_that_cannot_be_served(folder: Path) -> 
     headings = [line for line in done.stdout.splitlines() if line.startswith("-- ")]
     assert headings[:3] == ["-- every session", "-- relation orders", "-- relation a"]
     assert headings[3].startswith("-- cannot be served: ")
+    assert headings[4] == "-- The agent issues these statements to describe it:"
     assert headings[-1] == "-- relation z"
     assert "AS SELECT nope FROM orders;" in done.stdout
     assert done.stderr.startswith("relation a cannot be served: ")

@@ -4,13 +4,13 @@
     ├── ConfigurationError      the file is wrong; nothing was contacted
     ├── UsageError              the command line is wrong
     ├── NotFound                no such relation, or none for you (both answer alike)
-    ├── Unauthenticated         certificate, host name or password refused
+    ├── Unauthenticated         certificate or host name refused
     ├── SourceUnreachable       nothing answers at the address                     retryable
     ├── DatabaseUnavailable     the agent answers, its database does not           retryable
-    ├── DatabaseRefused         the database refused a statement (privilege, syntax, timeout)
+    ├── DatabaseRefused         the database refused a login or a statement
     ├── SnapshotLost            the source changed between two reads               retryable
     ├── VersionMismatch         the two agents speak different versions
-    ├── RecipeChanged           columns, types or key changed at the source
+    ├── RecipeChanged           columns, types, key or row security changed
     ├── TableShrank             more than half of the rows are gone
     ├── NullKey                 a key column holds NULL
     ├── DuplicateKey            two rows have one key
@@ -18,7 +18,7 @@
     ├── MalformedMessage        the other side sent what the protocol forbids
     │   └── FrameDamaged        a frame is not what its digest says            retryable
     ├── LimitExceeded           a named limit of `limits.py` or of the DBA's file
-    ├── NotNow                  paused, quiet hours, or all places for scans taken retryable
+    ├── NotNow                  paused, quiet hours, or no place free              retryable
     ├── ProofFailed             the result differs from the source; not published  retryable
     ├── WarehouseUnavailable    the warehouse's storage cannot be written or read
     ├── SparkLost               a process of Spark ended, killed or out of memory  retryable

@@ -56,7 +56,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a frame declares: columns, the digest of its rows under a salt, bytes when unpacked."""
+    """Declared by a frame: columns, the digest of its rows under a salt, bytes when unpacked."""
 
     columns: int
     salt: Salt
@@ -117,7 +117,7 @@ def decode(data: bytes) -> Frame:
 
 
 def head(data: bytes) -> Head:
-    """What a frame says of itself, without unpacking it.
+    """Read what a frame declares of itself, without unpacking it.
 
     Raises:
         FrameDamaged: not a frame, or one whose sizes contradict each other.

@@ -1,4 +1,4 @@
-"""What two agents of different releases say to each other (protocol, section 9, "Versions").
+"""Agree on protocol and features between two releases (protocol, section 9, "Versions").
 
 The agents are upgraded by two people on two days, so either may be the older one. Three rules:
 
@@ -40,7 +40,7 @@ _REMEDY = "Install the same release on both sides, or the newer one at the sourc
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What both sides speak: one protocol, and the features to ask for, in order of name."""
+    """Protocol and features that both sides speak; features in order of name."""
 
     protocol: int = PROTOCOL_VERSION
     features: tuple[str, ...] = ()
