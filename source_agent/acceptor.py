@@ -322,7 +322,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
                 socket.create_server((address, port), family=family, dualstack_ipv6=is_dual)
             )
         except OSError as error:
-            # Such as a name that is ::1 as well, on a machine without IPv6.
+            # For example a name that is also ::1, on a machine without IPv6.
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 missing = error
                 continue

@@ -86,7 +86,7 @@ def _address(endpoint: Endpoint) -> EndpointReport:
             endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with closing(socket.socket(family, kind)) as listening:
-            # As gRPC has it: the last connections of an agent that has ended do not count.
+            # gRPC sets it, too: the last connections of an agent that has ended do not count.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(place)
     except socket.gaierror as error:

@@ -40,7 +40,7 @@ STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, millis
     False: "SET SESSION max_execution_time = "
     "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
 }
-# What SHOW says comes as text: a name, and seconds (of max_execution_time, milliseconds).
+# SHOW answers in text: a name, and seconds (milliseconds for max_execution_time).
 TIME_LIMITS = (
     "SHOW SESSION VARIABLES WHERE Variable_name IN ('max_statement_time', 'max_execution_time', "
     "'lock_wait_timeout', 'innodb_lock_wait_timeout', 'wait_timeout', 'idle_transaction_timeout', "

@@ -63,7 +63,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        # Of the transport, which is made with this: a call arrived from a client.
+        # Called when a call arrives from a client. The transport, which is made later, sets it.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
         self._exchanges = Places(
             lambda: EXCHANGE_RPCS_MAX,
@@ -318,7 +318,7 @@ def client_of(context: grpc.ServicerContext) -> Client:
     properties = cast(Mapping[str, Iterable[bytes]], context.auth_context())
 
     def values(field: str) -> list[str]:
-        # What is no text is left out: replaced characters could pass for another name.
+        # Names that are no text are left out: replaced characters could pass for another name.
         found = []
         for value in properties.get(field, ()):
             with contextlib.suppress(UnicodeDecodeError):

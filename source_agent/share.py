@@ -49,7 +49,7 @@ AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for th
 _PROGRAM: Final = "from source_agent.assist import main; main()"
 TURN: Final = 4  # messages taken from one process before our own statement goes on
 LOOK_S: Final = 0.25  # at most this late is a cancellation seen while others read
-# Of a process whose statement delivers nothing its own session says so first.
+# Longer than a session waits: a process whose statement delivers nothing says so first.
 SILENT_S_MAX: Final = DATABASE_SILENCE_S_MAX + 60
 _OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again is no help
 _SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no use for
