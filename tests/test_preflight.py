@@ -16,8 +16,12 @@ from tests.agents import configuration, make_orders
 from tests.pair import environment
 from tests.relay import unanswered
 from warehouse_agent import preflight
-from warehouse_agent.configure import Source
+from warehouse_agent.configure import Fragment, Source
 from warehouse_agent.examine_source import examine_source
+from warehouse_agent.forecast import forecast
+from warehouse_agent.link import Link
+from warehouse_agent.scaffold import offers
+from warehouse_agent.store import Store
 
 FORKS = 200
 # Python forks with a function to run in the child, as pyspark does, instead of spawning.
@@ -55,7 +59,9 @@ def test_processes_start_while_a_channel_is_open(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "{0}\n"), done.stderr
 
 
-def test_a_firewall_that_drops_packets_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_firewall_that_drops_packets_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another look after the first would take as long again."""
     monkeypatch.setattr(preflight, "REACH_S", 0.3)
     with unanswered() as address:
@@ -64,7 +70,11 @@ def test_a_firewall_that_drops_packets_is_asked_once(monkeypatch: pytest.MonkeyP
         with pytest.raises(SourceUnreachable, match="does not answer in time") as caught:
             preflight.reach(source)
         (looked,) = examine_source(source)
+        planned = forecast(Store(str(tmp_path)), Fragment("orders", source, "orders"))
+        with Link(source) as link, pytest.raises(SourceUnreachable, match="in time"):
+            list(offers(link))
         assert time.monotonic() - began < CONTROL_S / 2
+    assert planned.source_error == caught.value.message
     assert looked.error is not None
     assert str(looked.error) == str(caught.value)
     assert address in str(caught.value)

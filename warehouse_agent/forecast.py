@@ -33,6 +33,7 @@ from warehouse_agent.expect import Expected
 from warehouse_agent.line import Objective
 from warehouse_agent.link import Link
 from warehouse_agent.plan import Method
+from warehouse_agent.preflight import reach
 from warehouse_agent.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.report import counted
 from warehouse_agent.row_security import RowSecurity
@@ -237,8 +238,9 @@ def _changes(
 
 
 def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
-    """What the source says of the relation, or why it says nothing."""
+    """Ask what the source says of the relation; return that, or why it says nothing."""
     try:
+        reach(fragment.source)
         with Link(fragment.source) as link:
             return link.describe(fragment.relation), None
     except (SourceUnreachable, DatabaseUnavailable) as error:

@@ -33,6 +33,7 @@ from driftline.settings import address_parts, is_loopback
 from warehouse_agent import configure, schema
 from warehouse_agent.configure import Fragment, Source
 from warehouse_agent.link import Link
+from warehouse_agent.preflight import reach
 from warehouse_agent.report import counted
 
 USUAL = Path("warehouse.toml")
@@ -168,6 +169,7 @@ def offers(link: Link) -> Iterator[Offer]:
         NotFound: it publishes nothing to it.
         DriftlineError: the source cannot be asked now, but perhaps later.
     """
+    reach(link.source)
     names = sorted(link.describe("").relations)
     if not names:
         whom = "you" if link.source.insecure else "this certificate"
