@@ -6,6 +6,7 @@ import itertools
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from driftline import frames
@@ -27,8 +28,8 @@ from hypothesis import strategies as st
 from tests.exchange_pair import KEY, SALT, Ours
 from tests.rogue import line_to
 from tests.row_samples import block, recipe
-from warehouse_agent import admission, link, meter, store
-from warehouse_agent.admission import Admission
+from warehouse_agent import link, meter, stage, store
+from warehouse_agent.admission import Admission, Room
 from warehouse_agent.exchange import Conversation
 from warehouse_agent.meter import Advance
 from warehouse_agent.stage import FILE_BYTES, Staging
@@ -38,6 +39,13 @@ MADE = recipe(["int8", "text"])
 REPLIES_MAX = 5_000  # of a source that never ends: the tests end before
 
 
+class Disk(NamedTuple):
+    """What a file system reports of itself, in bytes."""
+
+    total: int
+    free: int
+
+
 def frame(rows: int = 3, *, columns: int = 2, salt: Salt = SALT) -> bytes:
     made = recipe(["int8", *["text"] * (columns - 1)])
     data = block([[struct.pack(">q", n), *[b"x"] * (columns - 1)] for n in range(rows)])
@@ -45,8 +53,8 @@ def frame(rows: int = 3, *, columns: int = 2, salt: Salt = SALT) -> bytes:
     return frames.encode(data, made, salt, digest, level=1)
 
 
-def admitting(rows_expected: int = 0, rows_ours: int = 0) -> Admission:
-    return Admission(MADE, SALT, rows_expected=rows_expected, rows_ours=rows_ours)
+def admitting(room: Room | None = None) -> Admission:
+    return Admission(MADE, SALT, room=room)
 
 
 @given(rows=st.integers(1, 200), level=st.integers(1, 19))
@@ -87,17 +95,50 @@ def test_a_frame_that_is_none_of_this_exchange(made: bytes, kind: type[Exception
         admitting().admit(made)
 
 
-def test_a_table_may_grow_beyond_its_estimate() -> None:
-    """Estimates are wrong by orders of magnitude, and where there is none nothing follows."""
-    some = frame(100)
-    for admits in (admitting(1), admitting(0), admitting(1, rows_ours=10**6)):
-        for _ in range(1000):
-            admits.admit(some)
-        assert not admits.is_overrun
+def test_no_number_of_rows_is_refused_before_a_verdict() -> None:
+    """A table of 1,000 rows that was bulk-filled, or a view that the planner puts at one row."""
+    admits, whole = admitting(), frame(FRAME_ROWS_MAX)
+    for _ in range((1 << 24) // FRAME_ROWS_MAX + 2):
+        admits.admit(whole)
+    assert not admits.is_overrun
+
+
+@pytest.mark.parametrize("is_set", [True, False], ids=["setting", "disk"])
+def test_bytes_beyond_the_room_are_refused(is_set: bool) -> None:
+    """What earlier exchanges staged counts; a verdict makes no more room."""
+    made = frame(100)
+    admits = admitting(Room(5 * len(made), staged=2 * len(made), is_set=is_set))
+    admits.announce(10**6)
+    for _ in range(3):
+        admits.admit(made)
+    assert not admits.is_overrun
+    with pytest.raises(LimitExceeded, match="may be staged") as caught:
+        admits.admit(made)
+    assert admits.is_overrun
+    assert f"{6 * len(made):,}" in caught.value.message
+    assert "staging_at_most" in caught.value.remedy
+
+
+def test_the_room_is_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a second exchange, behind one that was cut; a setting wins; small disks have their
+    reserve, object stores and disks of unknown size only the setting."""
+    staging, free = Staging(Store(str(tmp_path)), "orders"), 1 << 40
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(2 * free, free))
+    assert staging.room(None) == Room(free // 2)
+    writer = staging.begin({})
+    writer.add(bytes(10_000))
+    writer.flush()
+    free -= (staged := staging.frame_bytes())
+    assert staging.room(None) == Room((free + staged) // 2, staged)
+    assert staging.room(1 << 30) == Room(1 << 30, staged, is_set=True)
+    free = 1 << 20
+    assert staging.room(None) == Room(stage.ROOM_BYTES_MIN, staged)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(0, 0))
+    assert staging.room(None) is None
 
 
 def test_a_count_is_what_it_says() -> None:
-    admits = admitting(1)
+    admits = admitting()
     admits.announce(1000)
     whole = frame(1000)
     for _ in range((FRAME_ROWS_MAX + 2200) // 1000):
@@ -122,10 +163,10 @@ def ours(rows: int) -> Ours:
     return Ours(data.rows(), MADE, uniform(4))
 
 
-def converse(over: link.Link, of: Ours, writer: object, rows_expected: int) -> Conversation:
+def converse(over: link.Link, of: Ours, writer: object, room: Room | None = None) -> Conversation:
     from dataclasses import replace
 
-    opening = replace(of.opening(), rows_expected=rows_expected)
+    opening = replace(of.opening(), room=room)
     stream = over.stream()
     conversation = Conversation(
         stream,
@@ -151,7 +192,7 @@ def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
         line_to(tmp_path, lambda requests: endless(requests, said)) as over,
         pytest.raises(MalformedMessage, match="counted 2,000 rows"),
     ):
-        converse(over, ours(1000), writer, 2000)
+        converse(over, ours(1000), writer)
     kept = sum(len(p) for p in writer._pieces) + sum(
         size for _, size in writer.store.files("_driftline", "staging", "orders", writer.folder)
     )
@@ -160,17 +201,18 @@ def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
     assert staging.leftovers({}) == []
 
 
-def test_endless_frames_of_a_first_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "ESTIMATED_ROWS_MIN", 1 << 18)
+def test_endless_frames_of_a_first_load(tmp_path: Path) -> None:
     writer = Staging(Store(str(tmp_path)), "orders").begin({})
+    most = 3 * len(frame(FRAME_ROWS_MAX))
     with (
         line_to(tmp_path, lambda requests: endless(requests, [])) as over,
-        pytest.raises(LimitExceeded, match="expects to have about 20"),
+        pytest.raises(LimitExceeded, match=f"{most:,} may be staged: `staging_at_most`"),
     ):
-        converse(over, ours(0), writer, 20)
+        converse(over, ours(0), writer, Room(most, is_set=True))
+    assert sum(len(piece) for piece in writer._pieces) <= most
 
 
-def test_endless_frames_of_a_relation_of_unknown_size_do_not_fill_the_disk(
+def test_endless_frames_do_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk's reserve: here everything that is free but for two files of staged frames."""
@@ -188,7 +230,7 @@ def test_endless_frames_of_a_relation_of_unknown_size_do_not_fill_the_disk(
         yield from itertools.repeat(big, REPLIES_MAX * 100)
 
     with line_to(tmp_path, says) as over, pytest.raises(WarehouseUnavailable) as caught:
-        converse(over, ours(0), writer, 0)
+        converse(over, ours(0), writer)
     message = str(caught.value)
     assert str(tmp_path) in message
     assert "are needed" in message
@@ -209,7 +251,7 @@ def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.Monk
 
     writer = Staging(Store(str(tmp_path)), "orders").begin({})
     with line_to(tmp_path, says) as over, pytest.raises(SourceUnreachable, match="read no row"):
-        converse(over, ours(10), writer, 0)
+        converse(over, ours(10), writer)
 
 
 def test_progress_means_rows() -> None:

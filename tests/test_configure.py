@@ -233,7 +233,10 @@ require = "fuzzy"
     assert (fragment.method, fragment.require) == (Method.FULL, warehouse.Require.FUZZY)
     assert fragment.source == warehouse.Source("erp", "[::1]:7443", insecure=True)
     assert fragment.incremental is None
+    assert fragment.staging_at_most is None
     tiled = text.replace("full", "range")
+    config = load_warehouse(tmp_path, f"{tiled}staging_at_most = 3000000\n")
+    assert config.fragments["a.b-c_1"].staging_at_most == 3_000_000
     for value, expected in (
         ("{}", Incremental(100_000, 0.5)),
         ("{rows = 5000, pause_s = 2}", Incremental(5000, 2)),
@@ -272,6 +275,8 @@ require = "fuzzy"
             "1000",
         ),
         ('relation = "orders"', "carriers = {a = 1}", "fragments.orders.carriers.a", "a string"),
+        ('relation = "orders"', "staging_at_most = 1000", "fragments.orders.staging_at_most",
+         "1048576"),
         ('relation = "orders"', "incremental = {}", "fragments.orders.incremental", "instants"),
         ('relation = "orders"', 'require = "fuzzy"\nincremental = true',
          "fragments.orders.incremental", "a table"),

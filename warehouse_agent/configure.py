@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from driftline.errors import ConfigurationError, UsageError
-from driftline.limits import GROUP_KEYS_MAX, NAME_BYTES_MAX
+from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
 
 from warehouse_agent.carry import Carrier
@@ -33,6 +33,7 @@ _TOP = ("warehouse", "spark", "sources", "fragments")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = (
     "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
+    "staging_at_most",
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -74,6 +75,7 @@ class Fragment:
 
     `read_at_most`: rows of the source that a refresh reads by key, those most likely to have
     changed and some in turn; None: all rows are compared.
+    `staging_at_most`: bytes of frames that may be staged; None: half of what is free on the disk.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Fragment:
     require: Require = Require.EXACT
     read_at_most: int | None = None
     incremental: Incremental | None = None
+    staging_at_most: int | None = None
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
         """What an unfinished exchange is kept with: what it compared, and where."""
@@ -243,6 +246,7 @@ def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragmen
         require=_choice(table, "require", table.text("require", default="exact"), Require),
         read_at_most=_read_at_most(table),
         incremental=_incremental(table),
+        staging_at_most=_staging_at_most(table),
     )
     _check_part(table, fragment)
     _check_incremental(table, fragment)
@@ -260,6 +264,13 @@ def _read_at_most(table: Table) -> int | None:
             "Make it smaller, or remove it: a refresh of everything has no such limit.",
         )
     return found
+
+
+def _staging_at_most(table: Table) -> int | None:
+    if not table.has("staging_at_most"):
+        return None
+    least = MESSAGE_BYTES_MAX  # else no frame may come
+    return table.integer("staging_at_most", default=least, least=least)
 
 
 def _check_part(table: Table, fragment: Fragment) -> None:

@@ -29,7 +29,7 @@ from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent import refine, regroup
-from warehouse_agent.admission import Admission
+from warehouse_agent.admission import Admission, Room
 from warehouse_agent.line import Line
 from warehouse_agent.outcome import Outcome, Replaced
 from warehouse_agent.plan import Choice, Method, choose
@@ -66,7 +66,8 @@ class Opening:
     grouped: regroup.Grouped | None = None
     forced: Method | None = None
     line: Line = field(default_factory=Line)
-    rows_expected: int = 0
+    rows_expected: int = 0  # for progress only
+    room: Room | None = None  # for what comes; None: nothing bounds it
     within: tuple[int, int] | None = None  # of a tile, both inclusive
     rows_lost: int = 0  # of ours: they differ where ours are compared, and are no new ones
 
@@ -93,12 +94,7 @@ class Conversation:
         # What came while cells or units of ours may have been read: the k of its rows inside.
         self._came: list[npt.NDArray[np.uint64]] | None = None
         self._ours: npt.NDArray[np.uint64] | None = None  # of units: the only k that count
-        self.admission = Admission(
-            opening.recipe,
-            opening.salt,
-            rows_expected=opening.rows_expected,
-            rows_ours=opening.sums.total.count,
-        )
+        self.admission = Admission(opening.recipe, opening.salt, room=opening.room)
         # Whether the source has ended this relation, so that the next may follow in the stream.
         self.ended = False
 

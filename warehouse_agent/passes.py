@@ -158,8 +158,7 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
 
 def frame_bytes(store: Store, name: str) -> int:
     """Of all staged frames of a fragment, of a pass or not."""
-    staged = store.walk(PRIVATE, "staging", name)
-    return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
+    return Staging(store, name).frame_bytes()
 
 
 def _place(name: str) -> tuple[str, ...]:

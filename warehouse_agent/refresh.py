@@ -64,6 +64,7 @@ class Refresh:
             forced=self.job.fragment.method,
             line=p.known.line,
             rows_expected=p.rows_expected,
+            room=self.job.staging.room(self.job.fragment.staging_at_most),
             rows_lost=p.rows_lost,
         )
         spark = self.job.spark

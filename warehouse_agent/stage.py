@@ -19,6 +19,7 @@ from driftline import frames, keys
 from driftline.errors import FrameDamaged
 from pyspark.sql import DataFrame, SparkSession
 
+from warehouse_agent.admission import Room
 from warehouse_agent.executors import KeyFile
 from warehouse_agent.layout import Layout
 from warehouse_agent.scan import spread
@@ -26,6 +27,8 @@ from warehouse_agent.store import PRIVATE, Store, read_at
 from warehouse_agent.tuples import join
 
 FILE_BYTES = 4 << 20  # a cut of this process loses less than this
+FREE_SHARE = 2  # half of what is free may be staged: data files need as much, and other fragments
+ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 _LENGTH = struct.Struct("<I")
 _NOTE = "exchange.json"
 
@@ -62,6 +65,22 @@ class Staging:
     def clear(self) -> None:
         """Everything staged has been published, or is of no use."""
         self.store.remove(PRIVATE, "staging", self.name)
+
+    def frame_bytes(self) -> int:
+        """Of all staged frames, of a pass or not."""
+        staged = self.store.walk(PRIVATE, "staging", self.name)
+        return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
+
+    def room(self, at_most: int | None) -> Room | None:
+        """Return how much may be staged, by a setting or by what is free as an exchange begins;
+        None: nothing bounds it."""
+        staged = self.frame_bytes()
+        if at_most is not None:
+            return Room(at_most, staged, is_set=True)
+        free = self.store.free(PRIVATE, "staging", self.name)
+        if free is None:
+            return None
+        return Room(max((free + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
     def uris(self, folder: str) -> list[str]:
         """The files of an exchange, for Spark."""

@@ -115,22 +115,36 @@ class Store:
         Raises:
             WarehouseUnavailable: with the place, what is needed and what is free.
         """
-        if not self.is_local:
+        disk = self._disk(*parts)
+        if disk is None:
             return
+        total, free = disk
+        reserve = min(RESERVE_BYTES, total // RESERVE_SHARE)
+        if free < size + reserve:
+            raise WarehouseUnavailable(
+                f"The disk of {self._at(*parts)[1]} is nearly full: {size + reserve:,} bytes are"
+                f" needed, a reserve of {reserve:,} among them, and {free:,} are free.",
+                remedy="Free space there; what arrived is kept, and the last published version is"
+                " untouched.",
+            )
+
+    def free(self, *parts: str) -> int | None:
+        """Return how many bytes are free on the disk of a place; None: it is not known, or there is
+        no disk. Raises WarehouseUnavailable."""
+        disk = self._disk(*parts)
+        return disk[1] if disk is not None and disk[0] else None
+
+    def _disk(self, *parts: str) -> tuple[int, int] | None:
+        """Size and free bytes of the disk of a place; None: it is on none."""
+        if not self.is_local:
+            return None
         path = Path(self._at(*parts)[1])
         there = next((p for p in (path, *path.parents) if p.exists()), path)
         try:
             disk = shutil.disk_usage(there)
         except OSError as error:
             raise unavailable("written", str(path), error) from error
-        reserve = min(RESERVE_BYTES, disk.total // RESERVE_SHARE)
-        if disk.free < size + reserve:
-            raise WarehouseUnavailable(
-                f"The disk of {path} is nearly full: {size + reserve:,} bytes are needed, a reserve"
-                f" of {reserve:,} among them, and {disk.free:,} are free.",
-                remedy="Free space there; what arrived is kept, and the last published version is"
-                " untouched.",
-            )
+        return disk.total, disk.free
 
     def make_folder(self, *parts: str) -> None:
         """A folder for files that tasks write; a task that outlives its job finds none."""

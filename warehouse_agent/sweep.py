@@ -231,6 +231,7 @@ class Sweep(Refresh):
             forced=job.fragment.method,
             line=known.line,
             rows_expected=ours.total.count,
+            room=job.staging.room(job.fragment.staging_at_most),
             within=bounds,
         )
 

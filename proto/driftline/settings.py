@@ -233,7 +233,7 @@ class Table:
     def _at_least(self, key: str, value: float, least: float, *, strictly: bool = False) -> float:
         if not (value > least if strictly else value >= least) or value == float("inf"):
             bound = "more than" if strictly else "at least"
-            raise self.error(key, f"It must be {bound} {least:g}, not {value:g}.")
+            raise self.error(key, f"It must be {bound} {least:.15g}, not {value:.15g}.")
         return value
 
     def _missing(self, key: str, kind: type) -> ConfigurationError:
