@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.errors import GRPC_STATUS, DatabaseUnavailable, DriftlineError, NotNow
+from driftline.errors import DatabaseUnavailable, DriftlineError, NotNow
 from driftline.limits import (
     CONTROL_S,
     DESCRIBE_RPCS_MAX,
@@ -35,7 +35,7 @@ from driftline.limits import (
     HEARTBEAT_S,
 )
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from source_agent.answer import Conversation
 from source_agent.audit import Audit, Entry
@@ -43,17 +43,15 @@ from source_agent.configure import SourceConfig
 from source_agent.engine import Engine, Relation, Shape
 from source_agent.engines import connect
 from source_agent.govern import Governor
+from source_agent.handlers import abort, add_handlers, one_message
 from source_agent.heap import keep_heap_small
 from source_agent.places import Places, too_many
 from source_agent.publish import Client, Source, describe
-from source_agent.refuse import known, refusal
+from source_agent.refuse import known
 from source_agent.transport import Transport
 
 STOP_GRACE_S = 30.0
 DESCRIBE_WAIT_S = 2.0  # for another description to end, out of the caller's CONTROL_S
-# Trailing metadata of a Describe that failed: code and remedy as ASCII, and the whole Refused.
-CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
-REFUSED_METADATA = "driftline-refused-bin"
 
 _log = logging.getLogger("driftline.source")
 
@@ -82,21 +80,25 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._conversations: set[Conversation] = set()
 
     def Describe(
-        self, request: pb.DescribeRequest, context: grpc.ServicerContext
+        self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
     ) -> pb.DescribeReply:
         client, began = self._client(context), time.monotonic()
-        outcome, size = "cancelled", 0
+        relation, outcome, size = "", "cancelled", 0
         try:
             with self._describes.taken(client.label):
+                request = one_message(requests, context)
+                relation = request.relation
                 reply = self._describe(request, client, context)
             outcome, size = "described", reply.ByteSize()
             return reply
+        except grpc.RpcError:  # the client left before it asked
+            raise
         except Exception as problem:
             error = known(problem)
             outcome = error.code
-            _abort(context, error)
+            abort(context, error)
         finally:
-            self._note(client, request.relation, outcome, time.monotonic() - began, size)
+            self._note(client, relation, outcome, time.monotonic() - began, size)
 
     def _describe(
         self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
@@ -162,7 +164,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
                 yield from self._converse(client, request_iterator, context)
         except NotNow as error:  # with its own stream's, the conversation has dealt
             self._note(client, "", error.code)
-            _abort(context, error)
+            abort(context, error)
 
     def _converse(
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
@@ -253,11 +255,10 @@ def start(
     for name in ("", "driftline.Source"):
         vital.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    def add_handlers(server: grpc.Server) -> None:
-        wire_pb2_grpc.add_SourceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(vital, server)
+    def add(server: grpc.Server) -> None:
+        add_handlers(server, servicer, vital, lambda context: client_of(context).label)
 
-    transport = Transport(config.server, config.path.name, add_handlers)
+    transport = Transport(config.server, config.path.name, add)
     servicer.arrived = transport.establish
     transport.start()
     return Server(transport, servicer, vital, probes)
@@ -328,18 +329,3 @@ def client_of(context: grpc.ServicerContext) -> Client:
     names = values("peer_uri") + values("peer_dns")
     labels = names or [f"CN={name}" for name in values("x509_common_name")]
     return Client((labels or ["loopback"])[0], frozenset(names))
-
-
-def _abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
-    """End a call outside an exchange: a gRPC status, and the whole error in trailing metadata."""
-    kinds = (k for k in type(error).__mro__ if k in GRPC_STATUS)
-    status = getattr(grpc.StatusCode, GRPC_STATUS.get(next(kinds, type(error)), "INTERNAL"))
-    context.set_trailing_metadata(
-        (
-            (CODE_METADATA, error.code),
-            (REMEDY_METADATA, error.remedy.encode("ascii", "replace").decode()),
-            (REFUSED_METADATA, refusal(error).SerializeToString()),
-        )
-    )
-    context.abort(status, error.message)
-    raise AssertionError("abort raises")

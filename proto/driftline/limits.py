@@ -52,7 +52,9 @@ EXCHANGE_RPCS_PER_CLIENT_MAX = 8  # one for each fragment that a cluster refresh
 DESCRIBE_RPCS_MAX = 16  # short ones; most wait for the database
 DESCRIBE_RPCS_PER_CLIENT_MAX = 4  # a warehouse asks one after the other
 DESCRIBE_RPCS_READING_MAX = 2  # that ask the database, one of each client: what `grants` allows for
-RPCS_MAX = 64  # each a thread; health answers beside them
+HEALTH_RPCS_MAX = 16  # a probe asks once in some seconds and is answered at once
+HEALTH_RPCS_PER_CLIENT_MAX = 2
+RPCS_MAX = 96  # each a thread: the ones above, and those that are being refused
 
 # Time.
 HEARTBEAT_S = 5.0  # a source that scans says so at least this often
@@ -72,6 +74,6 @@ assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
-assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX <= RPCS_MAX
+assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
 assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S

@@ -1,0 +1,83 @@
+"""What a client that says or takes nothing can keep from the others, over real mutual TLS."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from driftline import wire_pb2 as pb
+from driftline.wire_pb2_grpc import SourceStub
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from source_agent import handlers
+from tests.agents import channel
+from tests.test_quotas import LAKE, MART, Begin, Shared, running, sets
+
+__all__ = ["running", "sets"]  # fixtures
+
+CALLS_OF_A_CHANNEL = 16  # that the server admits
+RAW = (bytes, bytes)  # requests and replies as they are on the wire
+DESCRIBE, CHECK = "/driftline.Source/Describe", "/grpc.health.v1.Health/Check"
+
+
+@contextmanager
+def headers_only(shared: Shared, certs: Path, method: str, channels: int) -> Iterator[list[Any]]:
+    """Calls that never send their request; over the wire they are those of a unary stub."""
+    with ExitStack() as stack:
+        calls: list[Any] = []
+        for _ in range(channels):
+            over = stack.enter_context(channel(shared.server.port, certs))
+            ask = over.stream_unary(method, *RAW)
+            for _ in range(CALLS_OF_A_CHANNEL):
+                nothing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+                stack.callback(nothing.put, None)
+                calls.append(ask.future(iter(nothing.get, None), timeout=60))
+        yield calls
+        for call in calls:
+            call.cancel()
+
+
+@pytest.mark.parametrize("method", [DESCRIBE, CHECK])
+def test_calls_that_send_no_request_keep_nobody_out(running: Begin, method: str) -> None:
+    shared = running()
+    with headers_only(shared, shared.mart, method, 7) as calls:
+        refused = calls[-1].exception(timeout=20)
+        assert isinstance(refused, grpc.RpcError)
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with channel(shared.server.port, shared.lake) as over:
+            asked = pb.DescribeRequest(protocol=1, relation="orders")
+            assert SourceStub(over).Describe(asked, timeout=10).relations == ["orders"]
+            stub = health_pb2_grpc.HealthStub(over)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    found = shared.audit()
+    assert (LAKE, "orders", "described") in found
+    assert ((MART, "", "NOT_NOW") in found) == (method == DESCRIBE)
+
+
+@pytest.mark.parametrize("method", [DESCRIBE, CHECK])
+def test_a_request_is_waited_for_and_not_without_end(
+    running: Begin, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "OPEN_S", 0.3)
+    shared = running()
+    with channel(shared.server.port, shared.mart) as over:
+        ask = over.stream_unary(method, *RAW)
+        nothing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(iter(nothing.get, None), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        nothing.put(None)
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(iter(()), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    if method == DESCRIBE:
+        assert [line for line in shared.audit() if line[0] == MART] == [
+            (MART, "", "LIMIT"),
+            (MART, "", "MALFORMED"),
+        ]
