@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driftline.errors import SourceUnreachable
 from driftline.limits import CONTROL_S
+from pyspark.sql import SparkSession
 
 from source_agent.serve import start
 from tests.agents import configuration, make_orders
-from tests.pair import environment
+from tests.legacy import SqliteLegacy
+from tests.pair import Pair, environment
 from tests.relay import unanswered
 from warehouse_agent import preflight
-from warehouse_agent.configure import Fragment, Source
+from warehouse_agent.configure import Fragment, Source, select
 from warehouse_agent.examine_source import examine_source
 from warehouse_agent.forecast import forecast
 from warehouse_agent.link import Link
+from warehouse_agent.refresh import Options
+from warehouse_agent.run import Runner
 from warehouse_agent.scaffold import offers
+from warehouse_agent.session import Deferred
 from warehouse_agent.store import Store
 
 FORKS = 200
@@ -78,3 +87,44 @@ def test_a_firewall_that_drops_packets_is_asked_once(
     assert looked.error is not None
     assert str(looked.error) == str(caught.value)
     assert address in str(caught.value)
+
+
+def test_metadata_of_a_newer_release_is_of_its_fragment(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A table that cannot be understood, or read at all, does not stop the one beside it."""
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    relations = {name: f'table = "{name}"' for name in ("a", "b", "c")}
+    for name in relations:
+        legacy.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    with contextlib.closing(legacy), Pair(spark, legacy, tmp_path / "pair", relations) as pair:
+        pair.refresh("a")
+        pair.refresh("b")
+        rewrite(pair, "a", lambda meta: json.dumps({**meta, "layout": {"format": 2}}))
+        rewrite(pair, "b", lambda meta: "{cut off")
+        config = pair.config()
+        runner = Runner(Deferred({}, [spark]), config)
+        reports = {r.name: r for r in runner.refresh(select(config, [], True), Options())}
+    assert reports["a"].error is not None
+    assert reports["a"].error["code"] == "WAREHOUSE"
+    assert "written by a newer release" in reports["a"].error["message"]
+    assert reports["b"].error is not None
+    assert reports["b"].error["where"] == "b"
+    assert reports["c"].error is None
+    assert reports["c"].version == 0
+
+
+def rewrite(pair: Pair, name: str, change: Callable[[dict[str, Any]], str]) -> None:
+    """Change what the only commit of a table says of it."""
+    log = pair.warehouse / name / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if (said := action.get("commitInfo")) is not None:
+            said["driftline"] = change(json.loads(said["driftline"]))
+    log.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_a_host_that_is_no_name_is_not_reached() -> None:
+    """The codec of host names raises what is no OSError."""
+    with pytest.raises(SourceUnreachable, match=r"'db\.\.example' is not a host name"):
+        preflight.reach(Source("erp", "db..example:7443", insecure=True))

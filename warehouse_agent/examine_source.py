@@ -7,7 +7,6 @@ hand first.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from driftline.limits import CONTROL_S
 
 from warehouse_agent.certificates import certificates, context_of, validity, validity_of
 from warehouse_agent.configure import Source
-from warehouse_agent.handshake import diagnose, host_and_port
+from warehouse_agent.handshake import connect, diagnose, host_and_port
 from warehouse_agent.link import Link
 from warehouse_agent.preflight import reach
 from warehouse_agent.report import counted
@@ -71,11 +70,11 @@ def _tls(source: Source, now: datetime) -> str:
     """The handshake, and what the source's certificate says."""
     if (error := diagnose(source)) is not None:
         raise error
-    host, port = host_and_port(source)
+    host, _ = host_and_port(source)
     context = context_of(source)
     try:
         with (
-            socket.create_connection((host, port), CONTROL_S) as plain,
+            connect(source, CONTROL_S) as plain,
             context.wrap_socket(plain, server_hostname=source.server_name or host) as line,
         ):
             der, told, version = line.getpeercert(True), line.getpeercert(), line.version()

@@ -85,9 +85,11 @@ def cause(error: Exception) -> str:
         behind = (line for line in lines[traceback[-1] + 1 :] if not line.startswith(" "))
         return next(behind, lines[0]).strip()
     causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
-    return (causes[-1:] or [x.strip() for x in lines] or [type(error).__name__])[0].removeprefix(
-        "Caused by: "
-    )
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    # py4j says first which of its calls failed; Java's own error is behind a colon.
+    of_java = (line[2:].strip() for line in lines if line.startswith(": "))
+    return next(of_java, lines[0].strip() if lines else type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -14,12 +14,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import warnings
 from typing import IO
 
-_TAIL_BYTES = 16_384
+_HEAD_BYTES = 16_384  # that are searched for a reason
+# What Java and Spark say when all is well, and the head of a stack.
+_NOTICE = re.compile(
+    r"WARNING: |NOTE: |Picked up |Using Spark's default |Setting default log |To adjust logging "
+    r"|[\d/ :]+ (WARN|INFO) "
+)
+_IN_MAIN = re.compile(r'Exception in thread "main" ([\w.$]+: )?')
 _diverted: list[IO[bytes]] = []
 
 
@@ -45,16 +52,25 @@ def is_ours(record: logging.LogRecord) -> bool:
     return record.name.split(".")[0] == "driftline"
 
 
-def last_line() -> str:
-    """Return the last line that was diverted, empty if there is none."""
+def diverted_bytes() -> int:
+    """Return how many bytes were diverted so far, 0 if nothing is."""
+    with contextlib.suppress(OSError):
+        return os.fstat(_diverted[0].fileno()).st_size if _diverted else 0
+    return 0
+
+
+def reason(after: int) -> str:
+    """Return why a JVM ended, in the first line that says so of what it wrote.
+
+    `after`: how many bytes had been diverted before it was started. Empty if nothing is found.
+    """
     if not _diverted:
         return ""
     with contextlib.suppress(OSError):
-        handle = _diverted[0].fileno()
-        size = os.fstat(handle).st_size
-        data = os.pread(handle, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        lines = [line.strip() for line in data.decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
+        data = os.pread(_diverted[0].fileno(), _HEAD_BYTES, after)
+        lines = (line.strip() for line in data.decode(errors="replace").splitlines())
+        first = next((line for line in lines if line and not _NOTICE.match(line)), "")
+        return _IN_MAIN.sub("", first)
     return ""
 
 

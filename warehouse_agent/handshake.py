@@ -53,6 +53,19 @@ def host_and_port(source: Source) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
+def connect(source: Source, timeout_s: float) -> socket.socket:
+    """Make a TCP connection to the source's address.
+
+    Raises:
+        OSError: it cannot be made, or the host is no name that could be looked up.
+    """
+    host, port = host_and_port(source)
+    try:
+        return socket.create_connection((host, port), timeout_s)
+    except UnicodeError as error:  # of the codec of host names
+        raise OSError(f"{host!r} is not a host name") from error
+
+
 def diagnose(source: Source) -> DriftlineError | None:
     """Return why nothing answers, or None if a connection can be made now.
 
@@ -77,7 +90,7 @@ def nothing_answers(source: Source, reason: str) -> SourceUnreachable:
 
 
 def _connect(source: Source) -> socket.socket:
-    plain = socket.create_connection(host_and_port(source), CONTROL_S)
+    plain = connect(source, CONTROL_S)
     plain.settimeout(CONTROL_S)
     return plain
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 import time
 from types import TracebackType
@@ -40,7 +39,7 @@ from google.protobuf.message import DecodeError
 
 from warehouse_agent.certificates import certificates
 from warehouse_agent.configure import Source
-from warehouse_agent.handshake import diagnose, host_and_port
+from warehouse_agent.handshake import connect, diagnose
 from warehouse_agent.meter import Advance, Meter
 from warehouse_agent.reply_validation import check_description, check_reply, refusal
 
@@ -106,10 +105,9 @@ class Link:
     def round_trip_s(self) -> float | None:
         """A round trip of the line: how long a TCP connection takes that is closed at once. None
         where none is made."""
-        host, port = host_and_port(self.source)
         began = time.monotonic()
         try:
-            with socket.create_connection((host, port), CONTROL_S):
+            with connect(self.source, CONTROL_S):
                 return time.monotonic() - began
         except OSError:
             return None

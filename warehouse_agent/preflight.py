@@ -11,7 +11,6 @@ Not here: `doctor`, which looks at each step of the line by itself and says more
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from typing import Final
 
@@ -20,7 +19,8 @@ from driftline.errors import DriftlineError
 
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, Source
-from warehouse_agent.handshake import diagnose, host_and_port, nothing_answers
+from warehouse_agent.executors import mistake
+from warehouse_agent.handshake import connect, diagnose, nothing_answers
 from warehouse_agent.link import Link
 from warehouse_agent.store import Store
 
@@ -39,7 +39,7 @@ def reach(source: Source) -> None:
         SourceUnreachable: nothing listens at the address, or there is no such host.
     """
     try:
-        socket.create_connection(host_and_port(source), REACH_S).close()
+        connect(source, REACH_S).close()
     except TimeoutError as problem:  # whoever drops one packet drops the next as well
         raise nothing_answers(source, "does not answer in time") from problem
     except OSError as problem:
@@ -66,6 +66,6 @@ def ask(
             # Of a name that is not in the list, the source itself says what is wrong.
             if is_first or fragment.relation not in published:
                 described[fragment.name] = link.describe(fragment.relation)
-        except DriftlineError as error:
-            failed[fragment.name] = error
+        except Exception as problem:  # of one table, such as metadata that cannot be read
+            failed[fragment.name] = mistake(problem, fragment.name)
     return described

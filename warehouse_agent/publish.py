@@ -23,7 +23,7 @@ from deltalake.transaction import (
     Transaction,
     create_table_with_add_actions,
 )
-from driftline.errors import Locked, NotFound, WarehouseUnavailable
+from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavailable
 
 from warehouse_agent.layout import Layout, from_json, to_json
 from warehouse_agent.store import Store, located, one_line
@@ -117,7 +117,14 @@ def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | N
             "the folder away for a new first load.",
         )
     _check_protocol(table, name)
-    layout = from_json(meta["layout"])
+    try:
+        layout = from_json(meta["layout"])
+    except (AssertionError, KeyError, MalformedMessage, TypeError, ValueError) as error:
+        raise WarehouseUnavailable(
+            f"Version {table.version()} of the table was written by a newer release of Driftline.",
+            where=name,
+            remedy="Install that release, or a newer one, here as well.",
+        ) from error
     return Snapshot(table.version(), _files(table, store, name, layout), layout, meta, table)
 
 

@@ -276,7 +276,7 @@ class Runner:
 
     def _published(self, report: Report) -> None:
         """Note what readers see of a fragment that cannot be worked on."""
-        with contextlib.suppress(DriftlineError):
+        with contextlib.suppress(Exception):  # what is wrong with the table is in the report
             if (snapshot := publish.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, DriftlineError
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from warehouse_agent.foreign_output import last_line
+from warehouse_agent.executors import cause, meaning
+from warehouse_agent.foreign_output import diverted_bytes, reason
 from warehouse_agent.java import ensure_java
 
 _SESSION = {
@@ -44,7 +45,8 @@ def start(settings: dict[str, str]) -> SparkSession:
     """A session with the configuration's `[spark]` settings as they are, ours where it has none.
 
     Raises:
-        ConfigurationError: no Java, or it does not start.
+        ConfigurationError: no Java, or Spark does not start with these settings.
+        SparkLost: its JVM ended meanwhile.
     """
     if "spark.remote" not in settings:
         ensure_java()
@@ -59,16 +61,28 @@ def start(settings: dict[str, str]) -> SparkSession:
         chosen = {**_DEFAULTS, **quiet, **settings, **_SESSION}
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    written = diverted_bytes()
     try:
         return prepare(builder.getOrCreate())
-    except PySparkRuntimeError as error:
-        if error.getCondition() != "JAVA_GATEWAY_EXITED":
-            raise
-        raise ConfigurationError(
-            f"Spark's Java process did not start: {last_line() or 'it says why above'}.",
-            where="[spark]",
-            remedy="Correct the settings in [spark]; --debug shows all that it wrote.",
-        ) from error
+    except Exception as error:  # py4j's, PySpark's and those of Spark Connect have no common base
+        raise _did_not_start(error, written) from error
+
+
+def _did_not_start(error: Exception, written: int) -> DriftlineError:
+    """Return why Spark did not start.
+
+    `written`: how many bytes others had written to stderr before it was started.
+    """
+    remedy = "Correct the settings in [spark]; --debug shows all that it wrote."
+    if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED":
+        said = reason(written).rstrip(".") or "it says why above"
+        return ConfigurationError(
+            f"Spark's Java process did not start: {said}.", where="[spark]", remedy=remedy
+        )
+    if (known := meaning(error)) is not None:
+        return known
+    said = cause(error).rstrip(".")
+    return ConfigurationError(f"Spark does not start: {said}.", where="[spark]", remedy=remedy)
 
 
 def prepare(spark: SparkSession) -> SparkSession:

@@ -285,7 +285,10 @@ def split_address(table: Table, key: str) -> tuple[str, int]:
     found = address_parts(value)
     if found is None:
         raise table.error(
-            key, f"{value!r} is not an address.", "Write HOST:PORT, such as 127.0.0.1:7443."
+            key,
+            f"{value!r} is not an address.",
+            "Write HOST:PORT, such as 127.0.0.1:7443; between two dots of HOST are 1 to 63 "
+            "characters.",
         )
     return found
 
@@ -295,7 +298,12 @@ def address_parts(value: str) -> tuple[str, int] | None:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(\d{1,5})", value)
     if match is None or int(match[2]) > 65535:
         return None
-    return match[1].strip("[]"), int(match[2])
+    host = match[1].strip("[]")
+    try:
+        host.encode("idna")  # as the socket module does, which would raise the same
+    except UnicodeError:
+        return None
+    return host, int(match[2])
 
 
 def _shown(value: object) -> str:
