@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from driftline.errors import UsageError, WarehouseUnavailable
 
-from warehouse_agent import publish
+from warehouse_agent import publish, restored
 from warehouse_agent.remember import CHECKED
 from warehouse_agent.store import PRIVATE, Entry, Store
 
@@ -62,7 +62,8 @@ def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> 
 
     Raises:
         UsageError: keep_hours is too small for this storage.
-        WarehouseUnavailable: the table's log cannot be read, or is gone.
+        WarehouseUnavailable: the table's log cannot be read, or is gone; or its newest version is
+            older than what was published, whose files a restored entry of the log would need.
     """
     if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
         least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
@@ -95,8 +96,8 @@ def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
 def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     """None: nothing was ever published."""
     head = publish.head(store, name)
+    known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if head is None:
-        known = store.read_json(PRIVATE, "fragments", f"{name}.json")
         if CHECKED in known or store.files(name, "_delta_log"):
             raise WarehouseUnavailable(
                 "The table's log is gone though versions were published; nothing is removed.",
@@ -104,6 +105,8 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
                 remedy="Restore the folder `_delta_log`, or move the table's folder away.",
             )
         return None
+    if (noted := restored.newer(known, head)) is not None:
+        restored.refuse(name, head, noted)
     oldest = oldest_kept(_times(store, name, head.handle), since)
     first = publish.head(store, name, version=oldest)
     assert first is not None
