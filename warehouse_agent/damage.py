@@ -5,7 +5,8 @@
               fingerprinted again from its values
 
 Damage is told apart from a storage that does not answer. A file counts as damaged only when its
-folder can be listed and all of its bytes can be read, and they are not what was written. When the
+folder can be listed and all of its bytes can be read, and they are not what was written, each time
+of two: an I/O error that passes, or a lack of memory that does, is no damage. When the
 storage refuses (permissions, I/O errors, a network), nothing is known about the file, and the
 storage's error is raised instead: what cannot be reached is never taken for lost.
 
@@ -109,6 +110,10 @@ def _examine(layout: Layout, key: KeyFile, known: dict[str, DataFile]) -> OfFile
             if damage is None:
                 continue
             refusal, lost = _storage_says(file)
+            if refusal is None and lost is None:  # what failed may have passed, or been memory
+                damage = _damage(file, layout, fingerprints)
+                if damage is None:
+                    continue
             columns = [[file.path], [lost or damage], [refusal]]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(column, pa.string()) for column in columns],
