@@ -7,22 +7,27 @@ again, and what moved is what the files held.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import changes, publish
+from warehouse_agent import changes, commands, damage, mend, publish, session, verify
 from warehouse_agent.clean import unreferenced
+from warehouse_agent.executors import KeyFile
 from warehouse_agent.job import Job
 from warehouse_agent.publish import DataFile, Snapshot
 from warehouse_agent.refresh import Options
@@ -168,6 +173,112 @@ def test_damage_that_verify_found_and_that_was_restored(pair: Pair) -> None:
     report = pair.refresh("orders")
     assert (report.version, report.repaired_files) == (before.version, 0)
     assert not store(pair).read_json("_driftline", "fragments", "orders.json").get("damaged")
+
+
+def test_damage_that_verify_found_in_an_older_version(pair: Pair) -> None:
+    """A refresh published while `verify` read: the file is in the next version as well."""
+    before = head(pair)
+    lost = before.files[1]
+    flip(lost, 0.3)
+    pair.legacy.execute("INSERT INTO orders VALUES (?, 1, 'new')", 10 * ROWS)
+    assert pair.refresh("orders").version == before.version + 1
+    assert set(damaged(pair.spark, store(pair), "orders", before)) == {lost.path}
+    mended(pair, pair.refresh("orders"), [lost])
+    assert not store(pair).read_json("_driftline", "fragments", "orders.json").get("damaged")
+
+
+def test_a_repair_is_told_what_verify_found(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours may pass between both, with refreshes that read nothing of what is damaged."""
+    lost = head(pair).files[1]
+    flip(lost, 0.3)
+    notes = pair.warehouse / "_driftline" / "fragments" / "orders.json"
+    old = notes.read_bytes()
+
+    def found(*args: Any, **kwargs: Any) -> dict[str, str]:
+        wrong = damaged(*args, **kwargs)
+        notes.write_bytes(old)
+        pair.legacy.execute("INSERT INTO orders VALUES (?, 1, 'new')", 10 * ROWS)
+        assert pair.refresh("orders").repaired_files == 0
+        return wrong
+
+    monkeypatch.setattr(commands, "damaged", found)
+    monkeypatch.setattr(session, "start", lambda settings: pair.spark)
+    assert commands.verify(pair.config(), ["orders"], False, repair=True, as_json=True) == [0]
+    assert json.loads(capsys.readouterr().out)["repaired_files"] == 1
+    assert lost.path not in {f.path for f in head(pair).files}
+    pair.check("orders")
+
+
+def test_damage_that_is_found_while_a_refresh_runs(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note waits for the lock; where that takes too long, `verify` says so."""
+    before = head(pair)
+    lost = before.files[1]
+    flip(lost, 0.3)
+    with contextlib.ExitStack() as refresh:
+        refresh.enter_context(store(pair).lock("orders"))
+        with monkeypatch.context() as patched:
+            patched.setattr(verify, "NOTE_WAIT_S", 0.0)
+            with pytest.raises(WarehouseUnavailable, match="is damaged") as caught:
+                damaged(pair.spark, store(pair), "orders", before)
+        assert "This could not be noted: " in caught.value.remedy
+        assert "driftline verify orders --repair" in caught.value.remedy
+        assert lost.path in caught.value.details["file 1"]
+        monkeypatch.setattr(time, "sleep", lambda seconds: refresh.close())
+        assert set(damaged(pair.spark, store(pair), "orders", before)) == {lost.path}
+    monkeypatch.undo()
+    mended(pair, pair.refresh("orders"), [lost])
+
+
+def test_a_note_that_is_made_while_a_refresh_runs(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where storage has no locks: what this refresh did not read again is left to the next."""
+    before = head(pair)
+    lost = before.files[1]
+    flip(lost, 0.3)
+    published = mend.published
+
+    def noted_then(job: Job) -> Snapshot | None:
+        base = published(job)
+        mend.note(job.store, job.name, {lost.path: "damaged", "data-gone/0.parquet": "damaged"})
+        return base
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mend, "published", noted_then)
+        assert pair.refresh("orders").repaired_files == 0
+    noted = store(pair).read_json("_driftline", "fragments", "orders.json")["damaged"]
+    assert noted == {"files": {lost.path: "damaged"}}
+    mended(pair, pair.refresh("orders"), [lost])
+
+
+@pytest.mark.parametrize("error", [OSError("Input/output error"), MemoryError()])
+def test_a_failure_that_passes_is_no_damage(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A file is decoded twice before it counts as damaged; here as Spark's tasks do it."""
+    version = head(pair)
+    open_ = pq.ParquetFile
+    failed: list[Exception] = []
+
+    def once(*args: Any, **kwargs: Any) -> pq.ParquetFile:
+        if not failed:
+            failed.append(error)
+            raise error
+        return open_(*args, **kwargs)
+
+    key = KeyFile(store(pair).uri("_driftline", "keys", "orders.key"))
+    known = {f.uri: f for f in version.files}
+    run = damage._examine(version.layout, key, known)
+    monkeypatch.setattr(pq, "ParquetFile", once)
+    assert not list(run(iter(known)))
+    assert failed
+    flip(version.files[1], 0.3)
+    (batch,) = run(iter(known))
+    assert batch.column("path").to_pylist() == [version.files[1].path]
 
 
 def test_most_files_are_missing(pair: Pair) -> None:

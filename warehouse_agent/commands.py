@@ -90,6 +90,7 @@ def verify(
     chosen = select(config, names, all_ or not names)
     spark = session.Deferred(config.spark)
     left: list[Fragment] = []  # to repair
+    suspects: set[tuple[str, str]] = set()
 
     def one(fragment: Fragment) -> None:
         snapshot = published(store, fragment.name)
@@ -97,9 +98,10 @@ def verify(
         with report.phase("verify"):
             if not repair:
                 check_files(store, fragment.name, snapshot)  # before Spark is started
-            wrong = damaged(spark.get(), store, fragment.name, snapshot)
+            wrong = damaged(spark.get(), store, fragment.name, snapshot, repair=repair)
         if wrong and repair:
             left.append(fragment)
+            suspects.update((fragment.name, path) for path in wrong)
             for path, what in wrong.items():
                 print(f"{fragment.name}: data file {path}: {what}", file=sys.stderr)
             return
@@ -115,7 +117,8 @@ def verify(
     if not left:
         return codes
     codes = [code for fragment, code in zip(chosen, codes, strict=True) if fragment not in left]
-    return codes + _refresh(spark, config, left, Options(repair=True), as_json=as_json)
+    options = Options(repair=True, suspects=frozenset(suspects))
+    return codes + _refresh(spark, config, left, options, as_json=as_json)
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:

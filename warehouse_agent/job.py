@@ -35,6 +35,7 @@ class Options:
     allow_shrink: bool = False
     repair: bool = False  # files that are missing, be they most of a version's (`mend`)
     accept_restored: bool = False  # a table that is older than what was published (`restored`)
+    suspects: frozenset[tuple[str, str]] = frozenset()  # fragments and paths to read again (`mend`)
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Job:
     report: Report
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
+    examined: set[str] = field(default_factory=set)  # paths of data files that were read again
 
     @property
     def name(self) -> str:

@@ -5,8 +5,9 @@ or not at their size, and those that a read found damaged and that are so still.
 what is left; comparing it with the source finds what the lost files held, besides what changed, and
 the version that is published no longer names them.
 
- 1. What a failed read finds is noted (`note_failure`, `note`), in the fragment's notes, and says
-    nothing of any other version. The files are read once more before they are given up.
+ 1. What a failed read finds is noted (`note_failure`, `note`), in the fragment's notes, by path: a
+    data file never changes, so a note says the same of every version that has the file. The files
+    are read once more before they are given up, and a note stays until they were (`left`).
  2. What cannot be reached is not lost: a storage that refuses ends the refresh (`damage`). Nor are
     files that are not there when they are most of the version's: that is rather a disk that is not
     mounted, or a clean-up gone wrong, and wants a decision (`verify --repair`).
@@ -58,9 +59,11 @@ def published(job: Job) -> Snapshot | None:
     wrong = damage.absent(job.store, job.name, base.files)
     if not job.options.repair:
         _refuse_many(job.name, base, wrong)
-    noted = _noted(job.remembered(), base)
+    told = {path for fragment, path in job.options.suspects if fragment == job.name}
+    noted = _noted(job.remembered()).keys() | told
     if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
         wrong |= damage.examine(job.spark, job.store, job.name, base.layout, suspects)
+    job.examined.update(wrong, (f.path for f in suspects))
     base = replace(base, lost=tuple(f for f in base.files if f.path in wrong))
     job.report.repaired_files, job.report.repaired_rows = len(base.lost), base.rows_lost
     return base
@@ -77,9 +80,9 @@ def note_failure(job: Job, error: DriftlineError) -> None:
     try:
         base = publish.head(job.store, job.name)
         wrong = found(job.spark, job.store, base, job.name) if base else {}
-        if base is None or set(wrong) <= _noted(job.remembered(), base):
+        if base is None or wrong.keys() <= job.examined:
             return
-        note(job.store, job.name, base, wrong)
+        note(job.store, job.name, wrong)
     except Exception:  # the storage, or Spark: what the refresh failed with says more
         return
     error.details.update(damage.listed(wrong))
@@ -100,11 +103,21 @@ def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> di
     return wrong | damage.examine(spark, store, name, version.layout, left)
 
 
-def note(store: Store, name: str, version: Snapshot, wrong: Mapping[str, str]) -> None:
-    """Note what is wrong with the files of a version, for the next refresh."""
+def note(store: Store, name: str, wrong: Mapping[str, str]) -> None:
+    """Note what is wrong with data files, by path, for the next refresh."""
     place = (PRIVATE, "fragments", f"{name}.json")
-    noted = {DAMAGED: {"version": version.version, "files": dict(wrong)}}
-    store.write(json.dumps(store.read_json(*place) | noted).encode(), *place)
+    notes = store.read_json(*place)
+    noted = {DAMAGED: {"files": _noted(notes) | dict(wrong)}}
+    store.write(json.dumps(notes | noted).encode(), *place)
+
+
+def left(job: Job, base: Snapshot | None) -> dict[str, object]:
+    """Return the note of damage that a refresh leaves behind: of files of its base that were noted
+    while it ran, as they may be where storage has no locks, and that it did not read again."""
+    there = {f.path for f in base.files} if base else set()
+    noted = _noted(job.remembered())
+    files = {path: noted[path] for path in noted if path in there - job.examined}
+    return {DAMAGED: {"files": files} if files else None}
 
 
 def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
@@ -177,13 +190,11 @@ def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
     )
 
 
-def _noted(notes: Mapping[str, object], version: Snapshot) -> set[str]:
-    """Return the paths that are noted as damaged, of this version."""
+def _noted(notes: Mapping[str, object]) -> dict[str, object]:
+    """Return what is noted of damaged files, by path."""
     noted = notes.get(DAMAGED)
-    if not isinstance(noted, dict) or noted.get("version") != version.version:
-        return set()
-    files = noted.get("files")
-    return {f.path for f in version.files if f.path in files} if isinstance(files, dict) else set()
+    files = noted.get("files") if isinstance(noted, dict) else None
+    return files if isinstance(files, dict) else {}
 
 
 def _is_of_reading(error: DriftlineError) -> bool:

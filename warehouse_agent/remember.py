@@ -28,7 +28,7 @@ from warehouse_agent.store import PRIVATE, Store
 
 # Of a fragment's notes.
 CHECKED = "checked"
-DAMAGED = "damaged"  # the version, and what is wrong with files of it, by path (`mend`)
+DAMAGED = "damaged"  # what is wrong with data files, by path (`mend`)
 HEAD = "head"  # the table, and its newest version when it was last left (`restored`)
 RTT_DAYS = 7  # a measurement is a connection of its own
 

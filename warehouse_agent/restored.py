@@ -6,7 +6,9 @@ head that is older than the note is refused, because its readers may have seen w
 accept it, a refresh first gives out the numbers in between once more, and the next one, as versions
 with the head's rows and without a change feed, and goes on behind them. So who followed the feed up
 to a version that is gone is told to read a whole version, because one without a feed comes next;
-nobody is given changes between versions that never followed each other.
+nobody is given changes between versions that never followed each other. Where the log is gone as
+well, or the table was moved away, a first load counts from 0 again, and nothing tells a number from
+the one that was given out before: then readers of the feed must be told to begin again.
 
 The note says nothing that is not so: it is written after the commit, so a crash leaves one that is
 older than the head; a table that was moved away for a new first load has another id, as has one
@@ -20,18 +22,17 @@ from driftline.errors import WarehouseUnavailable
 from warehouse_agent import publish, row_security
 from warehouse_agent.job import Job
 from warehouse_agent.publish import Snapshot
-from warehouse_agent.remember import CHECKED, DAMAGED, HEAD
+from warehouse_agent.remember import CHECKED, HEAD
 from warehouse_agent.report import utc_now
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
 
 def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
-    """Return the note that `checked` finds, of the version that a refresh leaves behind as the
-    newest; and that nothing is known of damage to it."""
+    """Return the note that `checked` finds, of the newest version after a refresh."""
     newest = base or publish.head(job.store, job.name)
     assert newest is not None, "a version was published"
-    return {HEAD: {"table": newest.table, "version": version}, DAMAGED: None}
+    return {HEAD: {"table": newest.table, "version": version}}
 
 
 def newer(notes: dict[str, object], head: Snapshot) -> int | None:
@@ -70,7 +71,7 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
     if not job.options.accept_restored:
         refuse(job.name, head, noted)
     job.staging.clear()  # compared with versions that are gone
-    job.remember(**{CHECKED: None, DAMAGED: None, row_security.META: None})
+    job.remember(**{CHECKED: None, row_security.META: None})
     return _numbered(job, head, upto=noted)
 
 
@@ -84,7 +85,8 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
             "The table's log is missing, although versions were published.",
             where=job.name,
             remedy="Restore the folder `_delta_log`, or move the table's folder away. For a new "
-            f"first load: driftline refresh {job.name} --accept-restored",
+            "first load, after which readers of the change feed must begin again with a whole "
+            f"version: driftline refresh {job.name} --accept-restored",
         )
     job.remember(**{HEAD: None})  # what this attempt leaves behind has no log either
 

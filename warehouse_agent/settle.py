@@ -117,7 +117,7 @@ def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, objec
     """When all of this version was compared the last time, and how fast; after a part, whose turn
     is next."""
     noted = note_checked(version, _checked(job, p, out))
-    noted |= restored.left(job, p.base, version)
+    noted |= restored.left(job, p.base, version) | mend.left(job, p.base)
     noted |= row_security.note(out.row_security, version)
     if p.is_part:
         assert p.units is not None

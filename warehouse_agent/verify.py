@@ -11,8 +11,10 @@ Running it again does not help against damage, so no failure here is retryable, 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 
-from driftline.errors import DriftlineError, WarehouseUnavailable
+from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from warehouse_agent import damage, mend, restored
@@ -23,6 +25,11 @@ from warehouse_agent.report import counted
 from warehouse_agent.store import PRIVATE, Store
 
 _REMEDY = "Run `driftline verify {} --repair`, or the next refresh, to pull their rows again."
+_NOT_NOTED = (
+    "This could not be noted: {} Run `driftline verify {} --repair` to pull their rows again."
+)
+NOTE_WAIT_S = 60.0  # for a refresh that runs, before a note of damage is given up
+_TRY_S = 0.5  # between two attempts to have the fragment's lock
 
 
 def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str]) -> int:
@@ -47,11 +54,17 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
     return snapshot.rows
 
 
-def damaged(spark: SparkSession, store: Store, name: str, snapshot: Snapshot) -> dict[str, str]:
+def damaged(
+    spark: SparkSession, store: Store, name: str, snapshot: Snapshot, *, repair: bool = False
+) -> dict[str, str]:
     """Return what is wrong with the newest version's files, by path; noted for the next refresh.
 
+    Args:
+        repair: whether the caller tells a refresh of them at once, which then needs no note.
+
     Raises:
-        WarehouseUnavailable: the files cannot be read.
+        WarehouseUnavailable: the files cannot be read; or some are damaged and it could not be
+            noted.
     """
     try:
         wrong = mend.found(spark, store, snapshot, name)
@@ -60,20 +73,39 @@ def damaged(spark: SparkSession, store: Store, name: str, snapshot: Snapshot) ->
             error
         )
     if wrong:
-        # A refresh that runs meanwhile may publish another version: then the note says nothing.
-        with contextlib.suppress(DriftlineError), store.lock(name):
-            mend.note(store, name, snapshot, wrong)
+        try:
+            with _locked(store, name, 0.0 if repair else NOTE_WAIT_S):
+                mend.note(store, name, wrong)
+        except DriftlineError as error:
+            if not repair:
+                raise _damaged(name, wrong, _NOT_NOTED.format(error.message, name)) from error
     return wrong
 
 
-def _damaged(name: str, wrong: dict[str, str]) -> WarehouseUnavailable:
+@contextlib.contextmanager
+def _locked(store: Store, name: str, wait_s: float) -> Iterator[None]:
+    """Hold the fragment's lock, waiting for it so long. Raises Locked."""
+    ends = time.monotonic() + wait_s
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(store.lock(name))
+                break
+            except Locked:
+                if time.monotonic() >= ends:
+                    raise
+            time.sleep(_TRY_S)
+        yield
+
+
+def _damaged(name: str, wrong: dict[str, str], remedy: str | None = None) -> WarehouseUnavailable:
     path, what = next(iter(wrong.items()))
     more = f"; {counted(len(wrong) - 1, 'more file')} missing or damaged" if len(wrong) > 1 else ""
     state = what if what == damage.MISSING else f"damaged: {what.rstrip('.')}"
     return WarehouseUnavailable(
         f"Data file {path} is {state}{more}.",
         where=name,
-        remedy=_REMEDY.format(name),
+        remedy=_REMEDY.format(name) if remedy is None else remedy,
         details=damage.listed(wrong),
     )
 
