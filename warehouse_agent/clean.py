@@ -100,7 +100,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     if head is None:
         if CHECKED in known or store.files(name, "_delta_log"):
             raise WarehouseUnavailable(
-                "The table's log is gone though versions were published; nothing is removed.",
+                "The table's log is missing, although versions were published; nothing is removed.",
                 where=name,
                 remedy="Restore the folder `_delta_log`, or move the table's folder away.",
             )
