@@ -27,7 +27,7 @@ from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
 
 from source_agent.engine import Consistency, Relation, Shape
 from source_agent.mariadb_sql import MARK, empty_sql, explain_sql, probe_sql
-from source_agent.mariadb_values import PAGED, TEXT, Described, column
+from source_agent.mariadb_values import TEXT, Described, can_page, column
 from source_agent.relations import (
     ALIAS,
     Access,
@@ -53,11 +53,11 @@ WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 
 ORDER BY 1"""
 COLUMNS = """
 SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is_nullable,
-       character_set_name
+       character_set_name, collation_name
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
 INDEXES = """
-SELECT index_name, non_unique, column_name, nullable, index_type
+SELECT index_name, non_unique, column_name, nullable, index_type, sub_part
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 CREATED = """
@@ -128,6 +128,7 @@ class _Index:
     is_primary: bool
     is_unique: bool  # and no column may be NULL
     is_btree: bool
+    is_whole: bool  # no column only with its first characters
 
 
 def describe(session: Asks, relation: Relation) -> Shape:
@@ -190,21 +191,18 @@ def _describe(
     order = arrange(relation, known, [c for c in primary if c is not None])
     by_name = {d.name: d for d in described}
     found = each_column(relation, [by_name[name] for name in order.names], column)
-    unique = next(
-        (i.columns for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), ()
-    )
+    unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
     is_exact = is_innodb or (not engine and _reads_only_innodb(session, source))
     notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
-    paged = {f.name: f for f in found if f.read == quote(f.name, MARK) and f.form in PAGED}
-    can_page = bool(unique) and engine != "" and set(unique) <= set(paged)
+    pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
     access = Access(
         source,
-        vouched=bool(unique),
+        vouched=unique is not None,
         ordered=is_innodb and tuple(primary[:1]) == order.key[:1],
         indexed=any(i.is_btree and i.columns[0] == order.key[0] for i in indexes),
         rows_expected=count,
         notes=notes,
-        pages=tuple(filter(None, unique)) if can_page and not is_exact else (),
+        pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
     )
     described_shape = shape(relation, known, order, found, access)
@@ -212,9 +210,21 @@ def _describe(
     return described_shape
 
 
+def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns by which a table is read in pages; none if it has to be spooled.
+
+    ORDER BY looks at the first `max_sort_length` bytes of a value. An index over whole columns,
+    unless it is a hash, has no longer ones.
+    """
+    if unique is None or not (unique.is_btree and unique.is_whole):
+        return ()
+    names = tuple(filter(None, unique.columns))
+    return names if set(names) <= set(pageable) else ()
+
+
 def _of_catalogue(rows: list[tuple[str | None, ...]]) -> list[Described]:
     found = []
-    for name, kind, written, precision, scale, nullable, charset in rows:
+    for name, kind, written, precision, scale, nullable, charset, collation in rows:
         text = (written or "").lower()
         found.append(
             Described(
@@ -226,6 +236,7 @@ def _of_catalogue(rows: list[tuple[str | None, ...]]) -> list[Described]:
                 nullable == "YES",
                 charset or "",
                 text,
+                collation or "",
             )
         )
     return found
@@ -258,6 +269,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
             is_primary=name == "PRIMARY",
             is_unique=all(r[1] == "0" and r[3] != "YES" and r[2] for r in group),
             is_btree=all(r[4] == "BTREE" for r in group),
+            is_whole=all(r[5] is None for r in group),
         )
         for name, group in grouped.items()
     ]

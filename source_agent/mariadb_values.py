@@ -14,6 +14,7 @@ Rejected: CAST(… AS DOUBLE) for FLOAT. MySQL has it only since 8.0.17; `* 1e0`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -72,7 +73,8 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "text": bytes.decode,
     "date": bytes.decode,
 }
-PAGED: Final = frozenset(BINDERS)  # forms whose values can be bound
+# Collations that do not pad: MariaDB's by name, and those that MySQL has since 8.0.
+_NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 
 
 class Described(NamedTuple):
@@ -86,6 +88,7 @@ class Described(NamedTuple):
     is_nullable: bool
     charset: str
     written: str
+    collation: str = ""  # empty where it is not known
 
 
 def encoder(shape: Shape) -> rows.RowEncoder:
@@ -121,6 +124,21 @@ def column(relation: Relation, column: Described) -> Found:
     elif as_text and is_foreign:
         read = f"HEX({read})"
     return Found(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+
+
+def can_page(column: Described, found: Found) -> bool:
+    """Return whether a table can be read in pages by this column without losing rows.
+
+    ORDER BY and `>` must agree about each pair of values, and values must be bindable. They do not
+    agree for ENUM and SET, which are sorted by number and compared as strings, nor for CHAR under a
+    collation that does not pad, which is sorted with the spaces that a comparison lacks.
+    """
+    if found.read != quote(column.name, MARK) or found.form not in BINDERS:
+        return False
+    if found.form != "text":
+        return True
+    is_padded = bool(column.collation) and not _NO_PAD.search(column.collation.lower())
+    return column.type in {"char", "varchar"} and is_padded
 
 
 def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
