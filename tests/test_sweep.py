@@ -20,13 +20,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from driftline.errors import WarehouseUnavailable
+from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
 from source_agent import tile
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair, expect_equal
 from tests.relay import Relay
-from warehouse_agent import passes, publish, settle, show
+from warehouse_agent import passes, publish, settle, show, stage
 from warehouse_agent.clean import unreferenced
 from warehouse_agent.forecast import forecast
 from warehouse_agent.job import Job
@@ -798,3 +799,19 @@ def test_others_do_not_wait_for_a_pass(
         assert reports["orders"].resumed_at == 3
         for name in relations:
             pair.check(name, "orders")
+
+
+@pytest.mark.parametrize("lines", [IN_TILES, 'method = "range"'], ids=["a tile", "all"])
+def test_what_goes_beyond_the_room_leaves_nothing(
+    lines: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two frames and more of changed rows, of which one has room."""
+    monkeypatch.setattr(stage, "FILE_BYTES", 1000)
+    pair.fragment_lines["orders"] = f"{lines}\nstaging_at_most = {MESSAGE_BYTES_MAX}"
+    pair.legacy.execute(f"UPDATE orders SET note = hex(randomblob(9000)) WHERE id < {3 * TILE}")
+    error = pair.error("orders")
+    assert (error["code"], "staging_at_most" in error["message"]) == ("LIMIT", True), error
+    assert passes.frame_bytes(Store(str(pair.warehouse)), "orders") == 0
+    pair.fragment_lines["orders"] = lines
+    assert pair.refresh("orders").rows_updated == TILE
+    expect_equal(pair.published("orders"), pair.legacy.rows("orders"))

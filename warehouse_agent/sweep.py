@@ -218,8 +218,7 @@ class Sweep(Refresh):
         assert known is not None
         key = job.store.read(PRIVATE, "keys", f"{job.name}.key")
         assert key is not None
-        writer, bounds = p.writer(tile), p.tiling.bounds(tile)
-        ours = p.sums.of(tile)
+        writer, bounds, ours = p.writer(tile), p.tiling.bounds(tile), p.sums.of(tile)
         opening = Opening(
             relation=job.fragment.relation,
             recipe=base.layout.recipe,
@@ -248,9 +247,14 @@ class Sweep(Refresh):
                     within=bounds,
                 )
 
-        found = Conversation(
+        conversation = Conversation(
             wire, opening, keep=writer.add, list_rows=list_rows, progress=self._say
-        ).run()
+        )
+        try:
+            found = conversation.run()
+        finally:
+            if conversation.admission.is_overrun:
+                writer.drop()
         if found.scans:
             raise VersionMismatch(
                 "The source read more than the tile that it was asked for.",
