@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driftline.errors import Locked, WarehouseUnavailable
@@ -232,3 +234,16 @@ def test_a_refresh_on_a_full_disk(pair: Pair, small_disk: Path) -> None:
     ballast.unlink()
     pair.refresh()
     pair.check("orders")
+
+
+def test_a_file_system_that_does_not_say_its_size_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE mounts without statfs report zeros."""
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    store.refuse_full(1 << 20, "_driftline")
+    assert store.free("_driftline") is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
+    with pytest.raises(WarehouseUnavailable, match="nearly full"):
+        store.refuse_full(1 << 20, "_driftline")

@@ -132,10 +132,11 @@ class Store:
         """Return how many bytes are free on the disk of a place; None: it is not known, or there is
         no disk. Raises WarehouseUnavailable."""
         disk = self._disk(*parts)
-        return disk[1] if disk is not None and disk[0] else None
+        return None if disk is None else disk[1]
 
     def _disk(self, *parts: str) -> tuple[int, int] | None:
-        """Size and free bytes of the disk of a place; None: it is on none."""
+        """Size and free bytes of the disk of a place; None: it is on none, or its file
+        system tells none, as FUSE mounts without statfs, which report zeros."""
         if not self.is_local:
             return None
         path = Path(self._at(*parts)[1])
@@ -144,7 +145,7 @@ class Store:
             disk = shutil.disk_usage(there)
         except OSError as error:
             raise unavailable("written", str(path), error) from error
-        return disk.total, disk.free
+        return (disk.total, disk.free) if disk.total else None
 
     def make_folder(self, *parts: str) -> None:
         """A folder for files that tasks write; a task that outlives its job finds none."""
