@@ -74,6 +74,7 @@ class Conversation:
         self._interrupted = False
         self._opened_at = 0.0
         self._waiting_since: float | None = time.monotonic()
+        self._sending_since: float | None = None  # gRPC has a reply that the client does not take
         self._tally = Tally()
         self._idle_s = source.config.database.limits.idle_s
         self._place = ExitStack()  # of the session
@@ -88,24 +89,43 @@ class Conversation:
         try:
             while True:
                 reply = self._outbox.take(self._source.heartbeat_s)
+                error = self._overdue() if reply is None else None
+                if error is not None:
+                    reply = pb.Reply(refused=refusal(error))
+                elif reply is None and self._waiting_since is None:
+                    reply = pb.Reply(progress=self._progress())
                 if reply is not None:
+                    self._sending_since = time.monotonic()
                     yield reply
-                elif error := self._overdue():
-                    yield pb.Reply(refused=refusal(error))
+                    self._sending_since = None
+                if error is not None:
                     return
-                elif self._waiting_since is None:
-                    tally = self._tally
-                    yield pb.Reply(
-                        progress=pb.Progress(
-                            phase=tally.phase,
-                            rows=tally.rows_read,
-                            rows_expected=tally.rows_expected,
-                        )
-                    )
         except Stopped:
             return
         finally:
+            self._sending_since = None
             self.stop()
+
+    def look(self) -> None:
+        """Cancel the RPC if it is held up in sending for too long. From the watchdog's thread."""
+        since = self._sending_since
+        held_s = 0.0 if since is None else time.monotonic() - since
+        if held_s < min(self._source.heartbeat_s, self._idle_s):
+            return  # a refusal on its way is not cut off
+        if held_s >= self._idle_s or self._is_wanted(held_s) or self._overdue(probes=False):
+            self._sending_since = None  # once is enough
+            self._cut(held_s)
+
+    def _cut(self, silent_s: float) -> None:
+        label = one_line(self._client.label, NAME_CHARACTERS_MAX)
+        _log.warning("%s took no reply for %g s", label, silent_s)
+        self._cancel()
+
+    def _progress(self) -> pb.Progress:
+        tally = self._tally
+        return pb.Progress(
+            phase=tally.phase, rows=tally.rows_read, rows_expected=tally.rows_expected
+        )
 
     def stop(self) -> None:
         """Ends the work soon, from any thread: the client left, or the agent is stopped.
@@ -213,9 +233,7 @@ class Conversation:
         while not self._outbox.put(reply, min(SILENT_S, self._idle_s)):
             silent_s = time.monotonic() - began
             if silent_s >= self._idle_s or self._is_wanted(silent_s):
-                label = one_line(self._client.label, NAME_CHARACTERS_MAX)
-                _log.warning("%s took no reply for %g s", label, silent_s)
-                self._cancel()
+                self._cut(silent_s)
                 raise Stopped
 
     # The session
@@ -275,9 +293,10 @@ class Conversation:
                 f"The source's DBA lets one snapshot live {longest:g} s (limits.snapshot_seconds)."
             )
 
-    def _overdue(self) -> DriftlineError | None:
+    def _overdue(self, *, probes: bool = True) -> DriftlineError | None:
         """Why neither a client that is silent is waited for any longer, nor a statement from which
-        nothing comes, between whose batches the budget would be looked at."""
+        nothing comes, between whose batches the budget would be looked at. Without `probes` it
+        does not ask the database, and does not block."""
         since = self._waiting_since
         silent_s = 0.0 if since is None else time.monotonic() - since
         if silent_s > OPEN_S and not self._is_accepted:
@@ -303,7 +322,7 @@ class Conversation:
             session = self._session
             if session is not None:
                 self._check_age()
-                if error := session.watch.dead():
+                if probes and (error := session.watch.dead()):
                     raise error
         except (NotNow, SnapshotLost, DatabaseUnavailable) as error:
             self._ended_as = error.code

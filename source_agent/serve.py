@@ -49,6 +49,7 @@ from source_agent.places import Places, too_many
 from source_agent.publish import Client, Source, describe
 from source_agent.refuse import known
 from source_agent.transport import Transport
+from source_agent.watchdog import Watchdog
 
 STOP_GRACE_S = 30.0
 DESCRIBE_WAIT_S = 2.0  # for another description to end, out of the caller's CONTROL_S
@@ -78,6 +79,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
+        self.watchdog = Watchdog(self._look)
 
     def Describe(
         self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
@@ -170,12 +172,21 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         conversation = Conversation(self.source, client, requests, cancel=context.cancel)
-        with self._lock:
-            self._conversations = {c for c in self._conversations if c.worker.is_alive()}
-            self._conversations.add(conversation)
         # The callback ends the work at once when the client goes, whatever the RPC waits for.
         if context.add_callback(conversation.stop):
+            with self._lock:
+                # One whose RPC has just come has not begun its work yet.
+                self._conversations = {
+                    c for c in self._conversations if c.worker.ident is None or c.worker.is_alive()
+                }
+                self._conversations.add(conversation)
             yield from conversation.replies()
+
+    def _look(self) -> None:
+        with self._lock:
+            conversations = list(self._conversations)
+        for conversation in conversations:
+            conversation.look()
 
     def _note(
         self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
@@ -198,6 +209,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         for conversation in left:
             conversation.worker.join(timeout_s)
         self.source.governor.crew.close()
+        self.watchdog.close()
 
 
 class Server:
@@ -261,6 +273,7 @@ def start(
     transport = Transport(config.server, config.path.name, add)
     servicer.arrived = transport.establish
     transport.start()
+    servicer.watchdog.start()
     return Server(transport, servicer, vital, probes)
 
 

@@ -86,14 +86,16 @@ class Recorded:
 
 
 @contextmanager
-def channel(port: int, certs: Path | None) -> Iterator[grpc.Channel]:
+def channel(
+    port: int, certs: Path | None, options: Sequence[tuple[str, int]] = ()
+) -> Iterator[grpc.Channel]:
     """As the warehouse of `certs`; in plain text without."""
     target = f"127.0.0.1:{port}"
     if certs is None:
-        opened = grpc.insecure_channel(target)
+        opened = grpc.insecure_channel(target, options)
     else:
         parts = [(certs / f).read_bytes() for f in ("ca.pem", "warehouse.key", "warehouse.pem")]
-        opened = grpc.secure_channel(target, grpc.ssl_channel_credentials(*parts))
+        opened = grpc.secure_channel(target, grpc.ssl_channel_credentials(*parts), options)
     with opened:
         yield opened
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent import handlers
-from tests.agents import channel
-from tests.test_quotas import LAKE, MART, Begin, Shared, running, sets
+from source_agent import answer, handlers
+from tests.agents import Peer, channel, opening
+from tests.test_quotas import LAKE, MART, Begin, Shared, equal, running, sets
+from tests.test_serve import RECIPE
 
 __all__ = ["running", "sets"]  # fixtures
 
@@ -40,6 +43,13 @@ def headers_only(shared: Shared, certs: Path, method: str, channels: int) -> Ite
         yield calls
         for call in calls:
             call.cancel()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("method", [DESCRIBE, CHECK])
@@ -81,3 +91,17 @@ def test_a_request_is_waited_for_and_not_without_end(
             (MART, "", "LIMIT"),
             (MART, "", "MALFORMED"),
         ]
+
+
+def test_a_window_that_stays_closed_keeps_no_place(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The RPC's own thread is held up in gRPC by the first small reply."""
+    monkeypatch.setattr(answer, "SILENT_S", 0.3)
+    shared = running("[limits]\nscans_at_once = 1\n")
+    closed = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
+    with channel(shared.server.port, shared.mart, closed) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=Digest(1, 1)))
+        until(lambda: shared.engine.opened > 0)
+        equal(shared, shared.lake)
+    assert (MART, "orders", "NOT_NOW") in shared.audit()

@@ -686,6 +686,21 @@ def test_a_client_that_takes_nothing_gives_its_snapshot_back(running: Start, cer
         assert caught.value.code() is grpc.StatusCode.CANCELLED
 
 
+def test_a_window_that_stays_closed_gives_the_snapshot_back(running: Start, certs: Path) -> None:
+    """The RPC's own thread is held up in gRPC by the first small reply."""
+    closed = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
+    with (
+        impatient(running()) as agent,
+        channel(agent.server.port, certs, closed) as over,
+        Peer(over) as conversation,
+    ):
+        conversation.send(opening(RECIPE, ours=Digest(1, 1)))
+        assert agent.engine.closed.acquire(timeout=5)
+        with pytest.raises(grpc.RpcError) as caught:
+            conversation.until("finished")
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
 def test_a_snapshot_that_is_too_old_may_be_taken_again(running: Start, certs: Path) -> None:
     agent = running("[limits]\nsnapshot_seconds = 0.2\n", heartbeat_s=0.05)
     with peer(agent, certs) as conversation:
