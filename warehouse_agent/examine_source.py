@@ -17,7 +17,7 @@ from driftline.limits import CONTROL_S
 
 from warehouse_agent.certificates import certificates, context_of, validity, validity_of
 from warehouse_agent.configure import Source
-from warehouse_agent.handshake import connect, diagnose, host_and_port
+from warehouse_agent.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.link import Link
 from warehouse_agent.preflight import reach
 from warehouse_agent.report import counted
@@ -40,7 +40,8 @@ def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[F
     looks: list[tuple[str, Callable[[], str]]] = [("TCP", lambda: _tcp(source))]
     if not source.insecure:
         looks.append(("our certificate", lambda: _ours(source, moment)))
-        looks.append(("TLS", lambda: _tls(source, moment)))
+        if proxy_between(source) is None:  # else gRPC alone can look
+            looks.append(("TLS", lambda: _tls(source, moment)))
     looks.append(("agent", lambda: _agent(source)))
     for what, look in looks:
         name = f"source {source.name}: {what}"
@@ -52,6 +53,8 @@ def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[F
 
 
 def _tcp(source: Source) -> str:
+    if (proxy := proxy_between(source)) is not None:
+        return f"not tried: gRPC reaches {source.address} through the proxy {proxy}"
     began = time.monotonic()
     reach(source)
     return f"{source.address} answers in {(time.monotonic() - began) * 1000:.0f} ms"

@@ -25,6 +25,7 @@ from driftline.limits import CONTROL_S
 
 from warehouse_agent.certificates import certificates, context_of, validity, validity_of
 from warehouse_agent.configure import Source
+from warehouse_agent.proxy import proxy_of
 
 LOOKS = 3
 _NAMES_SHOWN = 10  # of a certificate
@@ -53,6 +54,11 @@ def host_and_port(source: Source) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
+def proxy_between(source: Source) -> str | None:
+    """Return HOST:PORT of the proxy through which gRPC reaches the source, or None."""
+    return proxy_of(host_and_port(source)[0])
+
+
 def connect(source: Source, timeout_s: float) -> socket.socket:
     """Make a TCP connection to the source's address.
 
@@ -69,9 +75,13 @@ def connect(source: Source, timeout_s: float) -> socket.socket:
 def diagnose(source: Source) -> DriftlineError | None:
     """Return why nothing answers, or None if a connection can be made now.
 
+    None, too, where a proxy is in between: what a direct connection meets says nothing then.
+
     Raises:
         ConfigurationError: our certificates cannot be used.
     """
+    if proxy_between(source) is not None:
+        return None
     try:
         return _plain_text(source) if source.insecure else _secured(source)
     except TimeoutError:

@@ -39,7 +39,7 @@ from google.protobuf.message import DecodeError
 
 from warehouse_agent.certificates import certificates
 from warehouse_agent.configure import Source
-from warehouse_agent.handshake import connect, diagnose
+from warehouse_agent.handshake import connect, diagnose, proxy_between
 from warehouse_agent.meter import Advance, Meter
 from warehouse_agent.reply_validation import check_description, check_reply, refusal
 
@@ -105,6 +105,8 @@ class Link:
     def round_trip_s(self) -> float | None:
         """A round trip of the line: how long a TCP connection takes that is closed at once. None
         where none is made."""
+        if proxy_between(self.source) is not None:
+            return None
         began = time.monotonic()
         try:
             with connect(self.source, CONTROL_S):
@@ -154,7 +156,7 @@ class Link:
                     return refusal(pb.Refused.FromString(value))
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             return diagnose(self.source) or SourceUnreachable(
-                _lost(self.source.address, code, text),
+                _lost(self._address(), code, text),
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
             )
@@ -167,6 +169,11 @@ class Link:
         if kind := _STATUS_OF_CALL.get(code.name):
             return kind(text, where=where)
         return InternalError(f"The source agent failed: {text}", where=where)
+
+    def _address(self) -> str:
+        """Return the source's address, and the proxy in between if there is one."""
+        proxy = proxy_between(self.source)
+        return self.source.address + (f" through the proxy {proxy}" if proxy else "")
 
 
 def _lost(address: str, code: grpc.StatusCode, text: str) -> str:

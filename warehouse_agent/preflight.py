@@ -20,7 +20,7 @@ from driftline.errors import DriftlineError
 from warehouse_agent import publish
 from warehouse_agent.configure import Fragment, Source
 from warehouse_agent.executors import mistake
-from warehouse_agent.handshake import connect, diagnose, nothing_answers
+from warehouse_agent.handshake import connect, diagnose, nothing_answers, proxy_between
 from warehouse_agent.link import Link
 from warehouse_agent.store import Store
 
@@ -33,11 +33,14 @@ def reach(source: Source) -> None:
     """Make a TCP connection and close it.
 
     A source that is not there at the beginning is not waited for, unlike one that is lost later:
-    whoever runs the command decides, and is told at once.
+    whoever runs the command decides, and is told at once. Nothing is tried where a proxy is in
+    between: gRPC's first call through it decides.
 
     Raises:
         SourceUnreachable: nothing listens at the address, or there is no such host.
     """
+    if proxy_between(source) is not None:
+        return
     try:
         connect(source, REACH_S).close()
     except TimeoutError as problem:  # whoever drops one packet drops the next as well
