@@ -44,6 +44,7 @@ from source_agent.watch import Watch
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
 PART_S = 0.25  # of a limited rate: what another process reads before it is counted
+RATE_LOOK_S = 1.0  # at most this late does another rate count for who waits already
 SWITCH_LOOK_S = 1.0  # at most this late is the pause file seen during a scan
 
 
@@ -157,11 +158,11 @@ class Governor:
 
     def wait_rows(self, rows: int, stop: threading.Event) -> None:
         """Waits as rows/s asks. Raises Stopped."""
-        _wait(self._rows, rows, stop)
+        _wait(lambda: self._rows, rows, stop)
 
     def wait_bytes(self, count: int, stop: threading.Event) -> None:
         """Waits as bytes/s asks. Raises Stopped."""
-        _wait(self._bytes, count, stop)
+        _wait(lambda: self._bytes, count, stop)
 
 
 class GovernedSession:
@@ -311,9 +312,13 @@ def _stopped_by(stop: threading.Event) -> Callable[[], None]:
     return check
 
 
-def _wait(bucket: Bucket | None, amount: float, stop: threading.Event) -> None:
+def _wait(current: Callable[[], Bucket | None], amount: float, stop: threading.Event) -> None:
+    bucket = current()
     if bucket is None:
         return
     delay = bucket.take(amount)
-    if delay > 0 and stop.wait(delay):
-        raise Stopped
+    # In slices: the DBA may have replaced a rate at which this would wait for an hour.
+    while delay > 0 and current() is bucket:
+        if stop.wait(min(delay, RATE_LOOK_S)):
+            raise Stopped
+        delay -= RATE_LOOK_S

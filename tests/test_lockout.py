@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,9 @@ from driftline.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent import answer, handlers
+from source_agent import answer, govern, handlers
+from source_agent.configure import Budget
+from source_agent.govern import Governor
 from tests.agents import Peer, channel, opening
 from tests.test_quotas import LAKE, MART, Begin, Shared, equal, running, sets
 from tests.test_serve import RECIPE
@@ -105,3 +108,15 @@ def test_a_window_that_stays_closed_keeps_no_place(
         until(lambda: shared.engine.opened > 0)
         equal(shared, shared.lake)
     assert (MART, "orders", "NOT_NOW") in shared.audit()
+
+
+def test_another_rate_counts_for_who_waits_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(govern, "RATE_LOOK_S", 0.05, raising=False)
+    governor, stop = Governor(Budget(rows_per_second=1.0)), threading.Event()
+    waiting = threading.Thread(target=governor.wait_rows, args=(60, stop), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    governor.adopt(Budget(rows_per_second=1e6))
+    waiting.join(5)
+    assert not waiting.is_alive()
