@@ -227,6 +227,35 @@ def test_policies_are_compared_tile_by_tile(pair: Pair) -> None:
     assert pair.refresh("rows").version == 1
 
 
+@pytest.fixture
+def part(pair: Pair) -> Pair:
+    """More rows than a part reads, published; three of four are visible."""
+    pair.legacy.execute(
+        """INSERT INTO rows SELECT n, CASE WHEN n % 4 = 0 THEN 'other' ELSE 'acme' END
+           FROM generate_series(21, 4000) n"""
+    )
+    pair.fragment_lines["rows"] = 'require = "fuzzy"\nread_at_most = 1000'
+    pair.refresh("rows")
+    return pair
+
+
+def acme(pair: Pair, id_max: int) -> list[tuple[Any, ...]]:
+    """The rows that are to be published, as the owner sees them."""
+    found = pair.legacy.rows("rows")
+    return sorted(row for row in found if row[1] == "acme" and row[0] <= id_max)
+
+
+def test_policies_that_are_accepted_are_those_of_all_rows(part: Pair) -> None:
+    """A part would leave rows of the old ones, and nothing would say so any more."""
+    assert part.refresh("rows").rows_left, "a part"
+    part.legacy.execute("ALTER POLICY own ON rows USING (tenant = 'acme' AND id <= 3000)")
+    assert part.error("rows")["code"] == "RECIPE"
+    report = part.refresh("rows", options=Options(accept_schema=True))
+    assert (report.rows_left, report.proof) == (None, "total")
+    assert sorted(part.published("rows")) == acme(part, 3000)
+    assert part.refresh("rows").rows_left, "a part again"
+
+
 # What is in force when rows are read.
 def test_a_policy_that_changes_behind_the_snapshot_is_the_one_that_is_told(
     legacy: PostgresLegacy,

@@ -212,10 +212,10 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
 
 def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     """Rows of the source that may be read; None: all. What is not compared would be missing from a
-    first version, as in one that follows an empty one or lost files, or have no values in new
-    columns."""
+    first version, as in one that follows an empty one or lost files, have no values in new columns,
+    or be of policies that no longer apply."""
     is_new = base is None or not base.rows or base.lost or schema.differs(layout, base.layout)
-    return None if is_new else job.fragment.read_at_most
+    return None if is_new or job.options.accept_schema else job.fragment.read_at_most
 
 
 def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
