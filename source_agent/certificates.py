@@ -34,7 +34,7 @@ class Watched:
     def __init__(self, files: Certificates, config_name: str) -> None:
         """Raises ConfigurationError when they cannot be used."""
         self._files, self._config_name = files, config_name
-        self._contents = self._read_all()
+        self._contents = self._before = self._read_all()
         self._check(self._contents)
         self._complaint = ""
 
@@ -58,9 +58,13 @@ class Watched:
                 self._complaint = str(error)
                 _log.warning("the certificates on disk are not usable yet: %s", error)
             return False
-        self._contents, self._complaint = contents, ""
+        self._before, self._contents, self._complaint = self._contents, contents, ""
         _log.info("the certificates were read again")
         return True
+
+    def undo(self) -> None:
+        """Go back to the ones before: no server could be made with these, and it is tried again."""
+        self._contents = self._before
 
     def _read_all(self) -> Contents:
         files = self._files

@@ -102,7 +102,11 @@ class Transport:
     def _backend(self) -> str:
         """Return where the next connection goes; in the acceptor's thread."""
         if self._watched is not None and self._watched.changed():
-            self._replace()
+            try:
+                self._replace()
+            except Exception:
+                self._watched.undo()
+                _log.exception("no server was made with the new certificates; it is tried again")
         return self._name
 
     def _replace(self) -> None:

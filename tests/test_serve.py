@@ -282,6 +282,35 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(
         server.stop()
 
 
+def test_new_certificates_are_tried_again_when_no_server_was_made(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, new = tmp_path / "own", tmp_path / "new"
+    shutil.copytree(certs, own)
+    make_orders(tmp_path / "own.db", ROWS)
+    config = configuration(tmp_path, tmp_path / "own.db", certs=own)
+    server, serve_ = start(config), transport.Transport._serve
+    failed: list[bool] = []
+
+    def once(self: transport.Transport) -> tuple[grpc.Server, str]:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("no more file descriptors")
+        return serve_(self)
+
+    monkeypatch.setattr(transport.Transport, "_serve", once)
+    try:
+        agent = Agent(server, Recorded(config), tmp_path)
+        enroll(new, source_names=["127.0.0.1"])
+        for name in ("source.pem", "source.key", "ca.pem"):
+            shutil.copy(new / name, own / name)
+        described(agent, certs)  # the ones before are still in use
+        described(agent, new)
+        assert failed
+    finally:
+        server.stop()
+
+
 def test_a_stream_outlives_the_certificates_that_it_began_with(
     tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
