@@ -201,6 +201,8 @@ class Conversation:
             return False
         if isinstance(error, _BREAKS_SESSION):
             self._close_session()
+        else:
+            self._pause_session()  # the client may take its time: no writer waits for it
         description = None
         if isinstance(error, RecipeChanged) and answer.shape is not None:
             description = describe(answer.shape, self._source.config.budget)

@@ -314,11 +314,14 @@ def batches(
         yield rows
 
 
-def spooled(batches: Iterator[Rows]) -> Iterator[Rows]:
-    """The same batches, all read before the first is handed out.
+def spooled(
+    batches: Iterator[Rows], *, then: Callable[[], object] = lambda: None
+) -> Iterator[Rows]:
+    """Yield the same batches, all read before the first is handed out.
 
     For engines whose readers block writers: the database is let go of at its own speed, whatever
-    the caller waits for. They wait in an unnamed temporary file, so that memory stays flat.
+    the caller waits for. They wait in an unnamed temporary file, so that memory stays flat. `then`
+    is called when all have been read, before the first is handed out: it lets go of the database.
     """
     with TemporaryFile() as file:
         sizes = []
@@ -327,6 +330,7 @@ def spooled(batches: Iterator[Rows]) -> Iterator[Rows]:
             file.write(lengths.tobytes())
             file.writelines(batch)
             sizes.append(len(batch))
+        then()
         file.seek(0)
         for count in sizes:
             lengths = array("q")

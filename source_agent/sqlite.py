@@ -9,7 +9,8 @@ time, and `generation` says whether the data changed before the next one began.
 Text comes as `bytearray` and blobs as `bytes` (`text_factory`): it is the fastest way to see the
 storage class of a value, and it lets text that is not UTF-8 through to where its key can be named.
 
-What cannot be paged outside WAL, views and queries, is spooled before it is handed out.
+What cannot be paged outside WAL, views and queries, is spooled before it is handed out, and so are
+the rows of ranges. The transaction ends when the last of them is in the file.
 
 Rejected: one statement left open outside WAL, with `pause` ending the transaction under it. SQLite
 lets go of the file only when the last statement is over, and the rest would be of another instant.
@@ -163,7 +164,12 @@ class SqliteSession:
         return True  # there is no server
 
     def pause(self) -> None:
-        if not self.is_wal and self._connection.in_transaction:
+        if self.is_wal:
+            return
+        # The file stays locked until the last statement is over, also of a read that failed.
+        for cursor in list(self._cursors):
+            cursor.close()
+        if self._connection.in_transaction:
             self.ask(COMMIT)
 
     def interrupt(self) -> None:
@@ -206,7 +212,8 @@ class SqliteSession:
             return self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
         if pages and (shape.ordered or not ordered):
             return self._paged(shape)
-        return rows.spooled(self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())])))
+        found = self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
+        return rows.spooled(found, then=self.pause)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
         """One session reads it all."""
@@ -221,7 +228,7 @@ class SqliteSession:
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         found = self._read(shape, _in_ranges(shape, first, last), rows_max=rows_max)
-        return found if self.is_wal else rows.spooled(found)
+        return found if self.is_wal else rows.spooled(found, then=self.pause)
 
     def _read(
         self,

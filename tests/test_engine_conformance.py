@@ -1122,6 +1122,27 @@ def test_sqlite_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None
                 lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
 
 
+@pytest.mark.parametrize("how", ["query", "ranges", "ranges of at most two rows"])
+def test_sqlite_without_wal_lets_go_of_what_is_copied(tmp_path: Path, how: str) -> None:
+    """What is in the temporary file needs no lock, though nobody has paused the session."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    expected = filled(lite, BATCH_ROWS * 2)
+    relation = Relation("items", query="SELECT id, label FROM items", key=("id",))
+    with session_of(lite) as session:
+        if how == "query":
+            batches = session.scan(session.describe(relation))
+        else:
+            shape = session.describe(Relation("items", table="items"))
+            batches = session.read_ranges(shape, *ENDS, rows_max=None if how == "ranges" else 1)
+        rows = next(batches)
+        lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+        rows += flat(batches)
+        assert len(rows) == (2 if "two" in how else len(expected))
+        assert session.consistency is Consistency.EXACT, "one statement read it all"
+        session.describe(relation)
+        assert session.consistency is Consistency.FUZZY
+
+
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 @pytest.mark.parametrize(
     "key", ["A17", "", b"", b"\xff\xff", 7.5, -1e300, 1e300, math.inf, -math.inf]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -162,6 +164,26 @@ def test_a_source_ignores_nothing_of_a_newer_warehouse(agent: Agent) -> None:
     agent.server.stop()
     lines = (agent.folder / "audit.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["VERSION"] * 4 + ["sent"]
+
+
+def test_a_refusal_keeps_no_writer_of_the_source_waiting(agent: Agent) -> None:
+    """SQLite without WAL: the stream goes on after a refusal, and its transaction does not."""
+    with closing(sqlite3.connect(agent.folder / "erp.db")) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("CREATE TABLE other (n)")
+    writer = sqlite3.connect(agent.folder / "erp.db", timeout=0.5, isolation_level=None)
+    with closing(writer), channel(agent.server.port, None) as over, Peer(over) as peer:
+        malformed = opening(RECIPE)
+        malformed.open.count, malformed.open.sum = 1, bytes(16)
+        for request, code in ((opening(bytes(16)), "RECIPE"), (malformed, "MALFORMED")):
+            peer.send(request)
+            if code == "MALFORMED":
+                assert peer.reply().HasField("verdict")
+                peer.send(request)  # and not what comes after a verdict
+            assert peer.reply().refused.code == code
+            writer.execute("INSERT INTO other VALUES (1)")
+        peer.send(opening(RECIPE))
+        assert peer.until("finished")[-1].finished.count == 2
 
 
 def test_a_message_that_only_a_newer_release_has(agent: Agent) -> None:
