@@ -24,7 +24,7 @@ from pathlib import Path
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
-from driftline.settings import Table, address_parts, environment_name
+from driftline.settings import URL_PASSWORDS, Table, address_parts, environment_name
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -39,7 +39,6 @@ LISTEN = "127.0.0.1:7443"
 COMMENT_CHARACTERS_MAX = 300  # of a reason or a note, in a comment
 _SECRET_MODE = 0o600
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_PASSWORDS = frozenset({"password", "passwd", "pwd", "passfile"})  # parameters of a URL
 
 AskPassword = Callable[[str], str | None]
 
@@ -135,12 +134,12 @@ def _checked(request: Request) -> URL:
             "--url is not a database URL.",  # which is not shown: it may hold a password
             remedy="Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
         ) from None
-    if url.password is not None or any(name.lower() in _PASSWORDS for name in url.query):
+    if url.password is not None or any(name.lower() in URL_PASSWORDS for name in url.query):
         raise UsageError(
             "The URL holds a password. Every user of this machine can read it in the list of "
             "processes, and it stays in the shell's history.",
-            remedy="Leave it out: it is asked for, or read from --password-file. Change it, if "
-            "others may have seen it.",
+            remedy="Leave it out: it is asked for, or read from --password-file. A TLS key must "
+            "have no passphrase. Change it, if others may have seen it.",
         )
     if address_parts(request.listen) is None:
         raise UsageError(

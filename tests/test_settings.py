@@ -176,6 +176,8 @@ def test_a_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         "postgresql+psycopg://reader:hid/den@host/erp",
         "mariadb://:hidden@host/erp",
         "postgresql://reader@/erp?password=hidden",
+        "postgresql://reader@h/erp?sslkey=k.pem&sslpassword=hidden",
+        "mariadb://reader@h/erp?ssl_key=k.pem&SSL_KEY_PASSWORD=hidden",
         "postgresql://reader@/erp?host=h&PASSWORD=hidden",
     ],
 )

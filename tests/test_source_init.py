@@ -254,6 +254,8 @@ def folder(tmp_path: Path) -> Path:
     [
         "postgresql://me:hunter2@h/d",
         "postgresql://me@h/d?password=hunter2",
+        "postgresql://me@h/d?sslpassword=hunter2",
+        "mariadb://me@h/d?ssl_key_password=hunter2",
         "mariadb://:hunter2@h/d",
     ],
 )

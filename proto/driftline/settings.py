@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from driftline.errors import ConfigurationError
 
@@ -31,7 +31,11 @@ SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the w
 _ENVIRONMENT = "DRIFTLINE_PASSWORD_"
 
 # `user:password@` as SQLAlchemy reads it, and the query parameters that drivers take for one.
-_URL_PASSWORD = re.compile(r"://[^:/]*:[^@]+@|[?&;](?:password|passwd|pwd|passfile)=", re.I)
+URL_PASSWORDS: Final = (
+    *("password", "passwd", "pwd", "passfile"),
+    *("sslpassword", "ssl_key_password"),  # of a key file, which needs none
+)
+_URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -212,7 +216,8 @@ class Table:
                 key,
                 "The URL holds a password, which would end up in copies and logs of this file.",
                 "Remove it from the URL and put it alone into a file named by `password_file`, "
-                f"or into the environment variable {environment_name(secret)}.",
+                f"or into the environment variable {environment_name(secret)}. A TLS key must have "
+                "no passphrase.",
             )
         return value
 
