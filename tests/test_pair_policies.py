@@ -27,7 +27,7 @@ from source_agent.postgresql import PostgresqlSession
 from tests.legacy import PostgresLegacy
 from tests.pair import Pair
 from tests.servers import PostgreSQL
-from warehouse_agent import examine, row_security
+from warehouse_agent import examine, passes, row_security
 from warehouse_agent.exchange import Wire
 from warehouse_agent.forecast import forecast
 from warehouse_agent.publish import head
@@ -254,6 +254,20 @@ def test_policies_that_are_accepted_are_those_of_all_rows(part: Pair) -> None:
     assert (report.rows_left, report.proof) == (None, "total")
     assert sorted(part.published("rows")) == acme(part, 3000)
     assert part.refresh("rows").rows_left, "a part again"
+
+
+def test_a_part_takes_up_no_rows_that_policies_may_hide(part: Pair) -> None:
+    """Row security is off by mistake for one refresh, which ships hidden rows and is refused."""
+    part.legacy.execute("INSERT INTO rows SELECT n, 'other' FROM generate_series(4001, 4040) n")
+    part.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
+    staging = Store(str(part.warehouse)), "rows"
+    assert part.error("rows")["code"] == "RECIPE"
+    assert passes.frame_bytes(*staging), "hidden rows came"
+    part.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
+    part.legacy.execute("INSERT INTO rows VALUES (4041, 'acme')")
+    assert part.refresh("rows").rows_left
+    assert sorted(part.published("rows")) == acme(part, 4041)
+    assert not passes.frame_bytes(*staging)
 
 
 # What is in force when rows are read.

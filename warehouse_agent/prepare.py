@@ -27,6 +27,7 @@ from warehouse_agent import (
     publish,
     reduce,
     remember,
+    row_security,
     schema,
     sizing,
     tally,
@@ -274,6 +275,9 @@ def _take_up(
 ) -> tuple[DataFile, ...]:
     """The working copy: the files ⊕ what unfinished exchanges staged."""
     wanted = job.note(base, layout)
+    if is_part and base and row_security.may_hide(base, job.remembered()):
+        job.staging.clear()
+        return files
     if not is_part:  # all of it is compared again, wherever it came from
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
     leftovers = job.staging.leftovers(wanted)

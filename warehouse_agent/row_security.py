@@ -78,6 +78,14 @@ def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
     return kept
 
 
+def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
+    """Return True if policies hide rows from what a version was read from. Then a part takes up
+    nothing that an unfinished exchange staged: under which policies it read is told at its end, and
+    what they hide would stay, and be published, where the part does not compare it."""
+    found = known(version, notes)
+    return found is not None and found.hides
+
+
 def note(found: RowSecurity | None, version: int) -> dict[str, object]:
     """Return the note that `known` finds; empty where nothing was told."""
     return {} if found is None else {META: found.to_json() | {"version": version}}
