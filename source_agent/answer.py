@@ -249,7 +249,7 @@ class Conversation:
                 self._source.governor,
                 self._stopping,
                 self._check_age,
-                self._source.config.database.limits.silence_s,
+                self._source.config.database.limits,
             )
             self._opened_at = time.monotonic()
             with self._lock:

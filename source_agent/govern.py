@@ -24,11 +24,11 @@ from datetime import time as time_of_day
 import numpy as np
 import numpy.typing as npt
 from driftline.errors import NotNow
-from driftline.limits import DATABASE_SILENCE_S
 
 from source_agent.configure import Budget
 from source_agent.engine import (
     Consistency,
+    Limits,
     Pulse,
     Relation,
     Rows,
@@ -177,10 +177,10 @@ class GovernedSession:
         governor: Governor,
         stop: threading.Event,
         check: Callable[[], None] = lambda: None,
-        silence_s: float = DATABASE_SILENCE_S,
+        limits: Limits | None = None,
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
-        self.watch = Watch(session, silence_s)
+        self.watch = Watch(session, limits or Limits())
         self._looked = governor.clock()
 
     @property

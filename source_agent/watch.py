@@ -2,9 +2,10 @@
 
 Three answers, in this order. As long as something comes (a row, bytes, the end of a statement) it
 lives. When nothing has come for PROBE_AFTER_S its server is asked whether it answers somebody new;
-one that does not, twice, is dead. One that answers may be busy, with a sort or a filter that
-finds little, for `silence_s`; then it counts as dead as well, because a single backend that has
-stopped cannot be told from one that computes.
+one that does not, twice, is dead. The second time it has as long as a connection may take, because
+the server's logins may be slow. One that answers may be busy, with a sort or a filter that finds
+little, for `silence_s`; then it counts as dead as well, because a single backend that has stopped
+cannot be told from one that computes.
 
 What is waited for beside the database (a budget, the client, our own work) is not counted: the
 watch runs only within `waiting`.
@@ -21,11 +22,10 @@ from contextlib import contextmanager
 
 from driftline.errors import DatabaseUnavailable
 
-from source_agent.engine import Session
+from source_agent.engine import Limits, Session
 
-PROBE_AFTER_S = 8.0  # of silence; a heartbeat later, and two probes, is below 30 s
-PROBE_S = 4.0  # for one probe
-PROBES = 2
+PROBE_AFTER_S = 8.0  # of silence; a heartbeat later, and two probes, is below 30 s by default
+PROBE_S = 4.0  # for the first probe, and the least for the second
 
 
 class Watch:
@@ -34,11 +34,12 @@ class Watch:
     def __init__(
         self,
         session: Session,
-        silence_s: float,
+        limits: Limits,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session, self._silence_s = session, silence_s
+        self._session, self._silence_s = session, limits.silence_s
+        self._connect_s = limits.connect_s
         self._clock = clock
         self._since: float | None = None
 
@@ -58,7 +59,7 @@ class Watch:
         return 0.0 if since is None else self._clock() - max(since, self._session.pulse.at)
 
     def dead(self) -> DatabaseUnavailable | None:
-        """Return why the database is given up; None: it is not. May take PROBES × PROBE_S."""
+        """Return why the database is given up; None: it is not. May take as long as two probes."""
         silent_s = self.silent_s
         if silent_s >= self._silence_s:
             return DatabaseUnavailable(
@@ -69,7 +70,8 @@ class Watch:
             )
         if silent_s < PROBE_AFTER_S:
             return None
-        if any(self._session.answers(PROBE_S) for _ in range(PROBES)) or not self.silent_s:
+        probes = PROBE_S, max(PROBE_S, self._connect_s)
+        if any(self._session.answers(within_s) for within_s in probes) or not self.silent_s:
             return None
         return DatabaseUnavailable(
             f"The database has delivered nothing for {self.silent_s:.0f} s, and its server answers"

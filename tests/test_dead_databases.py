@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -82,13 +82,17 @@ def stopped(server: PostgreSQL | MariaDB) -> Iterator[None]:
     os.kill(parent, signal.SIGSTOP)  # first: it starts no more of them
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     every = [parent, *map(int, children)]
-    for process in every:
-        os.kill(process, signal.SIGSTOP)
+    _signal(every, signal.SIGSTOP)
     try:
         yield
     finally:
-        for process in every:
-            os.kill(process, signal.SIGCONT)
+        _signal(every, signal.SIGCONT)
+
+
+def _signal(processes: list[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):  # a session that has just ended
+            os.kill(process, number)
 
 
 @contextmanager
