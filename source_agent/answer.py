@@ -119,13 +119,12 @@ class Conversation:
     def _cut(self, silent_s: float) -> None:
         label = one_line(self._client.label, NAME_CHARACTERS_MAX)
         _log.warning("%s took no reply for %g s", label, silent_s)
+        self._stopping.set()  # before the worker sees that the requests have ended
         self._cancel()
 
     def _progress(self) -> pb.Progress:
-        tally = self._tally
-        return pb.Progress(
-            phase=tally.phase, rows=tally.rows_read, rows_expected=tally.rows_expected
-        )
+        t = self._tally
+        return pb.Progress(phase=t.phase, rows=t.rows_read, rows_expected=t.rows_expected)
 
     def stop(self) -> None:
         """Ends the work soon, from any thread: the client left, or the agent is stopped.
@@ -196,13 +195,12 @@ class Conversation:
             answer.outcome = error.code
         finally:
             self._note(opening, answer, time.monotonic() - started)
-        if error is None:
-            self._pause_session()
-            return False
         if isinstance(error, _BREAKS_SESSION):
             self._close_session()
         else:
             self._pause_session()  # the client may take its time: no writer waits for it
+        if error is None:
+            return False
         description = None
         if isinstance(error, RecipeChanged) and answer.shape is not None:
             description = describe(answer.shape, self._source.config.budget)
