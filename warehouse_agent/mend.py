@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ _GROWN_SCALE = 0.02  # of ln d, where it is known how many rows were lost
 _UNCHANGED = -30.0  # ln P(d = 0) where rows were lost
 # What Spark's own reader says of a file that it cannot read.
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PATH_NOT_FOUND")
+
+_log = logging.getLogger("driftline")
 
 
 def published(job: Job) -> Snapshot | None:
@@ -84,6 +87,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
             return
         note(job.store, job.name, wrong)
     except Exception:  # the storage, or Spark: what the refresh failed with says more
+        _log.debug("damaged files could not be looked for", exc_info=True)
         return
     error.details.update(damage.listed(wrong))
     error.details.pop(DATA_FILE, None)
