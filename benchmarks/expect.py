@@ -13,7 +13,7 @@ between two refreshes changed once. Estimators:
   predictions are all rows;
 - *mean rate*: all changes over all time, Poisson;
 - *mean rate, over-dispersed*: the same, negative binomial by moments; the fairer of the two;
-- *ours*: `warehouse_agent.expect`; *ours, per refresh* does not know the time.
+- *ours*: `warehouse_agent.planning.change_forecast`; *ours, per refresh* does not know the time.
 
 Columns: log-loss in nats per refresh; shares of the refreshes within low..high (the 80 % interval),
 the same among those that changed anything, and within the 10 % and 90 % quantiles; the median of
@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.histories import DATA, History, available
-from warehouse_agent.expect import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 DAY_S = 86_400

@@ -10,7 +10,8 @@ second on, every row gets a probability from what was known before. Estimators:
   *paper, from 0*: uno = tno = 0 at the start, clipped as well;
 - *mean rate*: all updates over all time and rows, the same for all rows;
 - *level*: `heat.usual_share` for all rows alike: the forecast of updates without the rows;
-- *ours*: `warehouse_agent.heat`; *ours, bulk counted* lets an update of a bulk change count 1.
+- *ours*: `warehouse_agent.planning.update_probability`; *ours, bulk counted* lets an update of
+  a bulk change count 1.
 
 Columns: log-loss, Σ −ln P of what every row did, in nats per updated row, in usual refreshes (at
 most BULK_SHARE of the rows updated) and in all; Σ P ÷ updates of usual refreshes; and calibration:
@@ -34,8 +35,8 @@ import numpy.typing as npt
 
 from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
 from tests.histories import DATA, History, available
-from warehouse_agent import heat
-from warehouse_agent.expect import HISTORY_MAX, Expected, Past
+from warehouse_agent.planning import update_probability
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
 
 BULK_SHARE = 0.02
 CLIP = 1e-4  # of P, where the paper's would be certain
@@ -103,8 +104,8 @@ class Table:
         self.row_seconds += rows * elapsed_s
         self.tno[self.present] += 1
         self.uno[updated] += 1
-        left = np.exp(-(step.at_s - self.changed_s[updated]) / heat.TAU_S)
-        weight = heat.update_weight(most, len(updated))
+        left = np.exp(-(step.at_s - self.changed_s[updated]) / update_probability.TAU_S)
+        weight = update_probability.update_weight(most, len(updated))
         self.rate[updated] = self.rate[updated] * left + weight
         self.plain[updated] = self.plain[updated] * left + 1
         self.changed_s[updated] = step.at_s
@@ -112,18 +113,18 @@ class Table:
         self.present[new] = True
         self.present[step.deleted] = False
         self.first_s[new] = self.changed_s[new] = step.at_s
-        self.rate[new] = self.plain[new] = heat.BIRTH
+        self.rate[new] = self.plain[new] = update_probability.BIRTH
         self.uno[new] = self.tno[new] = 0
         self.at_s = step.at_s
 
 
-def outlook_of(table: Table, elapsed_s: float, share: float) -> heat.Outlook:
+def outlook_of(table: Table, elapsed_s: float, share: float) -> update_probability.Outlook:
     """On the next refresh. Its clock has two knots, and seconds for versions: `heat` then reads
     times as they are."""
     now_s = table.at_s + elapsed_s
     start, stop = int(table.load_s), int(now_s) + 1
-    clock = heat.Clock((start, stop), (float(start), float(stop)))
-    return heat.Outlook(clock, share, now_s, elapsed_s)
+    clock = update_probability.Clock((start, stop), (float(start), float(stop)))
+    return update_probability.Outlook(clock, share, now_s, elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Before:
     def ours(self, rate: Floats) -> Floats:
         view = outlook_of(self.table, self.elapsed_s, self.share)
         columns = (self.table.first_s, self.table.changed_s, rate)
-        return heat.probability(view, *(column[self.at] for column in columns))
+        return update_probability.probability(view, *(column[self.at] for column in columns))
 
 
 def paper(before: Before) -> Floats:
@@ -262,21 +263,23 @@ def score(name: str, schedule: Schedule) -> Result:
         at = np.flatnonzero(table.present)
         expected = forecast(table, elapsed_s)
         if number:
-            before = Before(table, at, elapsed_s, heat.usual_share(expected, len(at)))
+            before = Before(table, at, elapsed_s, update_probability.usual_share(expected, len(at)))
             is_updated = np.zeros(len(table.present), np.bool_)
             is_updated[step.updated] = True
             is_bulk = len(step.updated) > BULK_SHARE * len(at)
             updates[is_bulk] += len(step.updated)
             for title, estimator in ESTIMATORS.items():
                 scores[title].add(estimator(before), is_updated[at], is_bulk=is_bulk)
-        table.take(step, heat.usual_most(expected))
+        table.take(step, update_probability.usual_most(expected))
     return Result(updates[0], updates[1], scores)
 
 
 def forecast(table: Table, elapsed_s: float) -> Expected:
     """Of the updates of the next refresh."""
     rows = int(table.present.sum())
-    return heat.updates_expected(table.history[-HISTORY_MAX:], rows=rows, elapsed_s=elapsed_s)
+    return update_probability.updates_expected(
+        table.history[-HISTORY_MAX:], rows=rows, elapsed_s=elapsed_s
+    )
 
 
 def lines() -> Iterator[str]:

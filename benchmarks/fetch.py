@@ -25,8 +25,8 @@ from driftline.fingerprints import hasher, row_key
 from driftline.keys import positions
 
 from benchmarks import tpch
-from source_agent.engine import Limits, Relation, Session, Shape
-from source_agent.engines import connect
+from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.registry import connect
 from tests.agents import FRAGMENT_KEY
 from tests.servers import MariaDB, PostgreSQL
 

@@ -25,18 +25,18 @@ from driftline.sketches import Cells
 
 from benchmarks import tpch
 from benchmarks.source_speed import DATA, partition_for
-from source_agent import postgresql_hashes
-from source_agent.engine import Fingerprint, Limits, Relation, Session
-from source_agent.engines import connect
-from source_agent.postgresql_sql import scan_sql
-from source_agent.read import Reader, Tally
-from source_agent.relations import Found, plan_of
+from source_agent.engines.interface import Fingerprint, Limits, Relation, Session
+from source_agent.engines.postgresql import hashes
+from source_agent.engines.postgresql.sql import scan_sql
+from source_agent.engines.registry import connect
+from source_agent.engines.relations import Found, plan_of
+from source_agent.scan.reader import Reader, Tally
 from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
-from warehouse_agent.expect import Past, expect
-from warehouse_agent.line import Line
-from warehouse_agent.prices import flat
-from warehouse_agent.sizing import Sketch, open_sketch
+from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.prices import flat
+from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
 Taken = tuple[float, float, float]
 
@@ -64,7 +64,7 @@ def statements(session: Session, table: str) -> dict[str, str]:
     plan, recipe = plan_of(shape), shape.recipe
     columns = zip(recipe.columns, plan.reads, plan.forms, strict=True)
     found = [Found(c.name, c.type, read, form, c.nullable) for c, read, form in columns]
-    older = postgresql_hashes.expression(found, form=postgresql_hashes.BYTES_BEFORE_18)
+    older = hashes.expression(found, form=hashes.BYTES_BEFORE_18)
     key, record = ", ".join(plan.reads[: recipe.key_columns]), f"ROW({', '.join(plan.reads)})"
     hashed, first = scan_sql(shape.hashed(0)), plan.reads[0]
     block = f"{first} >> 12"

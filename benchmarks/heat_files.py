@@ -24,8 +24,8 @@ import numpy.typing as npt
 from benchmarks.expect import DAY_S, HISTORIES, Schedule
 from benchmarks.expect_rows import Integers, Step, Table, forecast, outlook_of, steps
 from tests.histories import DATA, available
-from warehouse_agent import heat
-from warehouse_agent.apply import SMALL_FILES_MAX
+from warehouse_agent.planning import update_probability
+from warehouse_agent.tasks.apply import SMALL_FILES_MAX
 
 FILE_ROWS = 1_500
 SMALL_ROWS = FILE_ROWS // 8
@@ -89,11 +89,11 @@ def replay(table: Table, found: list[Step]) -> tuple[Files, Files]:
     for step in found:
         elapsed_s = max(step.at_s - table.at_s, 1.0)
         expected = forecast(table, elapsed_s)
-        table.take(step, heat.usual_most(expected))
-        share = heat.usual_share(expected, int(table.present.sum()))
+        table.take(step, update_probability.usual_most(expected))
+        share = update_probability.usual_share(expected, int(table.present.sum()))
         view = outlook_of(table, elapsed_s, share)
-        counted = table.rate * np.exp(-(view.middle_s - table.changed_s) / heat.TAU_S)
-        is_hot = table.present & (counted > heat.hot_from(view))
+        counted = table.rate * np.exp(-(view.middle_s - table.changed_s) / update_probability.TAU_S)
+        is_hot = table.present & (counted > update_probability.hot_from(view))
         plain.take(step, None)
         heated.take(step, is_hot)
     return plain, heated

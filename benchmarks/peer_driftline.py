@@ -29,7 +29,7 @@ from benchmarks.peer_sites import READER, Side, Sites
 from benchmarks.tool import ERROR_CHARACTERS_MAX, Cell, Delivers, Outcome, Tool, ToolError
 from tests.servers import PostgreSQL
 from tests.wan import SOURCE_ADDRESS, Link
-from warehouse_agent.plan import Method
+from warehouse_agent.planning.choice import Method
 
 PLANNER = "driftline"
 LOAD_S_MAX = 1800.0

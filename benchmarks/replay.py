@@ -40,16 +40,16 @@ from driftline.types import Recipe
 
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
 from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
-from source_agent.engine import Session, Shape
+from source_agent.engines.interface import Session, Shape
 from tests.histories import DATA, History, available
-from warehouse_agent import plan, prices, remember, sizing
-from warehouse_agent.candidates import Known, modelled
-from warehouse_agent.exchange import Conversation, Opening
-from warehouse_agent.expect import Expected
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.outcome import Outcome
-from warehouse_agent.plan import Method
-from warehouse_agent.remember import Run
+from warehouse_agent.history import record as remember
+from warehouse_agent.methods.conversation import Conversation, Opening
+from warehouse_agent.planning import choice, prices, sketch_size
+from warehouse_agent.planning.candidates import Known, modelled
+from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.tasks.difference import Outcome
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 OBJECTIVES = tuple(objective.value for objective in Objective)
@@ -140,7 +140,7 @@ class Warehouse:
         costs = prices.known(self._notes, len(copy.recipe.columns), level=level)
         sketch = None
         if len(copy.rows):
-            sketch = sizing.open_sketch(
+            sketch = sketch_size.open_sketch(
                 rows=len(copy.rows),
                 bounds=copy.bounds(),
                 expected=expected,
@@ -163,11 +163,11 @@ class Warehouse:
         """Its knots are found again when the table has outgrown them."""
         rows, is_integer = len(self.copy.rows), self.copy.recipe.integer_key
         if not is_integer or not rows:
-            return plan.partition_for([], rows, integer_key=is_integer)
+            return choice.partition_for([], rows, integer_key=is_integer)
         counted, knots = self._quantiles
-        if plan.outgrown(knots, counted, rows, self.copy.bounds()):
+        if choice.outgrown(knots, counted, rows, self.copy.bounds()):
             counted, knots = self._quantiles = rows, self.copy.quantiles()
-        return plan.partition_for(knots, rows, integer_key=True)
+        return choice.partition_for(knots, rows, integer_key=True)
 
     def _learn(
         self, out: Outcome, at: datetime, before: int, inserted: int, updated: int, deleted: int

@@ -30,18 +30,18 @@ from driftline.sketches import Cells
 from driftline.types import Recipe
 
 from benchmarks.floor import floor_bytes
-from source_agent.engine import Limits, Relation, Session, Shape
-from source_agent.engines import connect
-from source_agent.hold import Batch
-from source_agent.ship import Shipper
+from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.registry import connect
+from source_agent.scan.frames_out import Shipper
+from source_agent.scan.held_rows import Batch
 from tests.exchange_pair import Pair
 from tests.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
-from warehouse_agent.line import LOAD_LEVEL
-from warehouse_agent.outcome import Outcome
-from warehouse_agent.plan import QUANTILES
-from warehouse_agent.reduce import Listing, Sums
-from warehouse_agent.sizing import Sketch
+from warehouse_agent.planning.choice import QUANTILES
+from warehouse_agent.planning.network import LOAD_LEVEL
+from warehouse_agent.planning.sketch_size import Sketch
+from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.digests import Listing, Sums
 
 KEY = bytes(range(32))
 FRAMING_BYTES = 5  # gRPC's own prefix of a message, as `link.Stream` counts

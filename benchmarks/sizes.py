@@ -39,11 +39,11 @@ from benchmarks.replay import Warehouse
 from benchmarks.replay_results import Record
 from benchmarks.replay_sides import Source, line_of
 from tests.histories import Commit, History, Row
-from warehouse_agent import plan
-from warehouse_agent.candidates import Known, refreshes
-from warehouse_agent.expect import HISTORY_MAX, Expected, Past, expect
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.prices import Prices
+from warehouse_agent.planning import choice
+from warehouse_agent.planning.candidates import Known, refreshes
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.prices import Prices
 
 ROWS, DAY_S = 10_000, 86_400.0
 REFRESHES = 150
@@ -114,21 +114,21 @@ def simulated(history: Sequence[Past], line: Line) -> list[Refresh]:
         candidates, chosen = refreshes(_known(now.rows, line), expected, max(now.changed, 1))
         taken = next(c for c in candidates if c.what == chosen) if now.changed else candidates[0]
         assert taken.bytes is not None
-        floor = plan.floor_bytes(now.rows, now.changed, FLOOR_ROW_BYTES)
+        floor = choice.floor_bytes(now.rows, now.changed, FLOOR_ROW_BYTES)
         found.append(Refresh(expected, now.changed, taken.bytes, floor, taken.round_trips))
     return found
 
 
 def _known(rows: int, line: Line) -> Known:
     bounds = (1, 2 * rows)
-    knots = [bounds[0] + (bounds[1] - bounds[0]) * i // plan.QUANTILES for i in range(65)]
+    knots = [bounds[0] + (bounds[1] - bounds[0]) * i // choice.QUANTILES for i in range(65)]
     return Known(
         name="t",
         version=1,
         rows=rows,
         rows_expected=None,
         prices=PRICES,
-        partition=plan.partition_for(knots, rows, integer_key=True),
+        partition=choice.partition_for(knots, rows, integer_key=True),
         integer_key=True,
         bounds=bounds,
         line=line,

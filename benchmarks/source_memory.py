@@ -27,8 +27,8 @@ from driftline.wire_pb2_grpc import SourceStub
 
 from benchmarks import tpch
 from benchmarks.source_speed import Fingerprinted, partition_for
-from source_agent.engine import Limits
-from source_agent.engines import connect
+from source_agent.engines.interface import Limits
+from source_agent.engines.registry import connect
 from tests.agents import SALT, Peer, channel, opening
 from tests.servers import PostgreSQL
 

@@ -24,20 +24,21 @@ from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
 from benchmarks.fetch import databases
-from source_agent import mariadb_sql, sqlite_types
-from source_agent.engine import Limits, Relation, Session
-from source_agent.engines import connect
-from source_agent.fill import Filling
-from source_agent.mariadb import MariadbSession
-from source_agent.read import Reader, Tally
-from source_agent.share import Crew, fill
-from source_agent.sqlite import SqliteSession
+from source_agent.engines.interface import Limits, Relation, Session
+from source_agent.engines.mariadb import sql
+from source_agent.engines.mariadb.session import MariadbSession
+from source_agent.engines.registry import connect
+from source_agent.engines.sqlite import types
+from source_agent.engines.sqlite.session import SqliteSession
+from source_agent.scan.accumulators import Filling
+from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.workers import Crew, fill
 from tests.agents import FRAGMENT_KEY, SALT
 from tests.servers import PostgreSQL
-from warehouse_agent.expect import Past, expect
-from warehouse_agent.line import Line
-from warehouse_agent.prices import flat
-from warehouse_agent.sizing import Sketch, open_sketch
+from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.prices import flat
+from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
 DATA = Path(".cache/tpch")
 STAGES = ("read", "gather", "hash", "positions", "mix", "add", "sketch")
@@ -202,11 +203,11 @@ def fetched(session: Session, name: str) -> int:
     """Rows of the scan's SELECT, fetched as the agent's own connection gives them."""
     shape = session.describe(Relation("orders", table="orders"))
     if isinstance(session, SqliteSession):
-        cursor: Any = session._connection.execute(sqlite_types.scan_sql(shape))
+        cursor: Any = session._connection.execute(types.scan_sql(shape))
     else:
         assert isinstance(session, MariadbSession), name
         cursor = session._connection.cursor(SSCursor)
-        cursor.execute(mariadb_sql.scan_sql(shape))
+        cursor.execute(sql.scan_sql(shape))
     rows = 0
     while block := cursor.fetchmany(FETCH_ROWS):
         rows += len(block)

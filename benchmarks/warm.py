@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from warehouse_agent import configure, session
-from warehouse_agent.refresh import Options
-from warehouse_agent.run import Runner
+from warehouse_agent import config as configure
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark import session
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ import click
 from driftline.digests import Digest
 from driftline.ranges import POSITION_MIN, Partition
 
-from source_agent.compare import Comparison, Tally
-from source_agent.engine import Engine, Limits, Relation
-from source_agent.engines import connect
+from source_agent.engines.interface import Engine, Limits, Relation
+from source_agent.engines.registry import connect
+from source_agent.methods.comparison import Comparison, Tally
 from tests.agents import opening
 from tests.servers import MariaDB
-from warehouse_agent.tiles import tiling
+from warehouse_agent.planning.tiling import tiling
 
 PAUSE_S = 0.05  # between two tiles
 WRITE_EVERY_S = 0.005

@@ -22,9 +22,9 @@ from driftline.limits import PROTOCOL_VERSION, STRATUM_CELLS
 from driftline.ranges import Partition, strata_of, uniform
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.configure import SourceConfig, load
-from source_agent.engine import Engine, Session
-from source_agent.engines import connect
+from source_agent.config import SourceConfig, load
+from source_agent.engines.interface import Engine, Session
+from source_agent.engines.registry import connect
 
 FRAGMENT_KEY = bytes(range(32))
 SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)

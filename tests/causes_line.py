@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.enroll import enroll
+from source_agent.cli.enroll import enroll
 from tests.causes import ROWS, Bench, cause
 from tests.relay import Ending, Relay, unanswered
 from tests.tls_pair import TlsPair
-from warehouse_agent import handshake, preflight
-from warehouse_agent import link as link_module
+from warehouse_agent.runs import preflight
+from warehouse_agent.transport import channel as link_module
+from warehouse_agent.transport import handshake
 
 HANDSHAKE_BYTES = 500  # inside the server's first flight, which has some 850
 FLIPPED_BYTES = 3_000  # behind the handshake, in the answer to Describe

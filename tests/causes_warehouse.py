@@ -14,9 +14,10 @@ import pytest
 
 from tests.causes import Bench, cause
 from tests.tls_pair import TlsPair
-from warehouse_agent import prove, publish
-from warehouse_agent.scan import Function, Piece
-from warehouse_agent.store import Store
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import proof
+from warehouse_agent.tasks.scan import Function, Piece
 
 BIG_BYTES = 16_000  # a note of which ROWS do not fit into a disk of 6 MiB
 DISK_MIB = 2
@@ -54,7 +55,7 @@ def worker_killed(bench: Bench) -> Iterator[TlsPair]:
 
 @contextlib.contextmanager
 def _first_worker_killed(folder: Path) -> Iterator[None]:
-    check = prove._check
+    check = proof._check
     marker = str(folder / "killed")
 
     def dying(*arguments: Any) -> Function:
@@ -69,7 +70,7 @@ def _first_worker_killed(folder: Path) -> Iterator[None]:
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prove, "_check", dying)
+        patch.setattr(proof, "_check", dying)
         yield
     assert os.path.exists(marker)
 
@@ -83,7 +84,7 @@ def full_staging(bench: Bench) -> Iterator[TlsPair]:
 
 @cause("the warehouse's disk is full at the commit", "WAREHOUSE", 1, "space", retried=False)
 def full_commit(bench: Bench) -> Iterator[TlsPair]:
-    commit = publish.commit
+    commit = delta_log.commit
 
     with (
         bench.sqlite() as legacy,
@@ -101,5 +102,5 @@ def full_commit(bench: Bench) -> Iterator[TlsPair]:
                     filler.write(bytes(4096))
             return commit(*args, **options)
 
-        patch.setattr(publish, "commit", on_a_full_disk)
+        patch.setattr(delta_log, "commit", on_a_full_disk)
         yield pair

@@ -9,7 +9,7 @@ import pytest
 from driftline import digests
 from hypothesis import HealthCheck, settings
 
-from warehouse_agent import prepare
+from warehouse_agent.refresh import prepare
 
 pytest_plugins = [
     "tests.fixtures_databases",

@@ -28,19 +28,19 @@ from driftline.sketches import Cells, Embedding
 from driftline.types import Recipe
 from driftline.units import Run, UnitSums
 
-from source_agent.compare import Comparison, Tally
-from source_agent.engine import Limits, Relation, Session, Shape
-from source_agent.engines import connect
-from source_agent.refuse import refusal
+from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.registry import connect
+from source_agent.methods.comparison import Comparison, Tally
+from source_agent.server.refusal import refusal
 from tests.reference.rows import row_bytes
-from warehouse_agent.exchange import Conversation, Opening
-from warehouse_agent.line import Line
-from warehouse_agent.outcome import Outcome, Replaced
-from warehouse_agent.plan import Method
-from warehouse_agent.prices import Prices, flat
-from warehouse_agent.reduce import Listing, Sums
-from warehouse_agent.regroup import Grouped, PartOf, Piece
-from warehouse_agent.sizing import Sketch
+from warehouse_agent.methods.conversation import Conversation, Opening
+from warehouse_agent.methods.groups import Grouped, PartOf, Piece
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.prices import Prices, flat
+from warehouse_agent.planning.sketch_size import Sketch
+from warehouse_agent.tasks.difference import Outcome, Replaced
+from warehouse_agent.tasks.digests import Listing, Sums
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warehouse_agent.expect import Expected, Past, expect
+from warehouse_agent.planning.change_forecast import Expected, Past, expect
 
 ROWS = 750_000
 DAY_S = 86_400.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], UTC. Nothing of a test may survive in it but its JVM's heat."""
-    from warehouse_agent.java import ensure_java
+    from warehouse_agent.spark.java import ensure_java
 
     ensure_java()
     from pyspark.sql import SparkSession

@@ -23,16 +23,17 @@ from typing import Any, Self
 
 from pyspark.sql import SparkSession
 
-from source_agent import configure as source_configure
-from source_agent.serve import Server, start
+from source_agent import config as source_configure
+from source_agent.server.service import Server, start
 from tests.legacy import Legacy
-from warehouse_agent import configure, session
-from warehouse_agent.publish import head
-from warehouse_agent.readers import changes, read
-from warehouse_agent.refresh import Options
+from warehouse_agent import config as configure
+from warehouse_agent.refresh.whole import Options
 from warehouse_agent.report import Report
-from warehouse_agent.run import Runner
-from warehouse_agent.store import Store
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark import session
+from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.readers import changes, read
+from warehouse_agent.storage.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S_MAX = 60.0

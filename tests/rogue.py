@@ -12,9 +12,9 @@ import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
 
-from source_agent.enroll import enroll
-from warehouse_agent.configure import Source
-from warehouse_agent.link import Link
+from source_agent.cli.enroll import enroll
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
 
 Says = Callable[[Iterator[pb.Request]], Iterator[pb.Reply]]
 

@@ -22,7 +22,8 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.admission import (
+from source_agent.cli.enroll import enroll
+from source_agent.server.admission import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_CLIENT_MAX,
     FIRST_BYTES_S,
@@ -33,7 +34,6 @@ from source_agent.admission import (
     has_begun,
     origin_of,
 )
-from source_agent.enroll import enroll
 from tests.agents import configuration, make_orders
 from tests.pair import SourceProcess
 

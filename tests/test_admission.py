@@ -28,12 +28,14 @@ from hypothesis import strategies as st
 from tests.exchange_pair import KEY, SALT, Ours
 from tests.rogue import line_to
 from tests.row_samples import block, recipe
-from warehouse_agent import link, meter, stage, store
-from warehouse_agent.admission import Admission, Room
-from warehouse_agent.exchange import Conversation
-from warehouse_agent.meter import Advance
-from warehouse_agent.stage import FILE_BYTES, Staging
-from warehouse_agent.store import Store
+from warehouse_agent.methods.conversation import Conversation
+from warehouse_agent.storage import store
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import staging as stage
+from warehouse_agent.tasks.staging import FILE_BYTES, Staging
+from warehouse_agent.transport import channel, throughput
+from warehouse_agent.transport.frame_admission import Admission, Room
+from warehouse_agent.transport.throughput import Advance
 
 MADE = recipe(["int8", "text"])
 REPLIES_MAX = 5_000  # of a source that never ends: the tests end before
@@ -163,7 +165,9 @@ def ours(rows: int) -> Ours:
     return Ours(data.rows(), MADE, uniform(4))
 
 
-def converse(over: link.Link, of: Ours, writer: object, room: Room | None = None) -> Conversation:
+def converse(
+    over: channel.Link, of: Ours, writer: object, room: Room | None = None
+) -> Conversation:
     from dataclasses import replace
 
     opening = replace(of.opening(), room=room)
@@ -238,7 +242,7 @@ def test_endless_frames_do_not_fill_the_disk(
 
 
 def test_progress_that_never_means_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter, "NO_ADVANCE_S", 0.5)
+    monkeypatch.setattr(throughput, "NO_ADVANCE_S", 0.5)
     progress = pb.Reply(progress=pb.Progress(phase="scan", rows=7))
 
     def says(requests: Iterator[pb.Request]) -> Iterator[pb.Reply]:
@@ -274,7 +278,7 @@ def test_a_source_that_has_finished_and_goes_on_is_left(
 ) -> None:
     import time
 
-    monkeypatch.setattr(link, "CONTROL_S", 0.5)
+    monkeypatch.setattr(channel, "CONTROL_S", 0.5)
     total = ours(10).sums.total
     done = pb.Finished(equal=True, count=total.count, sum=total.sum_bytes())
     done.as_of, done.consistency = "2026-01-01T00:00:00Z", "exact"

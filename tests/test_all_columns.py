@@ -9,8 +9,8 @@ import pytest
 from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.limits import COLUMNS_NAMED_MAX
 
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
 from tests.legacies import OfMariaDB
 from tests.legacy import SqliteLegacy
 from tests.servers import MariaDB

@@ -20,11 +20,11 @@ from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.enroll import enroll
-from source_agent.serve import start
+from source_agent.cli.enroll import enroll
+from source_agent.server.service import start
 from tests.agents import channel, configuration, make_orders
-from warehouse_agent.configure import Source
-from warehouse_agent.link import Link
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
 
 LAKE = "spiffe://driftline/warehouse/lake"
 Certify = Callable[..., Path]

@@ -11,7 +11,7 @@ from driftline.sketches import PRIME
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warehouse_agent.blame import Parts, broken, is_missed_update
+from warehouse_agent.planning.proof_diagnosis import Parts, broken, is_missed_update
 
 SUMS = st.builds(Digest, st.integers(0, 1000), st.integers(0, 2**128 - 1))
 ROW = Digest(1, 12345)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests import value_samples
 from tests.reference import values as reference
 from tests.servers import PostgreSQL
-from warehouse_agent.carry import Carrier, arrow_type, from_arrow, spark_type, to_arrow
+from warehouse_agent.columns.arrow import Carrier, arrow_type, from_arrow, spark_type, to_arrow
 
 NATIVE, STRING = Carrier.NATIVE, Carrier.STRING
 CASES = [(type, carrier) for type in value_samples.TYPES for carrier in Carrier]

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent.clean import Garbage, oldest_kept, unreferenced
-from warehouse_agent.readers import changes, read
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.cli.gc import Garbage, oldest_kept, unreferenced
+from warehouse_agent.storage.readers import changes, read
+from warehouse_agent.storage.store import PRIVATE, Store
 
 KEEP_HOURS = 24
 KEEP = timedelta(hours=KEEP_HOURS)

@@ -19,11 +19,11 @@ from deltalake import DeltaTable
 from driftline.errors import ConfigurationError
 from pyspark.sql import SparkSession
 
-from source_agent.enroll import enroll
+from source_agent.cli.enroll import enroll
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair, SourceProcess, environment
 from tests.test_store import held
-from warehouse_agent import cli, commands
+from warehouse_agent.cli import commands, main
 from warehouse_agent.report import Report
 
 REPORT = [
@@ -91,12 +91,12 @@ def run(
         monkeypatch.setattr(sys, "argv", ["driftline", "--config", str(config), *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         said = capsys.readouterr()
         code = ended.value.code
         return Ended(code if isinstance(code, int) else 0, said.out, said.err)
 
-    monkeypatch.setattr("warehouse_agent.session.start", lambda settings: spark)
+    monkeypatch.setattr("warehouse_agent.spark.session.start", lambda settings: spark)
     return run
 
 
@@ -258,7 +258,7 @@ def no_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         started.append(settings)
         raise ConfigurationError("Spark was started.")
 
-    monkeypatch.setattr("warehouse_agent.session.start", start)
+    monkeypatch.setattr("warehouse_agent.spark.session.start", start)
     yield
     assert not started
 
@@ -277,7 +277,7 @@ def test_mistakes_are_told_before_spark_is_started(
     secure.fragment_lines["items"] = 'relation = "secret"'
     ended = run("refresh", "items", config=secure.warehouse_toml())
     assert (ended.code, "NOT_FOUND" in ended.err) == (1, True)
-    monkeypatch.setattr("warehouse_agent.run.WAIT_S_MAX", 0.001)
+    monkeypatch.setattr("warehouse_agent.runs.batch.WAIT_S_MAX", 0.001)
     secure.legacy.close()
     (tmp_path / "erp.db").rename(tmp_path / "gone.db")
     ended = run("refresh", "orders", "--json", config=config)
@@ -341,7 +341,7 @@ def test_every_step_is_shown_and_the_total_of_all(
     pair: Pair, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a pipe, where each is a line if it comes late enough."""
-    monkeypatch.setattr("warehouse_agent.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("warehouse_agent.cli.progress.LINE_EVERY_S", 0.0)
     ended = run("refresh", config=pair.warehouse_toml())
     assert ended.code == 0, ended.err
     for number, step in enumerate(("reduce", "exchange", "apply", "prove", "publish"), start=1):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError, DriftlineError, UsageError
 
-from source_agent import configure as source
-from source_agent.engine import Fingerprint, Limits, Relation
-from warehouse_agent import configure as warehouse
-from warehouse_agent.carry import Carrier
-from warehouse_agent.plan import Method
-from warehouse_agent.tiles import Incremental
+from source_agent import config as source
+from source_agent.engines.interface import Fingerprint, Limits, Relation
+from warehouse_agent import config as warehouse
+from warehouse_agent.columns.arrow import Carrier
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import Incremental
 
 SOURCE = """
 [database]

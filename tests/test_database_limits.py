@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from driftline import errors
 
-from source_agent import check
-from source_agent.configure import load
-from source_agent.engine import Engine, Limits, Relation, Session
-from source_agent.engines import connect
+from source_agent.cli import check
+from source_agent.config import load
+from source_agent.engines.interface import Engine, Limits, Relation, Session
+from source_agent.engines.registry import connect
 from tests.servers import MariaDB, PostgreSQL
 
 ROLE_LIMITS_MS = {

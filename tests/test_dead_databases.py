@@ -19,11 +19,11 @@ import pytest
 from driftline import errors
 from driftline import wire_pb2 as pb
 
-from source_agent import watch
-from source_agent.configure import load
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
-from source_agent.serve import Server, start
+from source_agent.budgets import watch
+from source_agent.config import load
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
+from source_agent.server.service import Server, start
 from tests.agents import Peer, channel, opening
 from tests.relay import Relay
 from tests.servers import MariaDB, PostgreSQL

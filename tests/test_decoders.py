@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.reference import digests
 from tests.reference import sketches as reference
 from tests.sketch_samples import SPANS, Pair, Side, foldings, griddings, pairs, spans
-from warehouse_agent import sizing
+from warehouse_agent.planning import sketch_size
 
 # Quotients of few small elements are keys more often than not.
 UNLUCKY = st.integers(0, 3) | st.sampled_from([PRIME - 3, PRIME - 2])
@@ -359,7 +359,7 @@ def test_cells_per_change(
 def test_what_is_missing_is_enough(share: float) -> None:
     """A table that was too small tells how many changes there are, and is then refined in part."""
     changes, runs, unsolved = 10_000, 6, 0
-    need = sizing.cells_for(changes)
+    need = sketch_size.cells_for(changes)
     for seed in range(runs):
         pair = scattered(seed, changes, 1 << 24)
         third = 12 * round(share * need / HASHES)
@@ -368,11 +368,11 @@ def test_what_is_missing_is_enough(share: float) -> None:
         decoder = Decoder(theirs, pair.embedding.span, pair.salt, check=ours.check)
         decoder.take(first, ours.folded(first))
         assert not decoder.solved
-        assert np.count_nonzero(decoder.stuck) > sizing.SPARSE * len(first)
+        assert np.count_nonzero(decoder.stuck) > sketch_size.SPARSE * len(first)
         assert decoder.differing is not None
         told = -len(theirs) * math.log1p(-decoder.differing / len(theirs)) / HASHES
         assert told == pytest.approx(changes, rel=0.1)
-        grid = sizing.refined(first, need, len(first))
+        grid = sketch_size.refined(first, need, len(first))
         assert len(grid) <= 1.06 * need
         decoder.take(grid, ours.children(first, grid, decoder.stuck))
         unsolved += not decoder.solved
@@ -384,7 +384,7 @@ def test_what_is_missing_is_enough(share: float) -> None:
 def test_what_shares_all_cells_takes_one_more_flight() -> None:
     """Of few changes, two are now and then in the same three cells: chance, whatever the size."""
     third, changes, stalls = 10_080, 60, 0
-    first = sizing.fitting(third, sizing.cells_for(changes))
+    first = sketch_size.fitting(third, sketch_size.cells_for(changes))
     for seed in range(300):
         pair = scattered(seed, changes, 1 << 16)
         ours, theirs = pair.cells(pair.ours, third), pair.cells(pair.theirs, third)
@@ -393,7 +393,7 @@ def test_what_shares_all_cells_takes_one_more_flight() -> None:
         if not decoder.solved:
             stalls += 1
             stuck = int(np.count_nonzero(decoder.stuck))
-            grid = sizing.refined(first, sizing.cells_for(changes), stuck)
+            grid = sketch_size.refined(first, sketch_size.cells_for(changes), stuck)
             assert decoder.cells_expected(grid) <= 64
             decoder.take(grid, ours.children(first, grid, decoder.stuck))
         assert decoder.solved

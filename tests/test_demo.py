@@ -15,9 +15,9 @@ import pytest
 from driftline.errors import ConfigurationError, UsageError
 
 from tests.pair import environment
-from warehouse_agent import demo
-from warehouse_agent.demo_check import compare
-from warehouse_agent.demo_source import TABLES, SQLite, Table, change
+from warehouse_agent.demo import demonstration
+from warehouse_agent.demo.check import compare
+from warehouse_agent.demo.source import TABLES, SQLite, Table, change
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "DRIFTLINE_TEST_DEMO"
@@ -104,22 +104,22 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="was not made by the demonstration"):
-        demo.run(theirs, postgres=False, scale=0.01)
+        demonstration.run(theirs, postgres=False, scale=0.01)
     assert (theirs / "thesis.tex").read_text() == "years of work"
     with pytest.raises(UsageError, match="was not made by the demonstration"):
-        demo.run(theirs / "thesis.tex", postgres=False, scale=0.01)
+        demonstration.run(theirs / "thesis.tex", postgres=False, scale=0.01)
 
 
 def test_its_own_folder_is_made_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = tmp_path / "ours"
     ours.mkdir()
-    (ours / demo.MARKER).write_text("")
+    (ours / demonstration.MARKER).write_text("")
     (ours / "old").write_text("")
-    monkeypatch.setattr("warehouse_agent.demo_source.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("warehouse_agent.demo.source.shutil.which", lambda *_, **__: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'driftline\[demo\]'"):
-        demo.run(ours, postgres=False, scale=0.01)
+        demonstration.run(ours, postgres=False, scale=0.01)
     assert not (ours / "old").exists()
-    assert (ours / demo.MARKER).exists()
+    assert (ours / demonstration.MARKER).exists()
 
 
 def test_help_needs_nothing() -> None:

@@ -1,4 +1,4 @@
-"""One suite for three engines, against real servers: what `source_agent.engine` promises.
+"""One suite for three engines, against real servers: what `engines.interface` promises.
 
 The oracle is what was inserted, as text; row bytes are taken apart with the contract's own decoder.
 Types have their own table: literals that differ must become bytes that differ, and read as written.
@@ -27,17 +27,8 @@ from driftline.values import decode_string, string_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent import (
-    mariadb_sql,
-    postgresql,
-    postgresql_copy,
-    postgresql_sql,
-    postgresql_types,
-    rows,
-    sqlite,
-    sqlite_types,
-)
-from source_agent.engine import (
+from source_agent.engines import rows
+from source_agent.engines.interface import (
     BATCH_ROWS,
     Consistency,
     Engine,
@@ -47,8 +38,15 @@ from source_agent.engine import (
     Session,
     Shape,
 )
-from source_agent.engines import connect
-from source_agent.rows import decimal_encoder, short_decimals
+from source_agent.engines.mariadb import sql as mariadb_sql
+from source_agent.engines.postgresql import copy
+from source_agent.engines.postgresql import session as postgresql
+from source_agent.engines.postgresql import sql as postgresql_sql
+from source_agent.engines.postgresql import types as postgresql_types
+from source_agent.engines.registry import connect
+from source_agent.engines.rows import decimal_encoder, short_decimals
+from source_agent.engines.sqlite import session as sqlite
+from source_agent.engines.sqlite import types as sqlite_types
 from tests.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
 
 ENGINES = ("postgresql", "mariadb", "sqlite")
@@ -392,7 +390,7 @@ def test_wide_rows_come_in_small_batches(legacy: Legacy) -> None:
 def test_a_row_above_the_limit_is_refused(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
     legacy.run("CREATE TABLE wide (id int NOT NULL PRIMARY KEY, a varchar(5000))")
     legacy.insert("wide", [(1, "x"), (77, "y" * 3000)])
-    for module in (postgresql_copy, sqlite, rows):
+    for module in (copy, sqlite, rows):
         if hasattr(module, "ROW_BYTES_MAX"):
             monkeypatch.setattr(module, "ROW_BYTES_MAX", 2000)
     with session_of(legacy) as session, pytest.raises(errors.LimitExceeded) as caught:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from driftline.errors import ConfigurationError, UsageError
 
-from source_agent.enroll import enroll
+from source_agent.cli.enroll import enroll
 
 NAMES = ["ca.pem", "ca.key", "source.pem", "source.key", "warehouse.pem", "warehouse.key"]
 
@@ -134,7 +134,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 def test_without_cryptography_the_remedy_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from source_agent.cli import main\n"
+        "from source_agent.cli.main import main\n"
         f"sys.argv = ['driftline-source', 'enroll', '--directory', {str(tmp_path)!r}, "
         "'--source-name', 'x']\nmain()\n"
     )

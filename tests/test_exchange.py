@@ -40,10 +40,11 @@ from driftline.sketches import HASHES, PRIME, Embedding, Grid, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import hold, identify, read
-from source_agent import refine as source_refine
-from source_agent.compare import Comparison, Tally
-from source_agent.engine import Session, Shape
+from source_agent.engines.interface import Session, Shape
+from source_agent.methods import identification
+from source_agent.methods import ranges as source_refine
+from source_agent.methods.comparison import Comparison, Tally
+from source_agent.scan import held_rows, reader
 from tests import exchange_pair
 from tests.exchange_pair import (
     COMPOSITE,
@@ -60,12 +61,13 @@ from tests.exchange_pair import (
     open_session,
 )
 from tests.row_samples import block, recipe
-from warehouse_agent import exchange, refine
-from warehouse_agent.exchange import Conversation
-from warehouse_agent.outcome import Outcome
-from warehouse_agent.plan import Choice, Method, choose
-from warehouse_agent.refine import multiset_difference
-from warehouse_agent.sizing import Sketch, embedding_for
+from warehouse_agent.methods import conversation as exchange
+from warehouse_agent.methods import ranges
+from warehouse_agent.methods.conversation import Conversation
+from warehouse_agent.methods.ranges import multiset_difference
+from warehouse_agent.planning.choice import Choice, Method, choose
+from warehouse_agent.planning.sketch_size import Sketch, embedding_for
+from warehouse_agent.tasks.difference import Outcome
 
 INTS = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -77,15 +79,15 @@ SCHEMAS = pytest.mark.parametrize("schema", KEYS, ids=IDS)
 # What decides how rows are found and sent, at its extremes.
 FORCINGS: dict[str, dict[tuple[Any, str], object]] = {
     "as it is": {},
-    "by scan": {(read, "INDEX_SHARE"): -1},
-    "read again": {(hold, "ROWS_HELD_BYTES"): 0},
-    "read again by scan": {(hold, "ROWS_HELD_BYTES"): 0, (read, "INDEX_SHARE"): -1},
-    "read again by index": {(hold, "ROWS_HELD_BYTES"): 0, (read, "INDEX_SHARE"): 1},
-    "hold some": {(hold, "ROWS_HELD_BYTES"): 200},
+    "by scan": {(reader, "INDEX_SHARE"): -1},
+    "read again": {(held_rows, "ROWS_HELD_BYTES"): 0},
+    "read again by scan": {(held_rows, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): -1},
+    "read again by index": {(held_rows, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): 1},
+    "hold some": {(held_rows, "ROWS_HELD_BYTES"): 200},
     "small pieces": {
-        (identify, "DIGESTS_PER_MESSAGE"): 3,
-        (refine, "DIGESTS_PER_MESSAGE"): 3,
-        (refine, "MESSAGE_BYTES_MAX"): 2,
+        (identification, "DIGESTS_PER_MESSAGE"): 3,
+        (ranges, "DIGESTS_PER_MESSAGE"): 3,
+        (ranges, "MESSAGE_BYTES_MAX"): 2,
         (exchange, "CELLS_PER_MESSAGE"): 2,
     },
     "too many hashes": {(source_refine, "ROW_HASHES_MAX"): 2},

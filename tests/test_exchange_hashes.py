@@ -10,13 +10,13 @@ from driftline.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent.engine import Fingerprint, Limits, Relation
-from source_agent.engines import connect
+from source_agent.engines.interface import Fingerprint, Limits, Relation
+from source_agent.engines.registry import connect
 from tests.exchange_pair import COMPOSITE, INTEGER, Schema, Table, exchange
 from tests.legacies import OfPostgreSQL
 from tests.servers import PostgreSQL
 from tests.test_exchange import FORCINGS, check, edited, patched, sketches
-from warehouse_agent.plan import Method
+from warehouse_agent.planning.choice import Method
 
 RELATION = Relation("orders", table="t", fingerprint=Fingerprint.DATABASE)
 TABLES = {

@@ -6,12 +6,12 @@ import pytest
 from driftline.errors import InternalError, WarehouseUnavailable
 from pyspark.errors import AnalysisException, PySparkException
 
-from warehouse_agent.executors import mistake
+from warehouse_agent.spark.executors import mistake
 
 IN_A_TASK = """
   An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
-  File "warehouse_agent/scan.py", line 1, in run
+  File "warehouse_agent/tasks/scan.py", line 1, in run
 KeyError: 'position'
 """
 DENIED = IN_A_TASK.replace("KeyError: 'position'", "PermissionError: [Errno 13] /lake/a.parquet")

@@ -22,7 +22,7 @@ from benchmarks.expect import (
     score,
 )
 from tests.histories import DATA, available
-from warehouse_agent.expect import HISTORY_MAX, Expected, Past, expect
+from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
 
 DAY_S = 86_400.0
 BULK = 20_000

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from driftline import wire_pb2 as pb
 
-from source_agent import publish
-from source_agent.configure import Budget
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
+from source_agent.config import Budget
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
+from source_agent.server import catalogue
 from tests.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
-from warehouse_agent.configure import Fragment, Source
-from warehouse_agent.forecast import Forecast, know, predict
-from warehouse_agent.store import Store
+from warehouse_agent.cli.plan import Forecast, know, predict
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.storage.store import Store
 
 ROWS = 18
 ENGINES = {"postgresql": OfPostgreSQL, "mariadb": OfMariaDB}
@@ -46,7 +46,7 @@ def test_a_plan_before_the_first_load_tells_no_bytes(
     legacy.run("ANALYZE TABLE notes" if legacy.name == "mariadb" else "ANALYZE notes")
     with closing(connect(legacy.url, None, Limits()).open()) as session:
         shape = session.describe(Relation("notes", table="notes"))
-    reply = pb.DescribeReply(description=publish.describe(shape, Budget()))
+    reply = pb.DescribeReply(description=catalogue.describe(shape, Budget()))
     found = planned(reply, tmp_path)
     assert found.rows_expected == ROWS
     assert [candidate.bytes for candidate in found.candidates] == [None]

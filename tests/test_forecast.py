@@ -22,17 +22,17 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import prices, remember
-from warehouse_agent.candidates import Known, expected_slots, modelled
-from warehouse_agent.configure import Source, select
-from warehouse_agent.expect import Expected
-from warehouse_agent.forecast import Forecast, forecast, knots, know, predict
-from warehouse_agent.line import LOAD_LEVEL, Line, Objective
-from warehouse_agent.plan import CHANGE_SHARE, Method, partition_for
-from warehouse_agent.prices import flat
-from warehouse_agent.remember import Run
+from warehouse_agent.cli.plan import Forecast, forecast, knots, know, predict
+from warehouse_agent.config import Source, select
+from warehouse_agent.history import record
+from warehouse_agent.planning import prices
+from warehouse_agent.planning.candidates import Known, expected_slots, modelled
+from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
+from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
+from warehouse_agent.planning.prices import flat
 from warehouse_agent.report import Report
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, Store
 
 ROWS = 100_000
 LOADED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -296,13 +296,13 @@ def test_whatever_notes_say_a_plan_comes_out(
         store, source = Store(folder), Source("erp", "erp:1")
         noted["address"] = source.address
         store.write(json.dumps(noted).encode(), PRIVATE, "sources", "erp.json")
-        line = remember.line(store, source, remembered)
+        line = record.line(store, source, remembered)
     told = dataclasses.replace(
         KNOWN,
         prices=prices.known(remembered, 9, level=line.level(ROWS)),
         partition=partition_for(knots(remembered, (1, 4 * ROWS)), ROWS, integer_key=True),
         line=line,
-        runs=tuple(remember.parse("\n".join(map(json.dumps, runs)).encode())),
+        runs=tuple(record.parse("\n".join(map(json.dumps, runs)).encode())),
         forced=forced,
         read_at_most=read_at_most,
         now=LOADED + timedelta(days=1),
@@ -354,20 +354,20 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert report.round_trips == 2
     # As far from this refresh as it was from the load.
     fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-    earlier, last = (run.at for run in remember.runs(store, "orders"))
+    earlier, last = (run.at for run in record.runs(store, "orders"))
     then = dataclasses.replace(know(store, fragment, None, None), now=last + (last - earlier))
     after = predict(then)
     assert after.changes_expected is not None
     assert after.changes_expected[0] <= 40 <= after.changes_expected[2]
     assert after.change_share_from == "after the last refresh"
     # More changes are expected the longer ago the last refresh: predict at the refresh's moment.
-    asked, changes_expected = [], remember.changes_expected
+    asked, changes_expected = [], record.changes_expected
 
     def noted(runs: list[Run], rows: int, now: datetime) -> Expected | None:
         asked.append(now)
         return changes_expected(runs, rows, now)
 
-    monkeypatch.setattr(remember, "changes_expected", noted)
+    monkeypatch.setattr(record, "changes_expected", noted)
     known = know(store, fragment, None, None)
     quiet = pair.refresh()
     now = predict(dataclasses.replace(known, now=asked[0]))
@@ -430,7 +430,7 @@ def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
         else:
             predicted(pair)
         fragment, store = select(pair.config(), ["orders"], False)[0], Store(str(pair.warehouse))
-        assert remember.line(store, fragment.source, {}).rows_per_s == limit
+        assert record.line(store, fragment.source, {}).rows_per_s == limit
         assert know(store, fragment, None, None).line.rows_per_s == limit
 
 

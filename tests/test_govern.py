@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from driftline.errors import NotNow
 
-from source_agent.configure import Budget
-from source_agent.govern import Bucket, GovernedSession, Governor, Stopped
+from source_agent.budgets.budget import Bucket, GovernedSession, Governor, Stopped
+from source_agent.config import Budget
 from tests.agents import Recorded, configuration, make_orders
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.reference import group_selection as reference
 from tests.reference.group_selection import Entry, Phi, Synchronization
-from warehouse_agent.group import (
+from warehouse_agent.planning.group_selection import (
     A_MAX,
     GROUP_ROWS_MAX,
     REFINED_BYTES,
@@ -40,7 +40,7 @@ from warehouse_agent.group import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from warehouse_agent.layout import Layout
+    from warehouse_agent.columns.layout import Layout
 
 PAPER = Sizes(100, 10, 20)
 NO_DELETION = [Synchronization(tno=1000, dno=0)]
@@ -471,7 +471,7 @@ SALT = Salt(0x1234, 0x5678)
 
 def named_rows(spark: SparkSession, tasks: int) -> tuple[DataFrame, Layout]:
     """ROWS rows with an integer key `id` and any two lanes."""
-    from warehouse_agent.layout import HI, LO, lay_out
+    from warehouse_agent.columns.layout import HI, LO, lay_out
 
     columns = (Column("id", parse_type("int8"), False, 0), Column("s", parse_type("text"), True, 1))
     layout = lay_out(Recipe(columns, 1), {}, where="t")
@@ -484,8 +484,8 @@ def named_rows(spark: SparkSession, tasks: int) -> tuple[DataFrame, Layout]:
 @pytest.mark.spark
 @pytest.mark.parametrize("hashed", [False, True], ids=["integer", "hashed"])
 def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
-    from warehouse_agent.assign import histogram, named
-    from warehouse_agent.regroup import Grouped
+    from warehouse_agent.methods.groups import Grouped
+    from warehouse_agent.methods.unit_assignment import histogram, named
 
     rows, layout = named_rows(spark, 3)
     embedding = Embedding(ROWS * 16) if hashed else Embedding(ROWS, 7)
@@ -518,8 +518,8 @@ def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
 
 @pytest.mark.spark
 def test_a_part_in_spark(spark: SparkSession) -> None:
-    from warehouse_agent.assign import Part, histogram, named
-    from warehouse_agent.regroup import Grouped
+    from warehouse_agent.methods.groups import Grouped
+    from warehouse_agent.methods.unit_assignment import Part, histogram, named
 
     rows, layout = named_rows(spark, 2)
     embedding = Embedding(ROWS, 7)
@@ -547,7 +547,7 @@ def test_a_part_in_spark(spark: SparkSession) -> None:
 def test_a_probability_that_is_none_is_our_mistake(spark: SparkSession) -> None:
     from pyspark.errors import PySparkException
 
-    from warehouse_agent.assign import histogram
+    from warehouse_agent.methods.unit_assignment import histogram
 
     for wrong in ("null", "1.5D", "-0.1D"):
         with pytest.raises(PySparkException, match="must be in"):

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from benchmarks.expect import HISTORIES, Schedule
 from benchmarks.expect_rows import Score, score
 from tests.histories import DATA, available
-from warehouse_agent.expect import Past
-from warehouse_agent.heat import (
+from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
+from warehouse_agent.planning.change_forecast import Past
+from warehouse_agent.planning.update_probability import (
     DAY_S,
     HOT,
     HOT_VERSIONS,
@@ -33,7 +34,6 @@ from warehouse_agent.heat import (
     usual_most,
     usual_share,
 )
-from warehouse_agent.layout import CHANGED, FIRST, RATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

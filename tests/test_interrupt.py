@@ -14,13 +14,13 @@ from driftline import errors
 from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.configure import load
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
-from source_agent.mariadb import MariadbSession
-from source_agent.mariadb_waits import Connector
-from source_agent.postgresql import PostgresqlSession
-from source_agent.serve import start
+from source_agent.config import load
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.mariadb.session import MariadbSession
+from source_agent.engines.mariadb.waits import Connector
+from source_agent.engines.postgresql.session import PostgresqlSession
+from source_agent.engines.registry import connect
+from source_agent.server.service import start
 from tests.agents import Peer, Recorded, channel, opening
 from tests.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError
 
-from warehouse_agent.java import ensure_java, probe
+from warehouse_agent.spark.java import ensure_java, probe
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 

@@ -17,9 +17,10 @@ from driftline.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent import answer, govern, handlers
-from source_agent.configure import Budget
-from source_agent.govern import Governor
+from source_agent.budgets import budget
+from source_agent.budgets.budget import Governor
+from source_agent.config import Budget
+from source_agent.server import conversation, handlers
 from tests.agents import Peer, channel, opening
 from tests.test_quotas import LAKE, MART, Begin, Shared, equal, running, sets
 from tests.test_serve import RECIPE
@@ -100,7 +101,7 @@ def test_a_window_that_stays_closed_keeps_no_place(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The RPC's own thread is held up in gRPC by the first small reply."""
-    monkeypatch.setattr(answer, "SILENT_S", 0.3)
+    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
     closed = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
     with channel(shared.server.port, shared.mart, closed) as over, Peer(over) as holder:
@@ -111,7 +112,7 @@ def test_a_window_that_stays_closed_keeps_no_place(
 
 
 def test_another_rate_counts_for_who_waits_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(govern, "RATE_LOOK_S", 0.05, raising=False)
+    monkeypatch.setattr(budget, "RATE_LOOK_S", 0.05, raising=False)
     governor, stop = Governor(Budget(rows_per_second=1.0)), threading.Event()
     waiting = threading.Thread(target=governor.wait_rows, args=(60, stop), daemon=True)
     waiting.start()

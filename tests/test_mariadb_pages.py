@@ -13,10 +13,10 @@ from itertools import product
 
 import pytest
 
-from source_agent import mariadb
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
-from source_agent.relations import plan_of
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.mariadb import session as mariadb
+from source_agent.engines.registry import connect
+from source_agent.engines.relations import plan_of
 from tests.legacies import OfMariaDB
 from tests.servers import MariaDB
 

@@ -25,15 +25,20 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import changes, commands, damage, mend, publish, session, verify
-from warehouse_agent.clean import unreferenced
-from warehouse_agent.executors import KeyFile
-from warehouse_agent.job import Job
-from warehouse_agent.publish import DataFile, Snapshot
-from warehouse_agent.refresh import Options
+from warehouse_agent import changes
+from warehouse_agent.cli import commands, verify
+from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.cli.verify import damaged, verified
+from warehouse_agent.refresh import repair
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.whole import Options
 from warehouse_agent.report import Report
-from warehouse_agent.store import Store
-from warehouse_agent.verify import damaged, verified
+from warehouse_agent.spark import session
+from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.delta_log import DataFile, Snapshot
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import file_damage
 
 ROWS, BATCHES = 900, 3  # files: one of the load, and one of each batch that followed
 BYTES_TIMES, BYTES_MORE = 1.2, 10_000  # of what lost rows held, and beside it
@@ -76,7 +81,7 @@ def store(pair: Pair) -> Store:
 
 
 def head(pair: Pair) -> Snapshot:
-    found = publish.head(store(pair), "orders")
+    found = delta_log.head(store(pair), "orders")
     assert found is not None
     return found
 
@@ -240,15 +245,15 @@ def test_a_note_that_is_made_while_a_refresh_runs(
     before = head(pair)
     lost = before.files[1]
     flip(lost, 0.3)
-    published = mend.published
+    published = repair.published
 
     def noted_then(job: Job) -> Snapshot | None:
         base = published(job)
-        mend.note(job.store, job.name, {lost.path: "damaged", "data-gone/0.parquet": "damaged"})
+        repair.note(job.store, job.name, {lost.path: "damaged", "data-gone/0.parquet": "damaged"})
         return base
 
     with monkeypatch.context() as patched:
-        patched.setattr(mend, "published", noted_then)
+        patched.setattr(repair, "published", noted_then)
         assert pair.refresh("orders").repaired_files == 0
     noted = store(pair).read_json("_driftline", "fragments", "orders.json")["damaged"]
     assert noted == {"files": {lost.path: "damaged"}}
@@ -272,7 +277,7 @@ def test_a_failure_that_passes_is_no_damage(
 
     key = KeyFile(store(pair).uri("_driftline", "keys", "orders.key"))
     known = {f.uri: f for f in version.files}
-    run = damage._examine(version.layout, key, known)
+    run = file_damage._examine(version.layout, key, known)
     monkeypatch.setattr(pq, "ParquetFile", once)
     assert not list(run(iter(known)))
     assert failed
@@ -431,7 +436,7 @@ def test_accepting_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
     before = head(pair).version
     log_entry(pair, before).unlink()
     log_entry(pair, before - 1).unlink()
-    commit, calls = publish.commit, []
+    commit, calls = delta_log.commit, []
 
     def once(*args: Any, **kwargs: Any) -> int:
         calls.append(1)
@@ -439,7 +444,7 @@ def test_accepting_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
             raise WarehouseUnavailable("The disk is full.")
         return commit(*args, **kwargs)
 
-    monkeypatch.setattr(publish, "commit", once)
+    monkeypatch.setattr(delta_log, "commit", once)
     (report,) = pair.reports("orders", options=Options(accept_restored=True))
     assert report.error is not None
     monkeypatch.undo()
@@ -461,7 +466,7 @@ def test_no_false_alarm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.refresh("orders").version == version
     (pair.warehouse / "orders").rename(pair.folder / "aside")
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "commit", lambda *args, **kwargs: 1 / 0)
+        patched.setattr(delta_log, "commit", lambda *args, **kwargs: 1 / 0)
         patched.setattr(Job, "discard", lambda job: None)  # killed, not failed
         (report,) = pair.reports("orders")
         assert report.error is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driftline import wire_pb2 as pb
 
-from warehouse_agent.meter import METERED_BYTES_MIN, Meter
+from warehouse_agent.transport.throughput import METERED_BYTES_MIN, Meter
 
 FRAME = pb.Reply(rows=pb.Rows(frame=bytes(900_000)))
 END, VERDICT = pb.Reply(finished=pb.Finished()), pb.Reply(verdict=pb.Verdict())

@@ -28,10 +28,10 @@ from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceServicer, SourceStub, add_SourceServicer_to_server
 from google.protobuf.message import Message
 
-from source_agent.serve import Server, start
+from source_agent.server.service import Server, start
 from tests.agents import Peer, Recorded, channel, configuration, make_orders, opening
-from warehouse_agent.configure import Source
-from warehouse_agent.link import Link
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
 
 RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1).id
 M = TypeVar("M", bound=Message)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.enroll import enroll
+from source_agent.cli.enroll import enroll
 from tests.legacy import PostgresLegacy
 from tests.pair import SourceProcess, environment
 from tests.servers import PostgreSQL

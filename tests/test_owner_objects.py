@@ -19,9 +19,9 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
 from pyspark.sql import SparkSession
 
-from source_agent import postgresql_values
-from source_agent.engine import Fingerprint, Limits, Relation, Rows, Session
-from source_agent.engines import connect
+from source_agent.engines.interface import Fingerprint, Limits, Relation, Rows, Session
+from source_agent.engines.postgresql import values as postgresql_values
+from source_agent.engines.registry import connect
 from tests.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.legacy import PostgresLegacy
 from tests.pair import Pair

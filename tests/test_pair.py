@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair
-from warehouse_agent.refresh import Options
+from warehouse_agent.refresh.whole import Options
 
 MakePair = Callable[[dict[str, str]], Pair]
 

@@ -31,19 +31,24 @@ from driftline.sketches import elements
 from driftline.values import encode_string, encode_tuple
 from pyspark.sql import SparkSession
 
-from source_agent import configure as source_configure
-from source_agent.enroll import enroll
-from source_agent.serve import start
+from source_agent import config as source_configure
+from source_agent.cli.enroll import enroll
+from source_agent.server.service import start
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import ROOT, Pair, SourceProcess, environment, expect_equal
 from tests.relay import Relay
 from tests.servers import MariaDB, PostgreSQL
-from warehouse_agent import configure, publish, read, settle, ship, stage
-from warehouse_agent import link as link_module
-from warehouse_agent.link import Stream
-from warehouse_agent.refresh import Options
-from warehouse_agent.run import Runner
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent import config as configure
+from warehouse_agent import read
+from warehouse_agent.refresh import finish
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import decode as ship
+from warehouse_agent.tasks import staging
+from warehouse_agent.transport import channel as link_module
+from warehouse_agent.transport.channel import Stream
 
 ROWS = 600
 ORDERS = "CREATE TABLE orders (id BIGINT PRIMARY KEY, code VARCHAR(20), status INT, note TEXT)"
@@ -337,7 +342,7 @@ def test_disk_full(
             [(10_000 + i, f"n{i}", 1, rng.randbytes(size).hex()) for i in range(600)],
         )
         if full_at == "commit":
-            commit = publish.commit
+            commit = delta_log.commit
 
             def on_a_full_disk(*args: Any, **kwargs: Any) -> int:
                 with (
@@ -348,7 +353,7 @@ def test_disk_full(
                         filler.write(bytes(4096))
                 return commit(*args, **kwargs)
 
-            monkeypatch.setattr(publish, "commit", on_a_full_disk)
+            monkeypatch.setattr(delta_log, "commit", on_a_full_disk)
         error = pair.error("orders", options=Options(allow_shrink=True))
         monkeypatch.undo()
         assert error["code"] == "WAREHOUSE", error
@@ -368,7 +373,7 @@ def test_second_agent_on_a_fragment(pair: Pair) -> None:
     converges(pair)
 
 
-@pytest.mark.parametrize(("module", "step"), [(publish, "commit"), (settle, "_changes")])
+@pytest.mark.parametrize(("module", "step"), [(delta_log, "commit"), (finish, "_changes")])
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_commit_race_without_the_lock(
     is_loaded: bool,
@@ -421,7 +426,7 @@ def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPa
         right = made(*args)
 
         def run(staged: Any) -> Iterator[pa.RecordBatch]:
-            decode = stage.batches
+            decode = staging.batches
 
             def wrong(*args: Any) -> Iterator[pa.RecordBatch]:
                 for batch in decode(*args):
@@ -429,11 +434,11 @@ def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPa
                     changed = pc.utf8_upper(batch.column(index))
                     yield batch.set_column(index, batch.schema.field(index), changed)
 
-            stage.batches = wrong  # type: ignore[assignment]  # in the process of the task
+            staging.batches = wrong  # type: ignore[assignment]  # in the process of the task
             try:
                 yield from right(staged)
             finally:
-                stage.batches = decode
+                staging.batches = decode
 
         return run
 
@@ -454,7 +459,7 @@ def test_rows_lost_on_their_way(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, lost: str, cause: str
 ) -> None:
     """One attempt loses a file of rows; the next publishes, and the report keeps what happened."""
-    real, calls = settle._apply, []
+    real, calls = finish._apply, []
 
     def losing(*args: Any) -> Any:
         applied = real(*args)
@@ -463,7 +468,7 @@ def test_rows_lost_on_their_way(
 
     edit(pair.legacy)
     pair.fragment_lines["orders"] = 'method = "sketch"'  # a copy would leave nothing of ours
-    monkeypatch.setattr(settle, "_apply", losing)
+    monkeypatch.setattr(finish, "_apply", losing)
     notes: list[str] = []
     config = pair.config()
     runner = Runner(pair.spark, config, note=notes.append, sleep=lambda seconds: None)
@@ -480,7 +485,7 @@ def test_rows_lost_on_their_way(
 def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str, str]:
     """Two notes of which rows, made as text in tuple order, have one element in a sketch."""
     store = Store(str(pair.warehouse))
-    snapshot, key = publish.head(store, "orders"), store.read(PRIVATE, "keys", "orders.key")
+    snapshot, key = delta_log.head(store, "orders"), store.read(PRIVATE, "keys", "orders.key")
     assert snapshot is not None
     assert key is not None
     recipe = snapshot.layout.recipe
@@ -513,14 +518,14 @@ def test_an_update_that_no_cell_shows(pair: Pair, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Salt, "fresh", lambda: salts.pop() if salts else fresh())
     config = pair.config()
     runner = Runner(pair.spark, config, sleep=lambda seconds: None)
-    shipped, real = [], settle._apply
+    shipped, real = [], finish._apply
 
     def noted(*args: Any) -> Any:
         applied = real(*args)
         shipped.append(sum(f.rows for f in applied.shipped))
         return applied
 
-    monkeypatch.setattr(settle, "_apply", noted)
+    monkeypatch.setattr(finish, "_apply", noted)
     (report,) = runner.refresh(configure.select(config, ["orders"], False), Options())
     assert (report.error, report.version, report.attempts) == (None, 2, 2)
     (failed,) = report.retried
@@ -536,7 +541,7 @@ def test_damaged_staged_frames(pair: Pair) -> None:
     """A bit rots in what a cut refresh had staged: it is asked for again, not built upon."""
     pair.legacy.execute("UPDATE orders SET note = note || ' later'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish, "commit", _interrupted)
+        patch.setattr(delta_log, "commit", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             pair.reports("orders")
     (frames,) = (pair.warehouse / PRIVATE / "staging" / "orders").rglob("*.frames")
@@ -791,7 +796,7 @@ def test_columns_named_like_our_own(
         sqlite.execute(f"UPDATE t SET {others[0]} = 'new' WHERE {key} < 10")
         sqlite.execute(f"DELETE FROM t WHERE {key} = 20")
         with pytest.MonkeyPatch.context() as patch:  # what was staged is merged by key
-            patch.setattr(publish, "commit", _interrupted)
+            patch.setattr(delta_log, "commit", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 pair.reports("t")
         sqlite.execute(f"UPDATE t SET {others[1]} = -1 WHERE {key} BETWEEN 5 AND 15")
@@ -886,7 +891,7 @@ def test_a_commit_that_fails_after_it_was_made(
     """Its files belong to a version that readers see: none of them may be removed."""
     sqlite.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, note TEXT)")
     sqlite.many("INSERT INTO t VALUES (?, ?)", [(i, f"n{i}") for i in range(100)])
-    commit = publish.commit
+    commit = delta_log.commit
 
     def made_then_failed(*args: Any, **kwargs: Any) -> int:
         commit(*args, **kwargs)
@@ -896,7 +901,7 @@ def test_a_commit_that_fails_after_it_was_made(
         pair.refresh("t")
         sqlite.execute("UPDATE t SET note = 'new' WHERE id < 10")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish, "commit", made_then_failed)
+            patch.setattr(delta_log, "commit", made_then_failed)
             (report,) = pair.reports("t")
         assert report.error is not None
         assert report.error["code"] == "WAREHOUSE"

@@ -16,10 +16,12 @@ from pyspark.sql import SparkSession
 from tests.legacy import Legacy, legacy_of
 from tests.pair import Pair, plain
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
-from warehouse_agent import prepare, publish, settle, show, units
-from warehouse_agent.job import Job
-from warehouse_agent.refresh import Options
-from warehouse_agent.store import Store
+from warehouse_agent.cli import status
+from warehouse_agent.refresh import finish, prepare, units
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import Store
 
 BUDGET = 1000
 SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
@@ -45,10 +47,10 @@ def pair(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["refined", "whole"])
 def test_by_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
-    from warehouse_agent import remember
-    from warehouse_agent.line import Line
+    from warehouse_agent.history import record
+    from warehouse_agent.planning.network import Line
 
-    monkeypatch.setattr(remember, "line", lambda *_: Line(rtt_s=round_trip_s))
+    monkeypatch.setattr(record, "line", lambda *_: Line(rtt_s=round_trip_s))
     pair.fragment_lines = dict.fromkeys(("orders", "items"), 'method = "group"')
     pair.reports()
     for seed in (1, 2):
@@ -216,8 +218,8 @@ def test_a_part_that_is_not_proven_says_what_broke(
     pair.refresh("orders")
     pair.fragment_lines["orders"] = PART
     pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(10**6), order(10**6 + 1)])
-    real = settle._apply
-    monkeypatch.setattr(settle, "_apply", lambda *given: replace(real(*given), shipped=()))
+    real = finish._apply
+    monkeypatch.setattr(finish, "_apply", lambda *given: replace(real(*given), shipped=()))
     error = pair.error("orders")
     assert (error["code"], error["details"]["cause"]) == (
         "PROOF",
@@ -252,7 +254,7 @@ def interrupted(pair: Pair) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish, "commit", interrupt)
+        patch.setattr(delta_log, "commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pair.reports("orders")
 
@@ -325,7 +327,7 @@ def test_a_part_is_as_old_as_the_last_refresh_of_everything(pair: Pair) -> None:
         pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order(key)])
         report = pair.refresh("orders")
         (pair.warehouse / "_driftline" / "fragments" / "orders.json").unlink()
-        found = show.status_of(Store(str(pair.warehouse)), "orders")
+        found = status.status_of(Store(str(pair.warehouse)), "orders")
         assert (found.version, found.proof) == (report.version, "part")
         assert (found.as_of, found.checked_at) == (whole.as_of, whole.checked_at)
         assert found.as_of != report.as_of
@@ -341,7 +343,7 @@ def test_a_whole_refresh_after_a_part_says_that_all_is_proven(pair: Pair) -> Non
     pair.fragment_lines.clear()
     report = pair.refresh("orders")
     assert (report.version, report.rows_changed, report.proof) == (2, 0, "total")
-    found = show.status_of(Store(str(pair.warehouse)), "orders")
+    found = status.status_of(Store(str(pair.warehouse)), "orders")
     assert (found.proof, found.consistency) == ("total", "exact")
     pair.check("orders")
     pair.check_feed("orders", 2)

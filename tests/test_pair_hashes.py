@@ -11,17 +11,17 @@ from driftline.digests import Salt
 from driftline.types import Recipe
 from pyspark.sql import SparkSession
 
-from source_agent import configure
-from source_agent.engines import connect
-from source_agent.total import Receipt, total
+from source_agent import config as configure
+from source_agent.cli.total import Receipt, total
+from source_agent.engines.registry import connect
 from tests.legacy import PostgresLegacy
 from tests.pair import Pair
 from tests.servers import PostgreSQL
 from tests.test_pair import ITEMS, ORDERS, TYPES, edit, fill
-from warehouse_agent.prove import values_digest
-from warehouse_agent.publish import head
-from warehouse_agent.refresh import Options
-from warehouse_agent.store import Store
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.proof import values_digest
 
 AGENT = {"orders": 'table = "orders"', "items": 'table = "items"'}
 DATABASE = {name: f'{lines}\nfingerprint = "database"' for name, lines in AGENT.items()}

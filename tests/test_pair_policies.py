@@ -19,21 +19,23 @@ from driftline import wire_pb2 as pb
 from driftline.errors import RecipeChanged
 from pyspark.sql import SparkSession
 
-from source_agent import configure as source_configure
-from source_agent.check import as_text, check
-from source_agent.engine import Limits, Relation, Session, Shape
-from source_agent.engines import connect
-from source_agent.postgresql import PostgresqlSession
+from source_agent import config as source_configure
+from source_agent.cli.check import as_text, check
+from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.postgresql.session import PostgresqlSession
+from source_agent.engines.registry import connect
 from tests.legacy import PostgresLegacy
 from tests.pair import Pair
 from tests.servers import PostgreSQL
-from warehouse_agent import examine, passes, row_security
-from warehouse_agent.exchange import Wire
-from warehouse_agent.forecast import forecast
-from warehouse_agent.publish import head
-from warehouse_agent.refresh import Options, Refresh
-from warehouse_agent.show import status_of, text_of
-from warehouse_agent.store import Store
+from warehouse_agent.cli import doctor as examine
+from warehouse_agent.cli.plan import forecast
+from warehouse_agent.cli.status import status_of, text_of
+from warehouse_agent.methods.conversation import Wire
+from warehouse_agent.refresh import auxiliary_table
+from warehouse_agent.refresh.whole import Options, Refresh
+from warehouse_agent.storage import row_security
+from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.store import Store
 
 ACCEPT = Options(accept_schema=True, allow_shrink=True)
 TABLE = 'table = "rows"'
@@ -262,12 +264,12 @@ def test_a_part_takes_up_no_rows_that_policies_may_hide(part: Pair) -> None:
     part.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
     staging = Store(str(part.warehouse)), "rows"
     assert part.error("rows")["code"] == "RECIPE"
-    assert passes.frame_bytes(*staging), "hidden rows came"
+    assert auxiliary_table.frame_bytes(*staging), "hidden rows came"
     part.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
     part.legacy.execute("INSERT INTO rows VALUES (4041, 'acme')")
     assert part.refresh("rows").rows_left
     assert sorted(part.published("rows")) == acme(part, 4041)
-    assert not passes.frame_bytes(*staging)
+    assert not auxiliary_table.frame_bytes(*staging)
 
 
 # What is in force when rows are read.

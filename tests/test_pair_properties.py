@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair
 from tests.servers import MariaDB, PostgreSQL
-from warehouse_agent.refresh import Options
+from warehouse_agent.refresh.whole import Options
 
 Values = st.SearchStrategy[Any]
 Row = tuple[Any, ...]

@@ -37,10 +37,11 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.legacy import Legacy, PostgresLegacy, SqliteLegacy
 from tests.pair import ROOT, Pair, SourceProcess, environment, expect_equal
 from tests.servers import PostgreSQL
-from warehouse_agent import publish, read
-from warehouse_agent.link import Stream
-from warehouse_agent.refresh import Options
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent import read
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.transport.channel import Stream
 
 SOAK_EXAMPLES = 500
 ROWS = 300  # at the beginning
@@ -211,7 +212,7 @@ class Machine(RuleBasedStateMachine):
     @rule(committed=st.booleans())
     def kill_and_refresh(self, committed: bool) -> None:
         """The warehouse agent dies just before or just after its commit."""
-        commit = publish.commit
+        commit = delta_log.commit
 
         def dies(*args: Any, **kwargs: Any) -> int:
             if committed:
@@ -220,7 +221,7 @@ class Machine(RuleBasedStateMachine):
 
         killed = False
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish, "commit", dies)
+            patch.setattr(delta_log, "commit", dies)
             try:
                 (report,) = self.pair.reports("t")
             except Killed:

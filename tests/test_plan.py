@@ -14,12 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expectations import alike, nothing
-from warehouse_agent import plan, sizing
-from warehouse_agent.expect import Expected
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.plan import Method, choose, floor_bytes, partition_for, rows_changed, shrank
-from warehouse_agent.prices import flat
-from warehouse_agent.sizing import Sample, Sketch, Stall, cells_for, embedding_for, open_sketch
+from warehouse_agent.planning import choice as plan
+from warehouse_agent.planning import sketch_size
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import (
+    Method,
+    choose,
+    floor_bytes,
+    partition_for,
+    rows_changed,
+    shrank,
+)
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.prices import flat
+from warehouse_agent.planning.sketch_size import (
+    Sample,
+    Sketch,
+    Stall,
+    cells_for,
+    embedding_for,
+    open_sketch,
+)
 
 LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
 
@@ -152,7 +167,7 @@ def test_keys_embed_as_they_are_where_they_fit() -> None:
     assert embedding_for(N, (-7, 2**31 - 8)) == Embedding(2**31, -7)
     wide = embedding_for(N, (-7, 2**31 - 7))
     assert wide.base is None
-    assert N / wide.span <= sizing.ROWS_PER_BUCKET
+    assert N / wide.span <= sketch_size.ROWS_PER_BUCKET
     assert embedding_for(1, None) == Embedding(256)
     assert embedding_for(10**12, None) == Embedding(2**31)
 
@@ -184,7 +199,7 @@ def test_a_first_flight_never_costs_more_than_its_worth() -> None:
         for rows in (100, 10_000, N):
             for row_bytes in (2.0, 24.0, 500.0):
                 sent = opened(alike(changed), rows=rows, prices=flat(row_bytes)).bytes_sent
-                assert sent <= sizing.WORTH * rows * row_bytes + sizing.WORTH_BYTES + 24
+                assert sent <= sketch_size.WORTH * rows * row_bytes + sketch_size.WORTH_BYTES + 24
 
 
 @given(
@@ -314,7 +329,7 @@ def test_half_of_a_table_is_a_sketch_where_a_sample_tells_how_many() -> None:
 def test_after_a_stall_nothing_cheaper_than_a_copy_is_given_up() -> None:
     """What was sent is spent, whatever follows: 192,000 cells came, and 10 % more would do."""
     sketch = opened(None, rows=300_000, prices=flat(10.0))
-    grid, d = sizing.fitting(sketch.third, 192_000), 150_000
+    grid, d = sketch_size.fitting(sketch.third, 192_000), 150_000
     facts: dict[str, Any] = {"ours": Digest(300_000, 1), "theirs": Digest(300_000, 2)}
     stall = Stall(sketch, grid, len(grid))
     choice = decided(touched(sketch, d), prices=flat(10.0), stall=stall, **facts)
@@ -360,7 +375,7 @@ def test_a_sketch_that_is_too_small_gets_what_is_missing(changed: int) -> None:
     assert choice.method is Method.SKETCH
     assert choice.grid is not None
     need = cells_for(changed)
-    error = sizing.ESTIMATE_ERROR if changed > 20_000 else 1.06
+    error = sketch_size.ESTIMATE_ERROR if changed > 20_000 else 1.06
     assert max(need, 13_200) <= len(choice.grid) <= max(error * 1.06 * need, 13_201)
     # Stuck again: some more.
     again = decided(touched(sketch, changed), stall=Stall(sketch, choice.grid, len(choice.grid)))
@@ -417,7 +432,7 @@ def test_what_follows_refines_what_was_sent(
 ) -> None:
     grid, steps = Grid(fold * third, fold), 0
     while len(grid) < 3 * fold * third:
-        finer = sizing.refined(grid, need, len(grid) if is_stuck else len(grid) // 4)
+        finer = sketch_size.refined(grid, need, len(grid) if is_stuck else len(grid) // 4)
         assert grid.zones(finer)
         if not grid.cut and is_stuck:
             assert len(finer) >= min(need, 3 * fold * third)
@@ -432,16 +447,16 @@ def test_what_follows_refines_what_was_sent(
 def test_few_stuck_cells_are_cut_finely(stuck: int, fold: int, fold_if_cut: int) -> None:
     """Two entries in the same three cells would else be together again, once in eight times, and
     always where these cells are as fine as the next ones."""
-    assert sizing.refined(Grid(168 * 600, 168), 10_000, stuck) == Grid(168 * 600, fold)
+    assert sketch_size.refined(Grid(168 * 600, 168), 10_000, stuck) == Grid(168 * 600, fold)
     cut = Grid(168 * 600, 168, 1000, 84)
-    assert sizing.refined(cut, 10_000, stuck) == Grid(168 * 600, fold_if_cut)
+    assert sketch_size.refined(cut, 10_000, stuck) == Grid(168 * 600, fold_if_cut)
 
 
-@given(st.sampled_from(sizing.THIRDS) | st.integers(1, 5000), st.integers(0, 2_000_000))
+@given(st.sampled_from(sketch_size.THIRDS) | st.integers(1, 5000), st.integers(0, 2_000_000))
 def test_a_table_of_nearly_any_size(third: int, need: int) -> None:
-    grid = sizing.fitting(third, need)
+    grid = sketch_size.fitting(third, need)
     assert len(grid) >= min(need, 3 * third)
-    if third in sizing.THIRDS and 3 <= need <= 3 * third:
+    if third in sketch_size.THIRDS and 3 <= need <= 3 * third:
         assert len(grid) <= 1.04 * need + 3
 
 
@@ -478,28 +493,28 @@ def test_a_table_refined_in_part_is_nearly_as_good(parts: int, more: float, step
     assert decodes(1 / (share * least), cut * (more / share - 1), parts)
     assert not decodes(1 / (share * least), cut * (0.99 / share - 1), parts)
     # What is sent has that, beside the spare cells of `cells_for`.
-    assert sizing.PARTLY[parts] * 1.24 >= more * 1.2219
+    assert sketch_size.PARTLY[parts] * 1.24 >= more * 1.2219
 
 
 @pytest.mark.parametrize("fold", [3, 6, 48, 1536, 5, 7, 14])
 def test_a_stall_is_answered_with_what_is_missing_whatever_the_fold(fold: int) -> None:
-    spare = max(more for parts, more in sizing.PARTLY.items() if fold % parts == 0)
+    spare = max(more for parts, more in sketch_size.PARTLY.items() if fold % parts == 0)
     grid = Grid(fold * 4000, fold)
     while len(grid) < 3 * fold * 4000 / 2:
         parts = grid.fold // grid.finer if grid.cut else 2
         need = math.ceil(max(1.2, 1.1 * parts / 2) * len(grid))
-        finer = sizing.refined(grid, need, len(grid))
+        finer = sketch_size.refined(grid, need, len(grid))
         assert min(need, 3 * fold * 4000) <= len(finer) <= 1.01 * spare * need
         grid = finer
 
 
-@pytest.mark.parametrize("fold", sizing.FOLDS)
+@pytest.mark.parametrize("fold", sketch_size.FOLDS)
 @pytest.mark.parametrize("third", [1, 7, 20])
 def test_no_honest_sketch_is_refined_too_often(fold: int, third: int) -> None:
     """Even if every estimate is too low."""
     grid, steps = Grid(fold * third, fold), 1
     while len(grid) < 3 * fold * third:
-        grid, steps = sizing.refined(grid, 0, len(grid)), steps + 1
+        grid, steps = sketch_size.refined(grid, 0, len(grid)), steps + 1
     assert steps <= CELLS_TAKEN_MAX
 
 
@@ -507,5 +522,5 @@ def test_behind_too_few_cells_is_the_largest_table() -> None:
     """Half of three million rows: 4 % of a copy are too few cells, and 1.9 million are needed."""
     sketch = opened(alike(1_500_000), rows=3_000_000, prices=flat(35.0), bounds=None)
     assert sketch.third == THIRD_CELLS_MAX
-    assert 0 < 8 * len(sketch.sent or ()) < sizing.WORTH * 3_000_000 * 35
+    assert 0 < 8 * len(sketch.sent or ()) < sketch_size.WORTH * 3_000_000 * 35
     assert cells_for(1.1 * 1_500_000) < sketch.cells

@@ -16,15 +16,15 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES, database_seed, fingerprin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent import postgresql_hashes
-from source_agent.check import as_text, check
-from source_agent.configure import load as load_file
-from source_agent.engine import Fingerprint, Limits, Relation, Rows, Session, Shape
-from source_agent.engines import connect
-from source_agent.postgresql import PostgresqlSession
-from source_agent.postgresql_sql import copy_of
-from source_agent.read import Reader, Tally
-from source_agent.relations import Found
+from source_agent.cli.check import as_text, check
+from source_agent.config import load as load_file
+from source_agent.engines.interface import Fingerprint, Limits, Relation, Rows, Session, Shape
+from source_agent.engines.postgresql import hashes as postgresql_hashes
+from source_agent.engines.postgresql.session import PostgresqlSession
+from source_agent.engines.postgresql.sql import copy_of
+from source_agent.engines.registry import connect
+from source_agent.engines.relations import Found
+from source_agent.scan.reader import Reader, Tally
 from tests import value_samples
 from tests.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.reference import values as reference

@@ -11,10 +11,10 @@ import pytest
 from driftline.errors import ConfigurationError, SnapshotLost
 from psycopg.errors import LockNotAvailable
 
-from source_agent.configure import load
-from source_agent.engine import Limits, Relation, Session
-from source_agent.engines import connect
-from source_agent.serve import start
+from source_agent.config import load
+from source_agent.engines.interface import Limits, Relation, Session
+from source_agent.engines.registry import connect
+from source_agent.server.service import start
 from tests.agents import Recorded, configuration, opening
 from tests.legacies import OfPostgreSQL
 from tests.servers import PostgreSQL

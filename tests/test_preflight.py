@@ -16,21 +16,21 @@ from driftline.errors import SourceUnreachable
 from driftline.limits import CONTROL_S
 from pyspark.sql import SparkSession
 
-from source_agent.serve import start
+from source_agent.server.service import start
 from tests.agents import configuration, make_orders
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair, environment
 from tests.relay import unanswered
-from warehouse_agent import preflight
-from warehouse_agent.configure import Fragment, Source, select
-from warehouse_agent.examine_source import examine_source
-from warehouse_agent.forecast import forecast
-from warehouse_agent.link import Link
-from warehouse_agent.refresh import Options
-from warehouse_agent.run import Runner
-from warehouse_agent.scaffold import offers
-from warehouse_agent.session import Deferred
-from warehouse_agent.store import Store
+from warehouse_agent.cli.doctor_connection import examine_source
+from warehouse_agent.cli.init import offers
+from warehouse_agent.cli.plan import forecast
+from warehouse_agent.config import Fragment, Source, select
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.runs import preflight
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage.store import Store
+from warehouse_agent.transport.channel import Link
 
 FORKS = 200
 # Python forks with a function to run in the child, as pyspark does, instead of spawning.

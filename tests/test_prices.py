@@ -8,12 +8,12 @@ import pytest
 from driftline.digests import Digest
 
 from tests.expectations import alike
-from warehouse_agent import plan
-from warehouse_agent.line import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
-from warehouse_agent.plan import Method
-from warehouse_agent.prices import FRAME_BYTES, LEVELS, MANY, Prices, flat, learnt
-from warehouse_agent.prices import known as known_at
-from warehouse_agent.sizing import Stall, cells_for, open_sketch
+from warehouse_agent.planning import choice
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
+from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, flat, learnt
+from warehouse_agent.planning.prices import known as known_at
+from warehouse_agent.planning.sketch_size import Stall, cells_for, open_sketch
 
 Notes = dict[str, object]
 
@@ -133,7 +133,7 @@ def refreshed(notes: Notes, changed: int) -> tuple[Notes, Method, float]:
     sent, method = len(sketch.sent or ()), Method.SKETCH
     if cells_for(changed) > sent:
         share = 1 - (1 - 1 / sketch.cells) ** (3 * changed)
-        method = plan.choose(
+        method = choice.choose(
             ours=Digest(ROWS, 1),
             theirs=Digest(ROWS, 2),
             ranges=ROWS // 4,

@@ -12,8 +12,8 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import Locked
 
-from warehouse_agent import progress
-from warehouse_agent.progress import STEPS, Display
+from warehouse_agent.cli import progress
+from warehouse_agent.cli.progress import STEPS, Display
 from warehouse_agent.report import Report, total_of
 
 LONG = '{"name": "orders", "note": "' + "[red]x[/red] " * 40 + '"}'

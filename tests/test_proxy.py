@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 from tests.connect_proxy import ConnectProxy
 from tests.legacy import SqliteLegacy
 from tests.tls_pair import TlsPair
-from warehouse_agent.configure import select
-from warehouse_agent.examine_source import examine_source
-from warehouse_agent.proxy import proxy_of
-from warehouse_agent.refresh import Options
-from warehouse_agent.run import Runner
-from warehouse_agent.session import Deferred
+from warehouse_agent.cli.doctor_connection import examine_source
+from warehouse_agent.config import select
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.transport.proxy import proxy_of
 
 NAMES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
 URL = "http://proxy:3128"

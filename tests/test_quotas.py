@@ -30,18 +30,18 @@ from driftline.limits import (
     RECEIVE_BYTES_MAX_WAREHOUSE,
 )
 
-from source_agent import answer, serve
-from source_agent.configure import load
-from source_agent.enroll import enroll
-from source_agent.govern import Governor
-from source_agent.places import Places
-from source_agent.serve import Server, start
+from source_agent.budgets.budget import Governor
+from source_agent.budgets.places import Places
+from source_agent.cli.enroll import enroll
+from source_agent.config import load
+from source_agent.server import conversation, service
+from source_agent.server.service import Server, start
 from tests.agents import Peer, Recorded, channel, configuration, make_orders, opening
 from tests.servers import PostgreSQL
 from tests.test_serve import RECIPE, ROWS, independent_total
-from warehouse_agent.configure import Source
-from warehouse_agent.link import Link
-from warehouse_agent.reply_validation import refusal
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.reply_validation import refusal
 
 LAKE, MART = "spiffe://driftline/warehouse/lake", "spiffe://driftline/warehouse/mart"
 
@@ -159,7 +159,7 @@ def test_silent_streams_take_the_places_of_their_own_client_alone(running: Begin
 
 
 def test_a_stream_says_soon_what_it_wants(running: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "OPEN_S", 0.3)
+    monkeypatch.setattr(conversation, "OPEN_S", 0.3)
     shared = running()
     with silent(shared, shared.mart, 1) as (peer,):
         assert peer.reply().refused.code == "LIMIT"
@@ -172,7 +172,7 @@ def test_a_stream_says_soon_what_it_wants(running: Begin, monkeypatch: pytest.Mo
 def test_a_place_for_a_scan_is_not_held_by_silence(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "SILENT_S", 0.3)
+    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
     with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
         holder.send(opening(RECIPE, ours=Digest(1, 1)))
@@ -187,7 +187,7 @@ def test_a_place_for_a_scan_is_not_held_by_silence(
 def test_a_place_for_a_scan_is_not_held_by_who_takes_nothing(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "SILENT_S", 0.3)
+    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
     shared = running("[limits]\nscans_at_once = 1\n")
     noise = random.Random(7)
     with sqlite3.connect(shared.lake.parent / "erp.db") as writer:
@@ -223,7 +223,7 @@ def test_one_client_has_as_many_sessions_as_scans(running: Begin) -> None:
 def test_silence_is_borne_while_nobody_else_waits(
     running: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "SILENT_S", 0.0)
+    monkeypatch.setattr(conversation, "SILENT_S", 0.0)
     shared = running("[limits]\nscans_at_once = 1\n", slot_wait_s=0.5)
     with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
         holder.send(opening(RECIPE, ours=Digest(1, 1)))
@@ -270,7 +270,7 @@ def locked(postgresql: PostgreSQL) -> Iterator[tuple[str, threading.Event]]:
 def test_descriptions_are_bounded_for_each_client(
     running: Begin, locked: tuple[str, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "DESCRIBE_WAIT_S", 0.2)
+    monkeypatch.setattr(service, "DESCRIBE_WAIT_S", 0.2)
     url, released = locked
     shared = running(url=url)
 
@@ -297,7 +297,7 @@ def test_descriptions_are_bounded_for_each_client(
 def test_a_description_takes_its_time_and_no_more(
     running: Begin, locked: tuple[str, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "CONTROL_S", 0.5)
+    monkeypatch.setattr(service, "CONTROL_S", 0.5)
     shared = running(url=locked[0])
     with shared.link(shared.lake) as link, pytest.raises(DriftlineError) as caught:
         link.describe("orders")

@@ -26,8 +26,9 @@ from driftline.units import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import identify, regroup, rows
-from source_agent.compare import Comparison, Tally
+from source_agent.engines import rows
+from source_agent.methods import groups, identification
+from source_agent.methods.comparison import Comparison, Tally
 from tests.exchange_pair import (
     COMPOSITE,
     INTEGER,
@@ -61,9 +62,9 @@ from tests.test_exchange import (
     table_of,
     verdict,
 )
-from warehouse_agent.plan import Method
-from warehouse_agent.regroup import PartOf
-from warehouse_agent.sizing import embedding_for
+from warehouse_agent.methods.groups import PartOf
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.sketch_size import embedding_for
 
 SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, UNIT_KEYS_MAX]), min_size=1, max_size=5)
 
@@ -337,7 +338,7 @@ def answered(units: Units, *requests: pb.Request, opening: dict | None = None) -
 
 
 def _opened(mine: Ours) -> pb.Open:
-    from warehouse_agent.exchange import Conversation
+    from warehouse_agent.methods.conversation import Conversation
 
     sent: list[pb.Request] = []
 
@@ -438,9 +439,9 @@ def test_a_hashed_part_is_refused() -> None:
 
 
 def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from source_agent import hear
+    from source_agent.methods import request_validation
 
-    monkeypatch.setattr(hear, "GROUP_KEYS_MAX", 30)
+    monkeypatch.setattr(request_validation, "GROUP_KEYS_MAX", 30)
     with pytest.raises(MalformedMessage):
         answered(WHOLE, piece(ks=range(20), last=False), piece(ks=range(20, 40)))
     assert GROUP_KEYS_MAX < 1 << 31
@@ -451,8 +452,8 @@ def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_without_room_for_hashes_ships_units_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(regroup, "GROUP_HASHES_MAX", 3)
-    monkeypatch.setattr(identify, "DIGESTS_PER_MESSAGE", 1)
+    monkeypatch.setattr(groups, "GROUP_HASHES_MAX", 3)
+    monkeypatch.setattr(identification, "DIGESTS_PER_MESSAGE", 1)
     theirs: Any = [(k, "changed" if k % 9 == 0 else a, b) for k, a, b in OURS]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "erp.db"

@@ -18,11 +18,11 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.configure import Budget, SourceConfig
-from source_agent.enroll import enroll
-from source_agent.govern import Governor
-from source_agent.serve import start
-from source_agent.share import Crew
+from source_agent.budgets.budget import Governor
+from source_agent.cli.enroll import enroll
+from source_agent.config import Budget, SourceConfig
+from source_agent.scan.workers import Crew
+from source_agent.server.service import start
 from tests.agents import Peer, channel, configuration, make_orders, opening
 from tests.pair import SourceProcess, environment
 from tests.test_serve import RECIPE, ROWS, independent_total

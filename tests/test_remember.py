@@ -14,15 +14,8 @@ from typing import cast
 import pytest
 from driftline import wire_pb2 as pb
 
-from warehouse_agent import settle
-from warehouse_agent.configure import Source
-from warehouse_agent.job import Job
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.link import Link, Stream
-from warehouse_agent.outcome import Outcome
-from warehouse_agent.prepare import Prepared
-from warehouse_agent.publish import Snapshot
-from warehouse_agent.remember import (
+from warehouse_agent.config import Source
+from warehouse_agent.history.record import (
     Checked,
     changes_expected,
     checked,
@@ -33,8 +26,15 @@ from warehouse_agent.remember import (
     parse,
     pasts,
 )
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.refresh import finish
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.transport.channel import Link, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -175,7 +175,7 @@ def test_how_fast_a_source_reads_is_told_by_one_attempt(attempts: int) -> None:
     report = Report("orders", attempts=attempts, seconds={"exchange": 4.0}, bytes_sent=1_250_000)
     job, found = SimpleNamespace(report=report), Outcome(rows_read=300_000, round_trips=10)
     prepared = SimpleNamespace(known=SimpleNamespace(line=Line()))
-    told = settle._speed(cast("Job", job), cast("Prepared", prepared), found)
+    told = finish._speed(cast("Job", job), cast("Prepared", prepared), found)
     assert told == ({"rows_per_s": 150_000} if attempts == 1 else {})
 
 

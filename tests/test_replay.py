@@ -21,7 +21,7 @@ from tests.histories import DATA, Commit, History
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair
 from warehouse_agent import read
-from warehouse_agent.refresh import Options
+from warehouse_agent.refresh.whole import Options
 
 RUNWAYS, FOOTBALL = "ourairports_runways", "intl_football_results"
 TYPES = {

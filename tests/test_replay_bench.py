@@ -13,7 +13,7 @@ from benchmarks.replay import HISTORIES, Warehouse, replay, times_of
 from benchmarks.replay_results import Record
 from benchmarks.replay_sides import Recorded, Source
 from tests.histories import DATA, Commit, History, available
-from warehouse_agent.line import Line
+from warehouse_agent.planning.network import Line
 
 NAME, COMMITS = HISTORIES[0], 40
 FLOORS_MAX = 3

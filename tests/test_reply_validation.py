@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 from tests.rogue import line_to
 from tests.test_forecast import known
-from warehouse_agent import examine, reply_validation, schema
-from warehouse_agent.configure import Fragment
-from warehouse_agent.forecast import predict
-from warehouse_agent.reply_validation import check_description, check_reply, refusal
-from warehouse_agent.store import Store
+from warehouse_agent.cli import doctor
+from warehouse_agent.cli.plan import predict
+from warehouse_agent.config import Fragment
+from warehouse_agent.refresh import schema_change
+from warehouse_agent.storage.store import Store
+from warehouse_agent.transport import reply_validation
+from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\rgood: \u202e0001\u2028\nforged line"
 AS_OF = "2026-01-01T00:00:00.5Z"
@@ -162,12 +164,12 @@ def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> 
         got = link.describe("orders")
         assert [column.name for column in got.description.columns] == [c.name for c in columns]
         fragment = Fragment("orders", link.source, "orders")
-        told = examine._relation(Store(str(tmp_path / "warehouse")), fragment)
+        told = doctor._relation(Store(str(tmp_path / "warehouse")), fragment)
     assert told.isprintable()
     assert "\\x1b[2J" in told
     old = Recipe((Column("id", parse_type("int8"), False, 1),), 1)
-    new = schema.recipe_of(got.description)
-    changes = tuple(schema.column_changes(old, new))
+    new = schema_change.recipe_of(got.description)
+    changes = tuple(schema_change.column_changes(old, new))
     assert HOSTILE in changes[0]
     lines = predict(known(schema_changes=changes)).text().splitlines()
     assert all(line.isprintable() for line in lines)

@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from warehouse_agent import scan as read_scan
-from warehouse_agent import sink
-from warehouse_agent.executors import driver_errors
-from warehouse_agent.heat import Hot
-from warehouse_agent.layout import CHANGED, HI, LO, RATE, Layout, lay_out
-from warehouse_agent.publish import DataFile
-from warehouse_agent.reduce import Listing
-from warehouse_agent.rewrite import ByHash, ByK, Removal, files_holding, rewrite
-from warehouse_agent.scan import Piece, read_batches, scan
-from warehouse_agent.sink import Sink
-from warehouse_agent.store import Store
+from warehouse_agent.columns.layout import CHANGED, HI, LO, RATE, Layout, lay_out
+from warehouse_agent.planning.update_probability import Hot
+from warehouse_agent.spark.executors import driver_errors
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import scan as read_scan
+from warehouse_agent.tasks import write
+from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.tasks.rewrite import ByHash, ByK, Removal, files_holding, rewrite
+from warehouse_agent.tasks.scan import Piece, read_batches, scan
+from warehouse_agent.tasks.write import Sink
 
 SALT = Salt(3, 5)
 KINDS = ("int8", "text", "numeric(15,2)", "date", "float8")
@@ -115,7 +115,7 @@ def test_a_sink_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_sink_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several row groups, decimals as integers, dictionaries where values repeat, bounds."""
-    monkeypatch.setattr(sink, "GROUP_BYTES", 1)
+    monkeypatch.setattr(write, "GROUP_BYTES", 1)
     keys = list(range(500, 1500))
     with Sink(f"file://{tmp_path}", "part", LAYOUT.file_schema, "c0") as out:
         out.add(batch_of(keys[:600]), np.ones(600, np.bool_))

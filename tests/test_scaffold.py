@@ -18,12 +18,13 @@ from driftline import wire_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.configure import load as load_source
-from source_agent.enroll import enroll
-from source_agent.serve import Server, start
+from source_agent.cli.enroll import enroll
+from source_agent.config import load as load_source
+from source_agent.server.service import Server, start
 from tests.test_cli import Ended
-from warehouse_agent import cli, configure, scaffold
-from warehouse_agent.configure import Source
+from warehouse_agent import config as configure
+from warehouse_agent.cli import init, main
+from warehouse_agent.config import Source
 
 Driftline = Callable[..., Ended]
 
@@ -81,7 +82,7 @@ def driftline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(sys, "argv", ["driftline", "--config", str(config), *words])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         said = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return Ended(ended.value.code, said.out, said.err)
@@ -183,7 +184,7 @@ def test_options_that_do_not_fit_together(
 def test_any_names_become_fragments(names: list[str]) -> None:
     taken: set[str] = set()
     for name in names:
-        found = scaffold.fragment_name(name, taken)
+        found = init.fragment_name(name, taken)
         assert configure.is_fragment_name(found)
         assert not found.lower().startswith(configure.RESERVED)
         assert found.lower() not in taken
@@ -199,7 +200,7 @@ def test_any_words_of_a_source_leave_a_file_that_loads(
     described = pb.Description(
         columns=[pb.ColumnDescription(name=note, type="int8")], key_columns=1, notes=[note]
     )
-    offered = [scaffold.Offer(name, described), scaffold.Offer(f"not {name}", None, note)]
-    file.write_text(scaffold.text_of(file, source, offered), encoding="utf-8", newline="")
+    offered = [init.Offer(name, described), init.Offer(f"not {name}", None, note)]
+    file.write_text(init.text_of(file, source, offered), encoding="utf-8", newline="")
     (fragment,) = configure.load(file).fragments.values()
     assert (fragment.relation, fragment.source) == (name, source)

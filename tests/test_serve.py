@@ -30,12 +30,12 @@ from driftline.ranges import RangeSums, strata, uniform
 from driftline.wire_pb2_grpc import SourceStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from source_agent import serve, transport
-from source_agent.configure import SourceConfig, load
-from source_agent.enroll import enroll
-from source_agent.govern import Governor
-from source_agent.publish import Client
-from source_agent.serve import Server, start
+from source_agent.budgets.budget import Governor
+from source_agent.cli.enroll import enroll
+from source_agent.config import SourceConfig, load
+from source_agent.server import service, transport
+from source_agent.server.catalogue import Client
+from source_agent.server.service import Server, start
 from tests.agents import (
     FRAGMENT_KEY,
     SALT,
@@ -232,13 +232,13 @@ def test_without_the_right_certificate_no_handler_is_reached(
     running: Start, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = []
-    client_of = serve.client_of
+    client_of = service.client_of
 
     def noted(context: grpc.ServicerContext) -> Client:
         reached.append(context)
         return client_of(context)
 
-    monkeypatch.setattr(serve, "client_of", noted)
+    monkeypatch.setattr(service, "client_of", noted)
     agent = running()
     other = tmp_path / "other"
     enroll(other, source_names=["127.0.0.1"], warehouse_name="lake")
@@ -556,7 +556,7 @@ def test_a_mistake_of_ours_gets_a_number_and_tells_nothing(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("hidden")
 
-    monkeypatch.setattr("source_agent.answer.Comparison", fails)
+    monkeypatch.setattr("source_agent.server.conversation.Comparison", fails)
     with peer(agent, certs) as conversation:
         conversation.send(opening(RECIPE))
         refused = conversation.reply().refused

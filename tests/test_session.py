@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from source_agent.serve import start
+from source_agent.server.service import start
 from tests.agents import configuration, make_orders
 from tests.pair import environment
 

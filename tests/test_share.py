@@ -28,22 +28,23 @@ from driftline.sketches import Embedding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent import postgresql_split, share
-from source_agent.assist import Done, Failed, Job, Read
-from source_agent.check import check
-from source_agent.configure import Budget, load
-from source_agent.engine import Limits, Relation, Session, Split
-from source_agent.engines import connect
-from source_agent.explain import explain
-from source_agent.fill import Filling, Hashed
-from source_agent.govern import GovernedSession, Governor, Stopped
-from source_agent.grant import grants
-from source_agent.hold import Batch
-from source_agent.postgresql_engine import PostgresqlEngine
-from source_agent.postgresql_split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
-from source_agent.read import Reader, Tally
-from source_agent.serve import start
-from source_agent.share import Crew, Process, Sharing
+from source_agent.budgets.budget import GovernedSession, Governor, Stopped
+from source_agent.cli.check import check
+from source_agent.cli.explain import explain
+from source_agent.cli.grants import grants
+from source_agent.config import Budget, load
+from source_agent.engines.interface import Limits, Relation, Session, Split
+from source_agent.engines.postgresql import split as postgresql_split
+from source_agent.engines.postgresql.engine import PostgresqlEngine
+from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
+from source_agent.engines.registry import connect
+from source_agent.scan import workers
+from source_agent.scan.accumulators import Filling, Hashed
+from source_agent.scan.held_rows import Batch
+from source_agent.scan.reader import Reader, Tally
+from source_agent.scan.worker_process import Done, Failed, Job, Read
+from source_agent.scan.workers import Crew, Process, Sharing
+from source_agent.server.service import start
 from tests.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
 from tests.legacies import OfPostgreSQL
 from tests.servers import PostgreSQL
@@ -169,7 +170,7 @@ def scanned(
 
     reader.split = wrapped  # type: ignore[method-assign]
     filling = Filling(uniform(64), SALT, EMBEDDING, THIRD)
-    share.fill(reader, filling, crew)
+    workers.fill(reader, filling, crew)
     return filling, tally
 
 
@@ -739,7 +740,7 @@ def test_what_a_reader_of_another_release_says_loses_it(
     pg: OfPostgreSQL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill_items(pg, 5000)
-    monkeypatch.setattr(share, "_PROGRAM", share._PROGRAM.replace("import main;", STRANGER))
+    monkeypatch.setattr(workers, "_PROGRAM", workers._PROGRAM.replace("import main;", STRANGER))
     crew = Crew(1)
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
@@ -750,7 +751,7 @@ def test_what_a_reader_of_another_release_says_loses_it(
 
 
 STRANGER = (
-    "import main; import source_agent.assist as a;"
+    "import main; import source_agent.scan.worker_process as a;"
     "a.Newer = type('Newer', (a.Done,), {'__module__': a.__name__});"
     "a.Read = lambda *_: a.Newer();"
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.show import HEADINGS, NEVER, Status, age, text_of
+from warehouse_agent.cli.status import HEADINGS, NEVER, Status, age, text_of
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 

@@ -19,8 +19,8 @@ from benchmarks.sizes import (
     simulated,
 )
 from tests.histories import DATA, available
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.sizing import odds_of_decoding
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.sketch_size import odds_of_decoding
 
 NAMES = list(shapes(0))
 # Around 50 changes in each usual refresh: the goal. The others change by a factor of two and more

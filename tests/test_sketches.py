@@ -41,7 +41,7 @@ from tests.sketch_samples import (
     positions_array,
     spans,
 )
-from warehouse_agent.sizing import Sample
+from warehouse_agent.planning.sketch_size import Sample
 
 ELEMENTS = st.integers(0, PRIME - 1)
 KEYS = st.sets(st.integers(0, SKETCH_KEYS_MAX - 1) | st.integers(0, 300), max_size=60)

@@ -20,13 +20,13 @@ from cryptography import x509
 from driftline.errors import MalformedMessage
 from driftline.x509 import read_pem
 
-from source_agent.carriers import warnings
-from source_agent.configure import load
-from source_agent.endpoint import EndpointReport, examine
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
-from source_agent.enroll import enroll
-from source_agent.serve import start
+from source_agent.cli.check_columns import warnings
+from source_agent.cli.check_endpoint import EndpointReport, examine
+from source_agent.cli.enroll import enroll
+from source_agent.config import load
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
+from source_agent.server.service import start
 from tests.agents import configuration, make_orders
 from tests.pair import environment
 from tests.servers import MariaDB, PostgreSQL

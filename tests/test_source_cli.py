@@ -19,9 +19,9 @@ from driftline.types import Column, Recipe, parse_type
 from driftline.values import encode_int, encode_text, encode_tuple
 from driftline.wire_pb2_grpc import SourceStub
 
-from source_agent.configure import load
-from source_agent.engines import connect
-from source_agent.grant import grants
+from source_agent.cli.grants import grants
+from source_agent.config import load
+from source_agent.engines.registry import connect
 from source_agent.printable import printable_row
 from tests.agents import configuration, make_orders
 

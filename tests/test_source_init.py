@@ -16,11 +16,11 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
 from sqlalchemy.engine import make_url
 
-from source_agent import check, scaffold
-from source_agent.configure import SourceConfig, load
-from source_agent.engine import Relation
-from source_agent.engines import connect
-from source_agent.scaffold import Made, Request
+from source_agent.cli import check, init
+from source_agent.cli.init import Made, Request
+from source_agent.config import SourceConfig, load
+from source_agent.engines.interface import Relation
+from source_agent.engines.registry import connect
 from tests.pair import environment
 from tests.servers import MariaDB, PostgreSQL
 
@@ -114,7 +114,7 @@ def published(config: SourceConfig) -> dict[str, tuple[str, tuple[str, ...] | No
 
 def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "agent"
-    made = scaffold.init(requested(folder, place))
+    made = init.init(requested(folder, place))
     text = (folder / "source.toml").read_text()
     config = load(folder / "source.toml")
     quote = "`" if place.name == "mariadb" else '"'
@@ -164,8 +164,8 @@ def _check_files(made: Made, place: Place, folder: Path) -> None:
 def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path) -> None:
     if place.password is None:
         with pytest.raises(UsageError, match="No table or view is called 'order"):
-            scaffold.init(requested(tmp_path / "a", place, patterns=("orders",)))
-        made = scaffold.init(requested(tmp_path / "b", place, patterns=("main.k*", "pair")))
+            init.init(requested(tmp_path / "a", place, patterns=("orders",)))
+        made = init.init(requested(tmp_path / "b", place, patterns=("main.k*", "pair")))
         assert sorted(load(made.files[0]).relations) == ["keyed", "pair"]
         return
     secret = tmp_path / "mine"
@@ -176,11 +176,11 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
         raise AssertionError(prompt)
 
     chosen = {"password_file": secret, "ask_password": nobody, "patterns": (f"{place.second}.*",)}
-    made = scaffold.init(requested(tmp_path / "a", place, **chosen))
+    made = init.init(requested(tmp_path / "a", place, **chosen))
     config = load(made.files[0])
     assert list(config.relations) == ["keyed"]
     assert config.database.password == place.password
-    made = scaffold.init(requested(tmp_path / "b", place, login="reader", **chosen))
+    made = init.init(requested(tmp_path / "b", place, login="reader", **chosen))
     text = made.files[0].read_text()
     assert "://reader@" in text
     assert 'password_file = "reader.password"' in text
@@ -189,10 +189,10 @@ def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path
     assert made.password_to_write == "reader.password"
     secret.chmod(0o644)
     with pytest.raises(ConfigurationError, match="is open to others than its owner"):
-        scaffold.init(requested(tmp_path / "c", place, **chosen))
+        init.init(requested(tmp_path / "c", place, **chosen))
     # Nobody to ask, as in a script.
     with pytest.raises(DatabaseRefused) as caught:
-        scaffold.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None))
+        init.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None))
     assert "--password-file" in caught.value.remedy
     assert not (tmp_path / "d").exists()
 
@@ -208,7 +208,7 @@ def test_a_url_without_a_user_stays_without_one(
         with postgresql.superuser(name) as admin:
             admin.execute(TABLES[0])
         place = Place("postgresql", url, None, None)
-        made = scaffold.init(requested(tmp_path / "a", place))
+        made = init.init(requested(tmp_path / "a", place))
         database = load(made.files[0]).database
         assert make_url(database.url).username is None
         with closing(connect(database.url, None, database.limits).open()) as session:

@@ -13,9 +13,9 @@ from driftline.errors import FrameDamaged
 from driftline.fingerprints import fingerprints
 
 from tests.row_samples import block, recipe
-from warehouse_agent import stage
-from warehouse_agent.executors import KeyFile
-from warehouse_agent.layout import lay_out
+from warehouse_agent.columns.layout import lay_out
+from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.tasks import staging
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
 MADE = recipe(["int8", "text"])
@@ -31,7 +31,7 @@ def decoded(folder: Path, rows: list[list[bytes | None]]) -> list[pa.RecordBatch
     staged = folder / "000001.frames"
     staged.write_bytes(struct.pack("<I", len(frame)) + frame)
     made = lay_out(MADE, {}, where="t")
-    return list(stage.batches([f"file://{staged}"], made, KeyFile(f"file://{file}")))
+    return list(staging.batches([f"file://{staged}"], made, KeyFile(f"file://{file}")))
 
 
 def test_rows_that_were_sent(tmp_path: Path) -> None:

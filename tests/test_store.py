@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from tests.absent import absent
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair, environment
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, Store
 
 HOLD = """
 import sys
@@ -64,7 +64,7 @@ def test_lines_are_added(store: Store) -> None:
 
 
 def test_old_lines_go_when_there_are_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warehouse_agent.store.LINES_BYTES_MAX", 100)
+    monkeypatch.setattr("warehouse_agent.storage.store.LINES_BYTES_MAX", 100)
     for number in range(1000):
         store.append_line(f"line {number}", PRIVATE, "runs", "a.jsonl")
         kept = (store.read(PRIVATE, "runs", "a.jsonl") or b"").decode().splitlines()

@@ -23,20 +23,23 @@ from driftline.errors import WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
-from source_agent import tile
+from source_agent.scan import tile
 from tests.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.pair import Pair, expect_equal
 from tests.relay import Relay
-from warehouse_agent import passes, publish, settle, show, stage
-from warehouse_agent.clean import unreferenced
-from warehouse_agent.forecast import forecast
-from warehouse_agent.job import Job
-from warehouse_agent.passes import Pass
-from warehouse_agent.plan import Method
-from warehouse_agent.publish import DataFile
-from warehouse_agent.refresh import Options
-from warehouse_agent.rewrite import InTiles
-from warehouse_agent.store import PRIVATE, Store
+from warehouse_agent.cli import status as show
+from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.cli.plan import forecast
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.refresh import auxiliary_table, finish
+from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import staging
+from warehouse_agent.tasks.rewrite import InTiles
 
 pytestmark = pytest.mark.spark
 
@@ -294,8 +297,8 @@ def test_cut_after_every_tile(pair: Pair) -> None:
     rows = len(pair.legacy.rows("orders"))
     begun: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        begin = passes.begin
-        patch.setattr(passes, "begin", lambda *args: begun.append(args) or begin(*args))  # type: ignore[func-returns-value]
+        begin = auxiliary_table.begin
+        patch.setattr(auxiliary_table, "begin", lambda *args: begun.append(args) or begin(*args))  # type: ignore[func-returns-value]
         for _ in range(TILES):
             cut(pair)
         report = pair.refresh("orders")
@@ -358,7 +361,7 @@ def test_all_tiles_are_there(pair: Pair) -> None:
     """A crash before the commit: the next command asks the source nothing."""
     edit(pair.legacy, "once")
     with (
-        broken(publish, "commit", lambda call: True, after=False),  # type: ignore[arg-type]
+        broken(delta_log, "commit", lambda call: True, after=False),  # type: ignore[arg-type]
         pytest.raises(KeyboardInterrupt),
     ):
         pair.reports("orders")
@@ -415,7 +418,7 @@ def test_another_source_or_relation_is_compared_anew(
             pair.fragment_lines["orders"] += '\nrelation = "trial"'
         else:
             pair.publish("orders", 'table = "trial"')  # an agent of its own, at another port
-        with broken(publish, "commit", lambda call: True, after=False):  # type: ignore[arg-type]
+        with broken(delta_log, "commit", lambda call: True, after=False):  # type: ignore[arg-type]
             if "incremental" in how:
                 cut(pair, 3)
             else:
@@ -560,7 +563,7 @@ def test_a_resumed_pass_was_checked_when_its_last_tile_was(
         edit(pair.legacy, "once")
     cut(pair, TILES)
     later = "2099-01-01T00:00:00Z"
-    for module in (settle, passes):
+    for module in (finish, auxiliary_table):
         monkeypatch.setattr(module, "utc_now", lambda: later)
     report = pair.refresh("orders")
     found = status(pair)
@@ -600,8 +603,8 @@ def test_notes_of_another_version_say_nothing(
 
 def test_pauses_between_tiles(pair: Pair) -> None:
     """As long as was asked for, after each tile but the last; and none before the first."""
-    from warehouse_agent.configure import select
-    from warehouse_agent.run import Runner
+    from warehouse_agent.config import select
+    from warehouse_agent.runs.batch import Runner
 
     slept: list[float] = []
     config = pair.config()
@@ -733,7 +736,7 @@ def test_a_table_that_shrank(pair: Pair) -> None:
 
 def files(pair: Pair) -> list[DataFile]:
     """Of the newest version."""
-    found = publish.head(Store(str(pair.warehouse)), "orders")
+    found = delta_log.head(Store(str(pair.warehouse)), "orders")
     assert found is not None
     return list(found.files)
 
@@ -748,13 +751,13 @@ def test_all_rows_changed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.legacy.execute("UPDATE orders SET note = 'some ' || id WHERE id < 1600")
     pair.legacy.execute("UPDATE orders SET note = 'and a few' WHERE id IN (3000, 5001)")
     removals: list[tuple[Any, list[DataFile]]] = []
-    real = settle._removal
+    real = finish._removal
 
     def noted(*given: Any) -> Any:
         removals.append(real(*given))
         return removals[-1]
 
-    monkeypatch.setattr(settle, "_removal", noted)
+    monkeypatch.setattr(finish, "_removal", noted)
     assert pair.refresh("orders").method == Method.RANGE.value
     pair.check("orders")
     pair.check_feed("orders", 2)
@@ -806,12 +809,12 @@ def test_what_goes_beyond_the_room_leaves_nothing(
     lines: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two frames and more of changed rows, of which one has room."""
-    monkeypatch.setattr(stage, "FILE_BYTES", 1000)
+    monkeypatch.setattr(staging, "FILE_BYTES", 1000)
     pair.fragment_lines["orders"] = f"{lines}\nstaging_at_most = {MESSAGE_BYTES_MAX}"
     pair.legacy.execute(f"UPDATE orders SET note = hex(randomblob(9000)) WHERE id < {3 * TILE}")
     error = pair.error("orders")
     assert (error["code"], "staging_at_most" in error["message"]) == ("LIMIT", True), error
-    assert passes.frame_bytes(Store(str(pair.warehouse)), "orders") == 0
+    assert auxiliary_table.frame_bytes(Store(str(pair.warehouse)), "orders") == 0
     pair.fragment_lines["orders"] = lines
     assert pair.refresh("orders").rows_updated == TILE
     expect_equal(pair.published("orders"), pair.legacy.rows("orders"))

@@ -25,11 +25,11 @@ from tests.exchange_pair import (
     fill,
     open_session,
 )
-from warehouse_agent.expect import Past, expect
-from warehouse_agent.line import Line, Objective
-from warehouse_agent.plan import Method, partition_for
-from warehouse_agent.prices import Prices, known, learnt
-from warehouse_agent.sizing import open_sketch
+from warehouse_agent.planning.change_forecast import Past, expect
+from warehouse_agent.planning.choice import Method, partition_for
+from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.prices import Prices, known, learnt
+from warehouse_agent.planning.sketch_size import open_sketch
 
 ROWS = 20_000
 SLACK_BYTES, SLACK = 16_000, 1.05

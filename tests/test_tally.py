@@ -20,12 +20,16 @@ from pyspark.sql import SparkSession
 
 from tests.legacy import SqliteLegacy
 from tests.pair import Pair
-from warehouse_agent import apply, changes, feed, heat, known, remember, scan, settle, tally
-from warehouse_agent.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
-from warehouse_agent.publish import Snapshot, head
-from warehouse_agent.readers import rows_of
-from warehouse_agent.refresh import Options
-from warehouse_agent.store import Store
+from warehouse_agent import changes
+from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
+from warehouse_agent.history import record
+from warehouse_agent.planning import update_probability
+from warehouse_agent.refresh import finish
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage.delta_log import Snapshot, head
+from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import apply, change_feed, key_lookup, row_statistics, scan
 
 ROWS = 600
 NAMES = [name for name, _ in STATISTICS]
@@ -77,7 +81,7 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
         ("sketch", ROWS + 1),
         ("range", ROWS + 1),
         ("full", ROWS + 1),
-        ("full", ROWS // feed.LOTS_MAX + 1),
+        ("full", ROWS // change_feed.LOTS_MAX + 1),
         ("sketch", 0),
         ("full", 0),
     ],
@@ -87,7 +91,7 @@ def test_rows_are_counted(
     pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether tasks look the rows before up, at once or as lots, or Spark joins them."""
-    monkeypatch.setattr(known, "ROWS_MAX", held)
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
@@ -102,7 +106,7 @@ def test_rows_are_counted(
     expected |= dict.fromkeys((3, 4, 5), (0, 1, 1)) | {9_000: (1, 0, 1)}
     assert counts(pair, name) == expected
     found = rates(pair, name)
-    assert (found[3], found[6], found[9_000]) == (1.0, 0.0, heat.BIRTH)
+    assert (found[3], found[6], found[9_000]) == (1.0, 0.0, update_probability.BIRTH)
 
     pair.refresh(name)  # nothing changed, nothing is written
     update(pair, name, 4, 9_000, text="two")
@@ -132,7 +136,7 @@ def test_rows_are_counted(
 
 def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "SMALL_FILES_MAX", 2)
-    monkeypatch.setattr(heat, "HOT", 0.5)
+    monkeypatch.setattr(update_probability, "HOT", 0.5)
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
     for version in range(1, 6):
@@ -149,16 +153,16 @@ def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.refresh("orders")
     update(pair, "orders", 1, 2, text="one")
-    real = settle._publish
+    real = finish._publish
 
     def cut(*arguments: Any) -> None:
         raise WarehouseUnavailable("cut")
 
-    monkeypatch.setattr(settle, "_publish", cut)
+    monkeypatch.setattr(finish, "_publish", cut)
     pair.error("orders")
     update(pair, "orders", 2, 3, text="two")
     pair.error("orders")
-    monkeypatch.setattr(settle, "_publish", real)
+    monkeypatch.setattr(finish, "_publish", real)
     update(pair, "orders", 3, 4, text="three")
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
@@ -181,7 +185,7 @@ def test_a_new_column_keeps_them(pair: Pair) -> None:
     assert counts(pair, "orders") == expected
     pair.check("orders")
     # How many rows changed with it is not known, and is not taken for none.
-    past = remember.pasts(remember.runs(Store(str(pair.warehouse)), "orders"))
+    past = record.pasts(record.runs(Store(str(pair.warehouse)), "orders"))
     assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
 
 
@@ -250,10 +254,10 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
         pair.check_feed("orders", version)
     pair.check("orders")
     assert len(pair.published("orders")[0]) == 2  # hidden
-    view = heat.Outlook(tally.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
+    view = update_probability.Outlook(row_statistics.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
     rows = rows_of(pair.spark, snapshot.layout, snapshot.uris())
     least, most = (
-        rows.selectExpr(f"{heat.probability_sql(view)} as p")
+        rows.selectExpr(f"{update_probability.probability_sql(view)} as p")
         .selectExpr("min(p)", "max(p)")
         .collect()[0]
     )
@@ -268,19 +272,23 @@ BEFORE = st.none() | st.tuples(LANES, LANES, MAYBE, MAYBE, MAYBE, st.none() | st
 @given(st.lists(st.tuples(LANES, LANES, BEFORE), max_size=20), st.sampled_from([0.0, 0.25, 1.0]))
 def test_what_is_carried_over(rows: list[Any], counts_as: float) -> None:
     """The four rules, row by row."""
-    clock = heat.Clock((0, 2, 5), (0.0, 2.5 * heat.DAY_S, 5.0 * heat.DAY_S))
-    stamp = tally.Stamp(6, 9.0 * heat.DAY_S, heat.DAY_S, clock, 1, 1.0)
+    clock = update_probability.Clock(
+        (0, 2, 5), (0.0, 2.5 * update_probability.DAY_S, 5.0 * update_probability.DAY_S)
+    )
+    stamp = row_statistics.Stamp(
+        6, 9.0 * update_probability.DAY_S, update_probability.DAY_S, clock, 1, 1.0
+    )
     expected = []
     for hi, lo, before in rows:
         if before is None:
-            expected.append((6, 0, 6, heat.BIRTH))
+            expected.append((6, 0, 6, update_probability.BIRTH))
             continue
         *lanes, first, updates, changed, rate = before
         if lanes == [hi, lo] or changed == 6:
             expected.append((first, updates, changed, rate))
             continue
         age = max(stamp.at_s - np.interp(changed or 0, clock.versions, clock.seconds), 0)
-        left = (rate or 0) * np.exp(-age / heat.TAU_S)
+        left = (rate or 0) * np.exp(-age / update_probability.TAU_S)
         expected.append((first, (updates or 0) + 1, 6, counts_as + left))
     kinds = [pa.int64(), pa.int64(), *(kind for _, kind in STATISTICS)]
     columns = [
@@ -288,7 +296,7 @@ def test_what_is_carried_over(rows: list[Any], counts_as: float) -> None:
         for i, kind in enumerate(kinds)
     ]
     hi, lo = (pa.array([row[i] for row in rows], pa.int64()) for i in range(2))
-    found = tally.carried(hi, lo, columns, stamp, counts_as)
+    found = row_statistics.carried(hi, lo, columns, stamp, counts_as)
     assert [array.type for array in found] == [kind for _, kind in STATISTICS]
     for at, row in enumerate(zip(*(array.to_pylist() for array in found), strict=True)):
         assert row[:3] == expected[at][:3]
@@ -303,7 +311,7 @@ def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[byt
         pa.record_batch([pa.array(half, pa.binary()), pa.array(range(len(half)))], schema=schema)
         for half in halves
     ]
-    found = known.Known(pa.Table.from_batches(batches, schema), "k")
+    found = key_lookup.Known(pa.Table.from_batches(batches, schema), "k")
     where = found.find(pa.array(asked, pa.binary()))
     assert where.tolist() == [there.index(k) if k in there else -1 for k in asked]
     (numbers,) = found.at(where, ["n"])
@@ -319,16 +327,20 @@ def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: in
     """Of each side's rows, whatever lots the other comes in."""
     lanes = pa.schema([("k", pa.int64()), (HI, pa.int64()), (LO, pa.int64())])
 
-    def of(rows: list[tuple[int, int]]) -> known.Known:
+    def of(rows: list[tuple[int, int]]) -> key_lookup.Known:
         columns = [[k for k, _ in rows], [h for _, h in rows], [h // 2 for _, h in rows]]
         arrays = [pa.array(c, pa.int64()) for c in columns]
-        return known.Known(pa.Table.from_arrays(arrays, schema=lanes), "k")
+        return key_lookup.Known(pa.Table.from_arrays(arrays, schema=lanes), "k")
 
     others = list(theirs.items())
     lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
-    found = feed._told(of(list(ours.items())), lots)
+    found = change_feed._told(of(list(ours.items())), lots)
     assert found.tolist() == [
-        feed.SAME if theirs.get(k) == h else feed.PAIRED if k in theirs else feed.ALONE
+        change_feed.SAME
+        if theirs.get(k) == h
+        else change_feed.PAIRED
+        if k in theirs
+        else change_feed.ALONE
         for k, h in ours.items()
     ]
 
@@ -344,7 +356,9 @@ def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> No
             keys = pa.array(range(first, first := first + count), pa.int64())
             pq.write_table(pa.table([keys], schema=schema), f"{folder}/{number}.parquet")
             uris.append(f"file://{folder}/{number}.parquet")
-        found = [lot.columns["k"].to_pylist() for lot in known.Known.lots(uris, schema, "k", rows)]
+        found = [
+            lot.columns["k"].to_pylist() for lot in key_lookup.Known.lots(uris, schema, "k", rows)
+        ]
     assert [key for lot in found for key in lot] == list(range(total))
     assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
     assert all(found)
@@ -356,12 +370,12 @@ def test_a_feed_that_does_not_add_up_is_not_published(
 ) -> None:
     pair.refresh("orders")
     update(pair, "orders", 1, 2, text="one")
-    monkeypatch.setattr(known, "ROWS_MAX", held)
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
     with monkeypatch.context() as patch:
         # What joins, or tasks, count: updates without their after-images.
-        patch.setattr(feed, "_AFTER_OPERATIONS", ("insert", "insert"))
+        patch.setattr(change_feed, "_AFTER_OPERATIONS", ("insert", "insert"))
         patch.setattr(
-            feed,
+            change_feed,
             "spread",
             lambda *_: pair.spark.createDataFrame(
                 [("insert-x", 2), ("update_before-x", 2)], "path string, rows bigint"
@@ -389,8 +403,8 @@ def test_a_feed_in_many_lots_and_batches_is_the_same(
     pair.check_feed(name, 1)
     old, new = (snapshot_of(pair, name, version) for version in (0, 1))
     monkeypatch.setattr(scan, "BATCH_ROWS", 7)
-    monkeypatch.setattr(known, "ROWS_MAX", 50)
-    run = feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", 50)
+    run = change_feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
     written = [row for batch in run(iter([*old.uris(), *new.uris()])) for row in batch.to_pylist()]
     found = Counter(
         tuple(row.values())

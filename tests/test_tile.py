@@ -18,20 +18,20 @@ from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from source_agent import hold, tile
-from source_agent.compare import Comparison, Tally
-from source_agent.engine import Relation
-from source_agent.serve import start
+from source_agent.engines.interface import Relation
+from source_agent.methods.comparison import Comparison, Tally
+from source_agent.scan import held_rows, tile
+from source_agent.server.service import start
 from tests import exchange_pair
 from tests.agents import Peer, channel, configuration, make_orders, opening
 from tests.exchange_pair import COMPOSITE, INTEGER, LOOSE, TEXT, Schema, encode, fill, open_session
 from tests.test_exchange import edited, sketches
-from warehouse_agent.plan import Method
+from warehouse_agent.planning.choice import Method
 
 LIMITS: dict[str, dict[tuple[Any, str], object]] = {
     "as it is": {},
     "read again": {(tile, "TILE_HELD_BYTES"): 0},
-    "nothing held": {(tile, "TILE_HELD_BYTES"): 0, (hold, "ROWS_HELD_BYTES"): 0},
+    "nothing held": {(tile, "TILE_HELD_BYTES"): 0, (held_rows, "ROWS_HELD_BYTES"): 0},
 }
 POSITIONS = st.integers(-45, 45) | st.integers(POSITION_MIN, POSITION_MAX)
 

@@ -13,9 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reference import digests as reference
-from warehouse_agent import tiles
-from warehouse_agent.outcome import Emptied
-from warehouse_agent.tiles import Incremental, PassSums, Tiling, count_for, pass_cost, tiling
+from warehouse_agent.planning import tiling as tiles
+from warehouse_agent.planning.tiling import (
+    Incremental,
+    PassSums,
+    Tiling,
+    count_for,
+    pass_cost,
+    tiling,
+)
+from warehouse_agent.tasks.difference import Emptied
 
 KEYS = st.integers(-60, 60) | st.integers(POSITION_MIN, POSITION_MAX)
 SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)

@@ -9,7 +9,7 @@ from driftline.columns import Ragged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent import tuples
+from warehouse_agent.columns import row_bytes
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40)), min_size=1, max_size=20)
 
@@ -25,10 +25,10 @@ def test_join(data: st.DataObject, first: list[bytes | None]) -> None:
         st.one_of(st.none(), st.binary(max_size=9)), min_size=len(first), max_size=len(first)
     )
     parts = [ragged(first), *(ragged(v) for v in data.draw(st.lists(same, max_size=4)))]
-    assert tuples.join(parts).rows() == columns.join(parts).rows()
+    assert row_bytes.join(parts).rows() == columns.join(parts).rows()
 
 
 def test_beyond_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [ragged([b"abc", None, b""])]
-    monkeypatch.setattr(tuples, "_ARROW_BYTES_MAX", 10)
-    assert tuples.join(parts).rows() == columns.join(parts).rows()
+    monkeypatch.setattr(row_bytes, "_ARROW_BYTES_MAX", 10)
+    assert row_bytes.join(parts).rows() == columns.join(parts).rows()

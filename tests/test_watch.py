@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from source_agent.engine import Limits, Pulse, Session
-from source_agent.watch import PROBE_AFTER_S, PROBE_S, Watch
+from source_agent.budgets.watch import PROBE_AFTER_S, PROBE_S, Watch
+from source_agent.engines.interface import Limits, Pulse, Session
 
 
 @dataclass

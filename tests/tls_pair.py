@@ -13,16 +13,16 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from source_agent import configure as source_configure
-from source_agent.enroll import enroll
-from source_agent.govern import Governor
-from source_agent.serve import start
+from source_agent import config as source_configure
+from source_agent.budgets.budget import Governor
+from source_agent.cli.enroll import enroll
+from source_agent.server.service import start
 from tests.legacy import Legacy
 from tests.pair import Pair
-from warehouse_agent import configure
-from warehouse_agent.refresh import Options
-from warehouse_agent.run import Runner
-from warehouse_agent.session import Deferred
+from warehouse_agent import config as configure
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
 
 ATTEMPTS = 2
 SLOT_WAIT_S = 0.2  # for a place, at the source

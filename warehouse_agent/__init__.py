@@ -25,7 +25,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
     """The published table of a fragment as a DataFrame, pinned: see `readers.read`."""
-    from warehouse_agent import readers  # pyspark is imported by those who use it
+    from warehouse_agent.storage import readers  # pyspark is imported by those who use it
 
     return readers.read(spark, path, name, version)
 
@@ -34,6 +34,6 @@ def changes(
     spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
 ) -> DataFrame:
     """The change feed after version `since`, up to and including `upto`: see `readers.changes`."""
-    from warehouse_agent import readers
+    from warehouse_agent.storage import readers
 
     return readers.changes(spark, path, name, since=since, upto=upto)

@@ -2,7 +2,7 @@
 
 The engines that must *make* bytes (SQLite, MariaDB) call the encoders; the warehouse uses the text
 where Spark has no type that holds the value. Whatever is fast and vectorised is elsewhere
-(`warehouse_agent.carry`); this module is the definition that it is tested against.
+(`warehouse_agent.columns.arrow`); this module is the definition that it is tested against.
 
 Invariants:
 - decode_string refuses every byte string that is not the one encoding of a value, so that

@@ -1,0 +1,1 @@
+"""The DBA's command line: one module per command."""

@@ -1,0 +1,256 @@
+"""`check`: what a DBA wants to know before she lets the agent run.
+
+Whether it could listen, whether the database is reached and as whom, what each relation is and what
+reading it costs, and what the login may do beyond SELECT on what is published. It reads catalogues
+and plans; it scans no table, and it never tries to write in order to find out whether it could.
+
+One relation that cannot be described does not hide the others. The report is a value; printing and
+JSON are two views of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from driftline.errors import ConfigurationError, DriftlineError
+from driftline.limits import NO_PROGRESS_S
+from sqlalchemy.engine import make_url
+
+from source_agent.cli.check_columns import warnings
+from source_agent.cli.check_endpoint import EndpointReport, examine
+from source_agent.config import SourceConfig
+from source_agent.engines.interface import Engine, Fingerprint, Session, Shape, TimeLimit
+from source_agent.printable import counted
+
+READ_ONLY = "every session is opened read-only and its driver sends no other statement"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReport:
+    name: str
+    type: str
+    nullable: bool
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationReport:
+    """A relation, or the `error` that describing it met."""
+
+    name: str
+    allow: list[str] | None
+    columns: list[ColumnReport]
+    vouched: bool
+    rows_expected: int
+    scan_cost: str
+    notes: list[str]
+    fingerprint: str = ""
+    error: str | None = None
+    error_code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeReport:
+    what: str
+    excess: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReport:
+    """A limit of time that the agent's sessions are under, and what it may cost a refresh."""
+
+    name: str
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that `check` prints."""
+
+    database: str
+    login: str
+    as_of: str
+    consistency: str
+    read_only: str
+    relations: list[RelationReport]
+    privileges: list[PrivilegeReport]
+    limits: list[LimitReport]
+    server: list[EndpointReport]
+
+    @property
+    def failed(self) -> bool:
+        """Return True if a relation cannot be served, or the agent could not listen. Excess
+        privileges are advice, not a failure."""
+        return self.served < len(self.relations) or any(found.problem for found in self.server)
+
+    @property
+    def served(self) -> int:
+        """Return how many relations can be served."""
+        return sum(relation.error is None for relation in self.relations)
+
+
+def check(config: SourceConfig, engine: Engine) -> Report:
+    """Look at [server] and ask the catalogues.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: there is no session to ask with. The problems of
+            [server] are in its details.
+    """
+    server = examine(config)
+    try:
+        return _check(config, engine, server)
+    except DriftlineError as error:
+        error.details |= {f"server.{found.what}": found.text for found in server if found.problem}
+        raise
+
+
+def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> Report:
+    relations = [published.relation for published in config.relations.values()]
+    session = engine.open()
+    try:
+        as_of, consistency = session.as_of, session.consistency.value
+        limits = [_limit(limit) for limit in session.time_limits]
+        reports = []
+        for name in config.relations:
+            report, is_usable = _relation(config, engine, session, name)
+            reports.append(report)
+            if not is_usable:  # the statement that failed may have ended the transaction
+                session.close()
+                session = engine.open()
+    finally:
+        session.close()
+    return Report(
+        database=engine.name,
+        login=make_url(config.database.url).username or "",
+        as_of=as_of,
+        consistency=consistency,
+        read_only=READ_ONLY,
+        relations=reports,
+        privileges=[PrivilegeReport(p.what, p.excess) for p in engine.privileges(relations)],
+        limits=limits,
+        server=server,
+    )
+
+
+def _limit(limit: TimeLimit) -> LimitReport:
+    is_short = limit.is_idle and limit.seconds < NO_PROGRESS_S
+    note = (
+        f"shorter than the {NO_PROGRESS_S:g} s for which the two agents wait for each other: a"
+        " warehouse that is slow to answer loses the snapshot (SNAPSHOT_LOST)"
+    )
+    return LimitReport(limit.name, limit.seconds, note if is_short else "")
+
+
+def _relation(
+    config: SourceConfig, engine: Engine, session: Session, name: str
+) -> tuple[RelationReport, bool]:
+    """The report on one relation, and whether the session may go on."""
+    published = config.relations[name]
+    allow = None if published.allow is None else sorted(published.allow)
+    try:
+        shape = session.describe(published.relation)
+        cost = engine.scan_cost(shape)
+        if config.budget.readers > 1:
+            is_shared = session.split(shape) is not None
+            readers = f"{config.budget.readers} processes read it"
+            cost += f"; {readers if is_shared else 'one process reads it'}"
+    except DriftlineError as error:
+        report = RelationReport(
+            name, allow, [], False, 0, "", [], error=str(error), error_code=error.code
+        )
+        return report, False
+    keys = {column.name for column in shape.recipe.key}
+    columns = [
+        ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)
+        for c in shape.recipe.published_order
+    ]
+    report = RelationReport(
+        name,
+        allow,
+        columns,
+        shape.vouched,
+        shape.rows_expected,
+        cost,
+        [*shape.notes, *warnings(engine.name, shape)],
+        _fingerprint(session, shape),
+    )
+    return report, True
+
+
+def _fingerprint(session: Session, shape: Shape) -> str:
+    """Who makes this relation's fingerprints, and whether the database could."""
+    relation = shape.relation
+    if relation.fingerprint is Fingerprint.DATABASE:
+        return "made by the database: 64 bits, against accidents alone"
+    try:
+        session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
+    except ConfigurationError as error:
+        return f"made by the agent. {error.message}"
+    return 'made by the agent; fingerprint = "database" is possible'
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """For `--json`: the report with `ok` and how many relations can be served."""
+    return {"ok": not report.failed, "served": report.served, **asdict(report)}
+
+
+def as_text(report: Report) -> str:
+    """For people."""
+    lines = ["server"]
+    lines += [
+        f"  {'FAILED  ' if found.problem else 'ok      '} {found.what:<12} {found.text}"
+        for found in report.server
+    ]
+    lines += [
+        "",
+        "database",
+        f"  engine   {report.database}, reached at {report.as_of}",
+        f"  login    {report.login or 'the default of the driver'}",
+        f"  reads    {report.consistency}; {report.read_only}",
+        f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
+        *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
+    ]
+    for relation in report.relations:
+        lines += ["", *_relation_lines(relation)]
+    excess = [p.what for p in report.privileges if p.excess]
+    lines += ["", "privileges"]
+    lines += [f"  {'EXCESS  ' if p.excess else 'needed  '} {p.what}" for p in report.privileges]
+    if excess:
+        lines.append(
+            f"  The login may do more than it needs ({len(excess)}). "
+            "`driftline-source grants` prints the least that is enough."
+        )
+    elif not report.privileges:
+        lines += ["  none known to this database"]
+    lines += ["", *_verdict(report)]
+    return "\n".join(lines)
+
+
+def _verdict(report: Report) -> list[str]:
+    problems = sum(found.problem for found in report.server)
+    says = f"[server] has {counted(problems, 'problem')}: the agent could not serve as it is."
+    every = counted(len(report.relations), "relation")
+    return [says] * bool(problems) + [f"{report.served} of {every} can be served"]
+
+
+def _relation_lines(relation: RelationReport) -> list[str]:
+    if relation.error is not None:
+        return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
+    to = "every certificate" if relation.allow is None else ", ".join(relation.allow) or "nobody"
+    key = ", ".join(c.name for c in relation.columns if c.key)
+    vouched = "vouched for by a constraint" if relation.vouched else "checked at every refresh"
+    rows = f"about {relation.rows_expected:,}" if relation.rows_expected > 0 else "unknown"
+    width = max(len(c.name) for c in relation.columns)
+    return [
+        f"relation     {relation.name}, for {to}",
+        f"  key      {key} ({vouched})",
+        f"  rows     {rows}",
+        f"  a scan   {relation.scan_cost}",
+        f"  compared by fingerprints {relation.fingerprint}",
+        *(f"  note     {note}" for note in relation.notes),
+        *(
+            f"  column   {c.name:<{width}}  {c.type}{'' if c.nullable else ' not null'}"
+            for c in relation.columns
+        ),
+    ]

@@ -1,0 +1,348 @@
+"""`init`: a first source.toml and the script of grants, from the live catalogue.
+
+Every table and view that the patterns match is described as the agent would describe it. What can
+be published is; what cannot stands as a comment with the reason, so that the DBA decides and does
+not have to find out. Where there is no primary key, a unique index over NOT NULL columns is the
+key.
+
+Passwords are taken from a prompt or a file, never from the command line, where every process of the
+machine can read them, and never written into source.toml. Names and reasons come from the database:
+they are cut, cleaned of control characters and escaped. Nothing is written unless the catalogue was
+read to its end, and nothing that exists is overwritten unless it was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
+from driftline.limits import NAME_BYTES_MAX
+from driftline.settings import URL_PASSWORDS, Table, address_parts, environment_name
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from source_agent.cli.grants import ACCOUNT, connections
+from source_agent.config import Budget
+from source_agent.engines.interface import Engine, Limits, Listed, Relation, Shape
+from source_agent.engines.registry import connect
+from source_agent.engines.relations import nearest
+from source_agent.printable import counted
+
+LISTEN = "127.0.0.1:7443"
+COMMENT_CHARACTERS_MAX = 300  # of a reason or a note, in a comment
+_SECRET_MODE = 0o600
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+AskPassword = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of the command line.
+
+    `login` is the account that the agent will use, None for that of the URL. `password_file` holds
+    the password of the URL's account. `ask_password` prompts for it with a text; it returns None
+    where nobody can be asked.
+    """
+
+    config: Path
+    url: str
+    patterns: tuple[str, ...]
+    login: str | None
+    password_file: Path | None
+    listen: str
+    force: bool
+    ask_password: AskPassword
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One table or view: how it can be published, or the reason why not."""
+
+    name: str
+    listed: Listed
+    shape: Shape | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The files that were written, and how many relations are published of how many.
+
+    `password_to_write` is the file into which the DBA has yet to put the password of `--login`.
+    """
+
+    files: tuple[Path, ...]
+    published: int
+    offered: int
+    password_to_write: str | None = None
+
+    def __str__(self) -> str:
+        if self.published == self.offered:
+            return f"{counted(self.published, 'relation')} can be served"
+        return (
+            f"{self.published} of {counted(self.offered, 'relation')} can be served; what cannot "
+            f"stands in {self.files[0].name} as a comment, with the reason"
+        )
+
+
+def init(request: Request) -> Made:
+    """Read the catalogue and write the files.
+
+    Raises:
+        UsageError: the options cannot be used.
+        ConfigurationError: a file exists already or cannot be written.
+        DriftlineError: the database cannot be read. Nothing is written then.
+    """
+    url = _checked(request)
+    config = request.config
+    script = config.with_name("grants.sh" if _is_file(url) else "grants.sql")
+    login = request.login or url.username or ACCOUNT
+    secret = config.with_name(re.sub(r"[^A-Za-z0-9_.-]", "_", login) + ".password")
+    _refuse_existing(request, [config, script])
+    engine, prompted = _connected(request, url)
+    offers = _offers(engine, request.patterns)
+    is_own = _is_file(url) or request.login in {None, url.username}
+    kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
+    # Without --login a URL that names no user stays so: ACCOUNT may not exist.
+    text = _text(request, url if is_own else url.set(username=login), kept, offers)
+    relations = [o.shape.relation for o in offers if o.shape is not None]
+    grants = engine.grants(relations, login=login, connections=connections(Budget()))
+    written: list[tuple[Path, str, int | None]] = [(config, text, None), (script, grants, None)]
+    if prompted is not None and is_own:
+        _refuse_existing(request, [secret])
+        written.append((secret, prompted, _SECRET_MODE))
+    for path, content, mode in written:
+        _write(path, content, mode, force=request.force)
+    files = tuple(path for path, _, _ in written)
+    return Made(files, len(relations), len(offers), None if is_own else secret.name)
+
+
+def _checked(request: Request) -> URL:
+    """The URL, with SQLite's file as the configuration's folder sees it."""
+    try:
+        url = make_url(request.url)
+    except (ArgumentError, ValueError):
+        raise UsageError(
+            "--url is not a database URL.",  # which is not shown: it may hold a password
+            remedy="Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
+        ) from None
+    if url.password is not None or any(name.lower() in URL_PASSWORDS for name in url.query):
+        raise UsageError(
+            "The URL holds a password. Every user of this machine can read it in the list of "
+            "processes, and it stays in the shell's history.",
+            remedy="Leave it out: it is asked for, or read from --password-file. A TLS key must "
+            "have no passphrase. Change it, if others may have seen it.",
+        )
+    if address_parts(request.listen) is None:
+        raise UsageError(
+            f"--listen {request.listen!r} is not an address.",
+            remedy=f"Write HOST:PORT, such as {LISTEN}.",
+        )
+    if not _is_file(url) or not url.database or url.database.startswith((":", "file:")):
+        return url
+    file = Path(url.database).absolute()
+    folder = request.config.absolute().parent
+    inside = os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
+    return url.set(database=inside)
+
+
+def _is_file(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
+    existing = [path.name for path in paths if os.path.lexists(path)]
+    if existing and not request.force:
+        raise ConfigurationError(
+            f"{', '.join(existing)} would be overwritten.",
+            where=str(request.config),
+            remedy="Choose another --config, move it away, or add --force.",
+        )
+
+
+# The database
+
+
+def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
+    """The engine, reached once, and the password if it was asked for."""
+    password = _password(request)
+    file = url.database
+    if _is_file(url) and file and not file.startswith((":", "file:")):
+        url = url.set(database=str(request.config.absolute().parent / file))
+    text = url.render_as_string(hide_password=False)
+    engine = connect(text, password, Limits())
+    try:
+        engine.open().close()
+        return engine, None
+    except DatabaseRefused as error:
+        if password is not None:
+            raise
+        typed = request.ask_password(f"Password of {url.username or 'the login'}")
+        if typed is None:
+            raise DatabaseRefused(
+                error.message,
+                where=error.where,
+                remedy="Name a file that holds the password, and that only you may read, with "
+                f"--password-file, or set {environment_name('DATABASE')}.",
+            ) from error
+    engine = connect(text, typed, Limits())
+    engine.open().close()
+    return engine, typed
+
+
+def _password(request: Request) -> str | None:
+    """Return the password of the file or the environment."""
+    values: dict[str, object] = {}
+    if request.password_file is not None:
+        values["password_file"] = str(request.password_file.absolute())
+    return Table(Path("--password-file"), "", values, None).password("password_file", "DATABASE")
+
+
+def _offers(engine: Engine, patterns: Sequence[str]) -> list[Offer]:
+    every = engine.listed()
+    chosen = [
+        listed
+        for listed in every
+        if not patterns
+        or any(
+            fnmatchcase(text, pattern)
+            for pattern in patterns
+            for text in (f"{listed.schema}.{listed.name}", listed.name)
+        )
+    ]
+    if not chosen:
+        known = [f"{listed.schema}.{listed.name}" for listed in every]
+        asked = ", ".join(map(repr, patterns))
+        raise UsageError(
+            f"No table or view is called {asked}." if known else "The database has no tables.",
+            remedy=nearest(patterns[0], known) if known else "Is it the right database?",
+        )
+    times = Counter(listed.name for listed in chosen)
+    offers = []
+    session = engine.open()
+    try:
+        for listed in chosen:
+            name = listed.name if times[listed.name] == 1 else f"{listed.schema}.{listed.name}"
+            relation = Relation(name, table=listed.table, key=listed.key or None)
+            try:
+                _check_name(name)
+                offers.append(Offer(name, listed, session.describe(relation)))
+            except DriftlineError as error:
+                if error.is_retryable:
+                    raise
+                reason = f"{error.message} {error.remedy}".strip()
+                offers.append(Offer(name, listed, None, reason))
+                session.close()  # the statement that failed may have ended the transaction
+                session = engine.open()
+    finally:
+        session.close()
+    return offers
+
+
+def _check_name(name: str) -> None:
+    if not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+        raise ConfigurationError(
+            f"Its name is not printable, or longer than {NAME_BYTES_MAX} bytes.",
+            remedy="Publish it as a query, under another name.",
+        )
+
+
+# The text
+
+
+def _kept_password(
+    request: Request, secret: Path, *, is_own: bool, is_prompted: bool
+) -> tuple[str, bool]:
+    """The line of `password_file`, and whether it is in force: else it stands as a comment."""
+    if request.password_file is not None and is_own:
+        folder = request.config.absolute().parent
+        file = request.password_file.absolute()
+        shown = os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
+        return shown, True
+    return secret.name, is_prompted or not is_own
+
+
+def _text(request: Request, url: URL, kept: tuple[str, bool], offers: Sequence[Offer]) -> str:
+    lines = [
+        "# The DBA's file, made by `driftline-source init`. Relative paths resolve against it.",
+        "[database]",
+        f"url = {_quoted(url.render_as_string(hide_password=False))}",
+    ]
+    if not _is_file(url):
+        file, is_in_force = kept
+        setting = f"password_file = {_quoted(file)}"
+        why = "# the password alone, readable by the agent alone"
+        lines.append(f"{setting}  {why}" if is_in_force else f"# {setting}  {why}")
+    lines += [
+        "",
+        "[server]",
+        f"listen = {_quoted(request.listen)}",
+        'certificate = "certs/source.pem"    # made by: driftline-source enroll --source-name HOST',
+        'key = "certs/source.key"',
+        'client_ca = "certs/ca.pem"',
+        'audit_file = "audit.jsonl"',
+        "",
+        "# Each relation is published to every certificate of client_ca, unless it names some:",
+        '# allow = ["spiffe://driftline/warehouse/warehouse"]',
+    ]
+    for offer in offers:
+        lines += ["", *_relation_lines(offer)]
+    return "\n".join(lines) + "\n"
+
+
+def _relation_lines(offer: Offer) -> Iterator[str]:
+    name = offer.name if _BARE_KEY.fullmatch(offer.name) else _quoted(offer.name)
+    table = f"table = {_quoted(offer.listed.table)}"
+    if offer.shape is None:
+        yield f"# [relations.{_comment(name)}]"
+        yield f"# {_comment(table)}"
+        yield f"# is not published: {_comment(offer.reason)}"
+        return
+    shape = offer.shape
+    rows = counted(shape.rows_expected, "row")
+    yield f"[relations.{name}]" + (f"    # about {rows}" if shape.rows_expected else "")
+    yield table
+    if offer.listed.key:
+        key = ", ".join(map(_quoted, offer.listed.key))
+        yield f"key = [{key}]    # of a unique index; the table has no primary key"
+    for note in shape.notes:
+        yield f"# {_comment(note)}"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's is one, but for DEL, which it leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> str:
+    """The text on one line, without control characters, cut."""
+    shown = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    limit = COMMENT_CHARACTERS_MAX
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def _write(path: Path, content: str, mode: int | None, *, force: bool) -> None:
+    """Write a file whole or not at all; one with a mode is never readable by others in between."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with os.fdopen(file, "w", encoding="utf-8") as out:
+            out.write(content)
+        if force:
+            part.replace(path)
+        else:
+            os.link(part, path)  # fails where somebody was faster
+            part.unlink()
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None

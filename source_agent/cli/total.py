@@ -1,0 +1,201 @@
+"""`total`: the DBA recomputes a receipt, on her machine, from her database.
+
+A receipt states what the warehouse published: relation, columns in tuple order, as-of, version,
+count and total under a one-off key and salt made for this receipt alone. The same rows under the
+same key give the same total, so two people compare one line. Nothing is sent anywhere, and nothing
+of the warehouse's agent takes part in the answer.
+
+A total of another recipe would differ for reasons that are no difference in rows: it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from driftline.digests import Digest, Salt, mix
+from driftline.errors import (
+    MalformedMessage,
+    NotFound,
+    RecipeChanged,
+    UsageError,
+)
+from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
+from driftline.limits import FINGERPRINT_VERSION
+from driftline.settings import nearest
+from driftline.types import Column, Recipe, parse_type
+
+from source_agent.config import SourceConfig
+from source_agent.engines.interface import Engine
+from source_agent.printable import counted
+
+_BYTES = {"sum": 16, "fragment_key": FRAGMENT_KEY_BYTES, "salt": 16}
+_RECEIPT_BYTES_MAX = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the warehouse states. `fragment_key` is of this receipt alone."""
+
+    relation: str
+    recipe: Recipe
+    as_of: str
+    version: str
+    digest: Digest
+    fragment_key: bytes = field(repr=False)
+    salt: Salt
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What the source has, beside what the receipt states."""
+
+    receipt: Receipt
+    digest: Digest
+    as_of: str
+
+    @property
+    def equal(self) -> bool:
+        return self.digest == self.receipt.digest
+
+    def __str__(self) -> str:
+        stated = self.receipt
+        head = f"{stated.relation}: {_counted(self.digest)}"
+        if self.equal:
+            return f"{head}, equal to the receipt of {stated.as_of}"
+        version = f"version {stated.version}" if stated.version else "the receipt's version"
+        return (
+            f"{head}, differs from the receipt of {stated.as_of}: {_counted(stated.digest)}. "
+            f"The table may have changed since: {version} was read as of {stated.as_of}, "
+            f"this total as of {self.as_of}. To compare at a time without writes, refresh, make a "
+            "new receipt and run this again."
+        )
+
+
+def _counted(digest: Digest) -> str:
+    """Return rows and total as both sides write them: without separators."""
+    rows = "row" if digest.count == 1 else "rows"
+    return f"{digest.count} {rows}, total {digest.sum_bytes().hex()}"
+
+
+def read_receipt(path: Path) -> Receipt:
+    """The receipt in a file of `driftline receipt`.
+
+    Raises:
+        UsageError: there is none, or it is not one.
+    """
+    try:
+        with path.open("rb") as file:
+            facts = json.loads(file.read(_RECEIPT_BYTES_MAX))
+    except OSError as error:
+        raise UsageError(f"The receipt {path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no receipt: {error}.") from None
+    if not isinstance(facts, dict):
+        raise UsageError(f"{path} is no receipt: it is not an object.")
+    try:
+        values = {name: _hex(facts, name, size) for name, size in _BYTES.items()}
+        return Receipt(
+            relation=_text(facts, "relation"),
+            recipe=Recipe(_columns(facts), _integer(facts, "key_columns")),
+            as_of=_text(facts, "as_of"),
+            version=str(facts.get("version", "")),
+            digest=Digest(_integer(facts, "count"), int.from_bytes(values["sum"], "little")),
+            fragment_key=values["fragment_key"],
+            salt=Salt.from_bytes(values["salt"]),
+        )
+    except MalformedMessage as error:
+        raise UsageError(f"{path} is no receipt: {error.message}") from None
+
+
+def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
+    """Scan the relation once under the receipt's key.
+
+    Raises:
+        NotFound, RecipeChanged, and whatever a scan raises.
+    """
+    published = config.relations.get(receipt.relation)
+    if published is None:
+        raise NotFound(
+            f"The receipt is of {receipt.relation!r}, which {config.path.name} does not publish.",
+            remedy=nearest(receipt.relation, tuple(config.relations)),
+        )
+    session = engine.open()
+    try:
+        shape = session.describe(published.relation)
+        _same_recipe(receipt, replace(shape.recipe, fingerprint_version=FINGERPRINT_VERSION))
+        fingerprints = receipt_hasher(receipt.fragment_key, shape.recipe)
+        digest = Digest()
+        for rows in session.scan(shape):
+            hi, lo = fingerprints(rows)
+            digest += mix(receipt.salt, hi, lo).digest()
+        return Total(receipt, digest, session.as_of)
+    finally:
+        session.close()
+
+
+def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
+    theirs = receipt.recipe
+    if theirs.id == ours.id:
+        return
+    differing = [
+        f"{_shown(their)} at the warehouse, {_shown(our)} here"
+        for their, our in zip(_padded(theirs, ours), _padded(ours, theirs), strict=True)
+        if their is None or our is None or (their.name, their.type) != (our.name, our.type)
+    ]
+    what = (
+        "; ".join(differing[:3])
+        or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
+    )
+    raise RecipeChanged(
+        f"The receipt is of other columns: {what}.",
+        where=receipt.relation,
+        remedy="Have the warehouse refresh with --accept-schema and make a new receipt.",
+    )
+
+
+def _padded(recipe: Recipe, other: Recipe) -> list[Column | None]:
+    missing = max(len(other.columns) - len(recipe.columns), 0)
+    return [*recipe.columns, *([None] * missing)]
+
+
+def _shown(column: Column | None) -> str:
+    return "nothing" if column is None else f"{column.name} {column.type}"
+
+
+def _columns(facts: Mapping[str, object]) -> tuple[Column, ...]:
+    listed = facts.get("columns")
+    found = []
+    for number, item in enumerate(listed if isinstance(listed, list) else ()):
+        pair = item if isinstance(item, list) and len(item) == 2 else [None, None]
+        name, kind = pair
+        if not isinstance(name, str) or not isinstance(kind, str):
+            raise MalformedMessage(f"column {number + 1} is not [name, type].")
+        found.append(Column(name, parse_type(kind), ordinal=number))
+    return tuple(found)
+
+
+def _text(facts: Mapping[str, object], name: str) -> str:
+    value = facts.get(name)
+    if not isinstance(value, str):
+        raise MalformedMessage(f"{name!r} is not text.")
+    return value
+
+
+def _integer(facts: Mapping[str, object], name: str) -> int:
+    value = facts.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise MalformedMessage(f"{name!r} is not a count.")
+    return value
+
+
+def _hex(facts: Mapping[str, object], name: str, size: int) -> bytes:
+    try:
+        value = bytes.fromhex(_text(facts, name))
+    except ValueError:
+        value = b""
+    if len(value) != size:
+        raise MalformedMessage(f"{name!r} is not {size} bytes in hexadecimal.")
+    return value

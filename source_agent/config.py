@@ -1,0 +1,302 @@
+"""The DBA's file, source.toml: what is published, to whom, and at what cost to the database.
+
+The file wins over any request. It holds every identifier and every SELECT that can ever reach the
+database; the network only names a relation in it. Reading it contacts nothing.
+
+Invariants: plain text is served on loopback only; a relation is a table or a query, never both; a
+password is not shown by any repr. Relative paths, SQLite's file among them, are those of the
+file's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import time
+from pathlib import Path
+from types import MappingProxyType
+
+from driftline.errors import MalformedMessage
+from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
+from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
+from driftline.types import parse_type
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from source_agent.engines.interface import Fingerprint, Limits, Relation
+
+_LOGIN = "DATABASE"  # of DRIFTLINE_PASSWORD_DATABASE
+
+_TOP = ("database", "server", "limits", "relations")
+_DATABASE = (
+    "url", "password_file", "statement_timeout_s", "lock_timeout_s", "idle_timeout_s",
+    "connect_timeout_s", "silence_timeout_s",
+)  # fmt: skip
+_SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
+_LIMITS = (
+    "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
+    "snapshot_seconds",
+)  # fmt: skip
+_RELATION = (
+    "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
+)  # fmt: skip
+_HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Where the database is and how long a session may take of it."""
+
+    url: str
+    password: str | None = field(repr=False)
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """The files of mutual TLS; read again whenever they change."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the agent listens. Without certificates it listens on loopback, in plain text."""
+
+    host: str
+    port: int
+    certificates: Certificates | None
+    audit_file: Path | None = None
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Hours of the day, local time, in which nothing is read: [start, end), over midnight too."""
+
+    start: time
+    end: time
+
+    def covers(self, now: time) -> bool:
+        if self.start <= self.end:
+            return self.start <= now < self.end
+        return now >= self.start or now < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start:%H:%M}-{self.end:%H:%M}"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all exchanges together may take; None is no limit.
+
+    `scans_at_once`: relations answered at the same time. `readers`: processes that read one scan,
+    each over a connection of its own; the `readers` - 1 further ones are shared by all scans.
+    `rows_per_second`: read from the database.
+    `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
+    """
+
+    scans_at_once: int = 2
+    readers: int = 1
+    rows_per_second: float | None = None
+    bytes_per_second: float | None = None
+    pause_file: Path | None = None
+    quiet_hours: tuple[Quiet, ...] = ()
+    snapshot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A relation and the clients that may have it (a URI or DNS name of the certificate, exactly);
+    None: all."""
+
+    relation: Relation
+    allow: frozenset[str] | None = None
+
+    def admits(self, names: frozenset[str]) -> bool:
+        return self.allow is None or bool(self.allow & names)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """The whole file. `relations` in its order, by the names that the network uses."""
+
+    path: Path
+    database: Database
+    server: Endpoint
+    budget: Budget
+    relations: Mapping[str, Publication]
+
+
+def load(path: Path | str) -> SourceConfig:
+    """Read source.toml.
+
+    Raises:
+        ConfigurationError: with the file, the key and what to do.
+    """
+    top = read(Path(path), _TOP)
+    published = top.tables("relations", _RELATION)
+    relations = {name: _publication(name, table) for name, table in published.items()}
+    return SourceConfig(
+        path=top.file,
+        database=_database(top.table("database", _DATABASE)),
+        server=_endpoint(top.table("server", _SERVER)),
+        budget=_budget(top.table("limits", _LIMITS, required=False)),
+        relations=MappingProxyType(relations),
+    )
+
+
+def _database(table: Table) -> Database:
+    url = table.url("url", _LOGIN)
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise table.error(
+            "url",
+            "It is not a database URL.",
+            "Write one such as postgresql+psycopg://reader@host/database.",
+        ) from None
+    file = parsed.database
+    if parsed.get_backend_name() == "sqlite" and file and not file.startswith((":", "file:")):
+        parsed = parsed.set(database=str(resolve(table.file, file)))
+    limits = Limits(
+        statement_s=table.optional_number("statement_timeout_s"),
+        lock_s=table.number("lock_timeout_s", default=Limits().lock_s),
+        idle_s=table.number("idle_timeout_s", default=Limits().idle_s),
+        connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
+        silence_s=_silence(table),
+    )
+    return Database(
+        parsed.render_as_string(hide_password=False),
+        table.password("password_file", _LOGIN),
+        limits,
+    )
+
+
+def _silence(table: Table) -> float:
+    seconds = table.number("silence_timeout_s", default=Limits().silence_s)
+    if seconds > DATABASE_SILENCE_S_MAX:
+        raise table.error(
+            "silence_timeout_s",
+            f"It is above {DATABASE_SILENCE_S_MAX:g} s, after which a warehouse gives up.",
+            f"Write {DATABASE_SILENCE_S_MAX:g} at most.",
+        )
+    return seconds
+
+
+def _endpoint(table: Table) -> Endpoint:
+    host, port = split_address(table, "listen")
+    audit = table.optional_path("audit_file")
+    if not table.flag("insecure"):
+        files = Certificates(table.path("certificate"), table.path("key"), table.path("client_ca"))
+        return Endpoint(host, port, files, audit)
+    if not is_loopback(host):
+        raise table.error(
+            "insecure",
+            f"Plain text is for loopback only, and {host} is not.",
+            "Remove `insecure` and make certificates with `driftline-source enroll`, "
+            "or listen on 127.0.0.1.",
+        )
+    for key in ("certificate", "key", "client_ca"):
+        if table.has(key):
+            raise table.error(
+                key, "It has no effect beside `insecure = true`.", "Remove one of the two."
+            )
+    return Endpoint(host, port, None, audit)
+
+
+def _budget(table: Table) -> Budget:
+    return Budget(
+        scans_at_once=table.integer("scans_at_once", default=2, least=1),
+        readers=table.integer("readers", default=1, least=1),
+        rows_per_second=table.optional_number("rows_per_second"),
+        bytes_per_second=table.optional_number("bytes_per_second"),
+        pause_file=table.optional_path("pause_file"),
+        quiet_hours=tuple(_quiet(table, text) for text in table.texts("quiet_hours") or ()),
+        snapshot_s=table.optional_number("snapshot_seconds"),
+    )
+
+
+def _quiet(table: Table, text: str) -> Quiet:
+    match = _HOURS.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError(text)
+        hours = [int(part) for part in match.groups()]
+        start, end = time(hours[0], hours[1]), time(hours[2] % 24, hours[3])
+        if start == end or (hours[2] == 24 and hours[3]) or hours[2] > 24:
+            raise ValueError(text)
+    except ValueError:
+        raise table.error(
+            "quiet_hours",
+            f"{text!r} is not a part of a day.",
+            'Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
+        ) from None
+    # Until midnight is until the last instant of the day.
+    return Quiet(start, end if hours[2] != 24 else time.max)
+
+
+def _publication(name: str, table: Table) -> Publication:
+    if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+        raise table.error(
+            "", f"A relation's name is 1 to {NAME_BYTES_MAX} bytes of printable text."
+        )
+    if table.has("table") == table.has("query"):
+        found = "both are given" if table.has("table") else "none is given"
+        raise table.error("", f"A relation is a `table` or a `query`; {found}.")
+    if table.has("query") and table.has("where"):
+        raise table.error("where", "It goes with `table`.", "Put the condition into the query.")
+    columns = table.texts("columns")
+    key = table.texts("key")
+    for setting, names in (("key", key), ("columns", columns)):
+        if names == ():
+            raise table.error(setting, "It is an empty list.", "Remove it or name columns.")
+    for column in key or ():
+        if columns is not None and column not in columns:
+            raise table.error(
+                "key", f"{column!r} is not among `columns`.", nearest(column, columns)
+            )
+    relation = Relation(
+        name=name,
+        table=table.optional_text("table"),
+        query=table.optional_text("query"),
+        key=key,
+        columns=columns,
+        where=table.optional_text("where"),
+        as_text=table.texts("as_text") or (),
+        types=_types(table),
+        fingerprint=_fingerprint(table),
+    )
+    allow = table.texts("allow")
+    return Publication(relation, None if allow is None else frozenset(allow))
+
+
+def _fingerprint(table: Table) -> Fingerprint:
+    text = table.text("fingerprint", default=Fingerprint.AGENT.value)
+    try:
+        return Fingerprint(text)
+    except ValueError:
+        raise table.error(
+            "fingerprint",
+            f"{text!r} makes no fingerprints.",
+            nearest(text, tuple(f.value for f in Fingerprint)),
+        ) from None
+
+
+def _types(table: Table) -> tuple[tuple[str, str], ...]:
+    declared = table.text_map("types")
+    for column, text in declared.items():
+        try:
+            parse_type(text)
+        except MalformedMessage as error:
+            raise table.error(
+                f"types.{column}", error.message, "docs/types.md lists the declared types."
+            ) from None
+    return tuple(declared.items())

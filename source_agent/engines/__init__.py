@@ -1,0 +1,1 @@
+"""Databases behind one interface, a folder per engine."""

@@ -1,0 +1,1 @@
+"""MariaDB and MySQL: read unbuffered as the text that the server writes."""

@@ -1,0 +1,295 @@
+"""MariaDB and MySQL: what the login may do, what a scan costs, what to grant, what errors mean.
+
+The DBA's side of the engine; see `postgresql_access`. Privileges come from information_schema,
+which shows a login its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    DriftlineError,
+    SnapshotLost,
+)
+from pymysql import Error, OperationalError
+
+from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.mariadb import settings, types
+from source_agent.engines.mariadb.sql import (
+    MARK,
+    STATEMENTS,
+    empty_sql,
+    explain_sql,
+    null_key_sql,
+    page_sql,
+    probe_sql,
+    range_sql,
+    scan_sql,
+    select_sql,
+)
+from source_agent.engines.relations import join_name, plan_of, quote, split_name
+from source_agent.printable import counted
+
+Ask = Callable[..., list[tuple[str | None, ...]]]
+
+USER_PRIVILEGES = """
+SELECT 'on everything', privilege_type, is_grantable FROM information_schema.user_privileges"""
+SCHEMA_PRIVILEGES = """
+SELECT table_schema, privilege_type, is_grantable FROM information_schema.schema_privileges"""
+TABLE_PRIVILEGES = """
+SELECT table_schema, table_name, privilege_type, is_grantable
+FROM information_schema.table_privileges"""
+COLUMN_PRIVILEGES = """
+SELECT DISTINCT table_schema, table_name, privilege_type, is_grantable
+FROM information_schema.column_privileges"""
+LISTED = """
+SELECT table_schema, table_name, table_schema = DATABASE() FROM information_schema.tables
+WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
+ORDER BY table_schema, table_name"""
+UNIQUE = """
+SELECT table_schema, table_name, index_name, column_name, nullable
+FROM information_schema.statistics
+WHERE non_unique = 0 AND table_schema NOT IN ('information_schema', 'mysql', 'performance_schema',
+                                              'sys')
+ORDER BY table_schema, table_name, index_name, seq_in_index"""
+SIZE = """
+SELECT table_rows, data_length FROM information_schema.tables
+WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
+CATALOGUE: Final = (
+    USER_PRIVILEGES,
+    SCHEMA_PRIVILEGES,
+    TABLE_PRIVILEGES,
+    COLUMN_PRIVILEGES,
+    LISTED,
+    UNIQUE,
+    SIZE,
+)
+
+# Server and client error numbers: mysqld_error.h, errmsg.h.
+_REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
+_NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
+_NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
+_TIMED_OUT: Final = {1969, 3024}
+_LOCKED: Final = {1205}
+CLIENT_ERRORS: Final = 2000
+_LOST_CONNECTION: Final = 2013
+_LOST: Final = {1213, 1412, 1020, 1033}
+_UNAVAILABLE: Final = {
+    *(1040, 1053, 1077, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 4031),
+    *range(2000, 2049),
+}
+
+
+def driver_arguments(parameters: dict[str, str]) -> dict[str, Any]:
+    """The URL's parameters as PyMySQL's keyword arguments.
+
+    Raises:
+        ConfigurationError: one that it does not know.
+    """
+    texts = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "bind_address"}
+    flags = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name in texts:
+            found[name] = value
+        elif name in flags:
+            found[name] = value.lower() in {"1", "true", "yes", "on"}
+        elif name != "charset":  # which is always utf8mb4
+            raise ConfigurationError(
+                f"The URL's parameter {name!r} is not known.",
+                remedy=f"Known are: {', '.join(sorted(texts | flags))}.",
+                where="database.url",
+            )
+    return found
+
+
+def _parts(error: Error) -> tuple[int, str]:
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[-1]) if error.args else type(error).__name__
+    return number, text.strip().rstrip(".")
+
+
+def is_said_by_server(error: Error) -> bool:
+    """Return True if the server itself refused; the driver's own numbers begin at 2000."""
+    return 0 < _parts(error)[0] < CLIENT_ERRORS
+
+
+def is_silence(error: Error) -> bool:
+    """Return True if the driver gave up a read of its socket. The server does not know."""
+    number, text = _parts(error)
+    return number == _LOST_CONNECTION and "timed out" in text
+
+
+def connect_error(error: Error, where: str) -> DriftlineError:
+    number, text = _parts(error)
+    if number in _REFUSED_LOGIN:
+        return DatabaseRefused(
+            f"MariaDB at {where} refused the login: {text}.",
+            remedy="Check the user, the password and the database's name in database.url.",
+        )
+    return DatabaseUnavailable(
+        f"MariaDB at {where} cannot be reached: {text}.",
+        remedy="Check that it runs and that database.url is right, then try again.",
+    )
+
+
+def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
+    """The error that a user sees for one of PyMySQL's."""
+    number, text = _parts(error)
+    where = relation.name if relation else ""
+    message = f"MariaDB says: {text} (error {number})."
+    if number in _NOT_GRANTED:
+        what = relation.table if relation and relation.table else "every table it reads"
+        return DatabaseRefused(
+            message,
+            where=where,
+            remedy=f"As an administrator: GRANT SELECT ON {what} TO the agent.",
+        )
+    if number in _NOT_FOUND:
+        return ConfigurationError(
+            message, where=where, remedy="Correct the table or the query in the file."
+        )
+    if number in _TIMED_OUT:
+        return DatabaseRefused(
+            message,
+            where=where,
+            remedy="Raise statement_timeout_s of the file or the account's own limit, whichever is"
+            " shorter, or publish less of it.",
+        )
+    if number in _LOCKED:
+        return DatabaseUnavailable(
+            message, where=where, remedy="Someone holds a lock on it; try again later."
+        )
+    if number in _LOST:
+        return SnapshotLost(message, where=where)
+    if is_silence(error):
+        return DatabaseUnavailable(
+            f"MariaDB has sent nothing for too long: {text}.",
+            where=where,
+            remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
+            " where a statement needs longer before its first row.",
+        )
+    if number in _UNAVAILABLE or (not number and isinstance(error, OperationalError)):
+        return DatabaseUnavailable(message, where=where, remedy="Try again later.")
+    return DatabaseRefused(message, where=where)
+
+
+def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[Privilege]:
+    """See `Engine.privileges`."""
+    published = set()
+    for relation in relations:
+        if relation.table is not None:
+            parts = split_name(relation.table, MARK)
+            published.add((parts[0] if len(parts) == 2 else database, parts[-1]))
+    has_queries = any(r.query for r in relations)
+    found = []
+    for place, what, grantable in ask(USER_PRIVILEGES):
+        if what != "USAGE":
+            found.append(Privilege(f"{what} {place}", excess=True))
+        if grantable == "YES":
+            found.append(Privilege("GRANT OPTION on everything", excess=True))
+    for schema, what, grantable in ask(SCHEMA_PRIVILEGES):
+        option = " with GRANT OPTION" if grantable == "YES" else ""
+        found.append(Privilege(f"{what} on every table of {schema}{option}", excess=True))
+    for sql in (TABLE_PRIVILEGES, COLUMN_PRIVILEGES):
+        for schema, table, what, grantable in ask(sql):
+            is_needed = what == "SELECT" and grantable != "YES"
+            is_published = (schema, table) in published or has_queries
+            option = " with GRANT OPTION" if grantable == "YES" else ""
+            found.append(
+                Privilege(
+                    f"{what} on {schema}.{table}{option}", excess=not (is_needed and is_published)
+                )
+            )
+    return list(dict.fromkeys(found))
+
+
+def listed(ask: Ask) -> list[Listed]:
+    """See `Engine.listed`."""
+    indexes: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
+    for schema, table, index, column, nullable in ask(UNIQUE):
+        of_table = indexes.setdefault((schema or "", table or ""), {})
+        of_table.setdefault(index or "", []).append((column or "", nullable == "YES"))
+    found = []
+    for schema, name, is_here in ask(LISTED):
+        parts = (schema or "", name or "")
+        of_table = indexes.get(parts, {})
+        sound = [
+            tuple(column for column, _ in columns)
+            for columns in of_table.values()
+            if all(column and not is_nullable for column, is_nullable in columns)
+        ]
+        key = () if "PRIMARY" in of_table else min(sound, key=len, default=())
+        table = join_name(parts[1:] if is_here == "1" else parts, MARK)
+        found.append(Listed(*parts, table, key))
+    return found
+
+
+def scan_cost(ask: Ask, shape: Shape) -> str:
+    """See `Engine.scan_cost`."""
+    plan = [row for row in ask(explain_sql(select_sql(shape))) if row[2] is not None]
+    # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
+    access = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
+    rows, size = shape.rows_expected, None
+    if shape.relation.table is not None:
+        parts = split_name(shape.relation.table, MARK)
+        for count, length in ask(SIZE, parts[0] if len(parts) == 2 else None, parts[-1]):
+            rows, size = int(count or 0), int(length or 0)
+    on_disk = f", {size / 2**20:,.1f} MiB on disk" if size else ""
+    return f"about {counted(rows, 'row')}{on_disk}; {access} ({plan_of(shape).consistency.value})"
+
+
+def grants(
+    relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
+) -> str:
+    """See `Engine.grants`."""
+    account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
+    budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
+    lines = [
+        "-- Least privilege for driftline-source. Run as an administrator.",
+        "-- The account is locked until it has a password; write the agent's host in place of %.",
+        f"CREATE USER {account}",
+        f"  WITH MAX_USER_CONNECTIONS {connections}{budget} ACCOUNT LOCK;",
+    ]
+    for relation in relations:
+        if relation.table is None:
+            lines.append(f"-- {relation.name}: GRANT SELECT on every table that its query reads")
+            continue
+        parts = split_name(relation.table, MARK)
+        table = ".".join(
+            quote(p, MARK) for p in (parts if len(parts) == 2 else (database, parts[0]))
+        )
+        columns = ""
+        if relation.columns is not None and relation.key is not None:
+            names = dict.fromkeys(relation.key + relation.columns)
+            columns = f" ({', '.join(quote(n, MARK) for n in names)})"
+        lines.append(f"GRANT SELECT{columns} ON {table} TO {account};")
+    lines += [
+        "-- Then, with a password of your own, the same as in the agent's password_file:",
+        f"-- ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK;",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def templates(shapes: Sequence[Shape]) -> list[str]:
+    """See `Engine.templates`."""
+    reads = []
+    for shape in shapes:
+        plan = plan_of(shape)
+        empty = empty_sql(plan.source)
+        reads += [empty, probe_sql(shape), explain_sql(empty)]
+        reads += [explain_sql(scan_sql(shape))]
+        if plan.pages:
+            reads += [page_sql(shape, is_first=first) for first in (True, False)]
+        else:
+            reads.append(scan_sql(shape))
+        if shape.recipe.integer_key:
+            reads += [range_sql(shape), null_key_sql(shape)]
+            reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
+    catalogue = (settings.SHOWN, *types.CATALOGUE, *CATALOGUE)
+    return list(dict.fromkeys([*STATEMENTS, *catalogue, *reads]))

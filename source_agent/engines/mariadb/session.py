@@ -1,0 +1,317 @@
+"""MariaDB and MySQL: one read-only snapshot, read unbuffered as the text that the server writes.
+
+The driver is told to decode nothing (`use_unicode=False`, no converters): it would make floats and
+datetimes of values, which rounds some and refuses others. `rows` makes the row bytes.
+
+Invariants: the session's default and the transaction itself are READ ONLY; everything that a text
+form depends on is pinned. InnoDB tables are read in one consistent snapshot. Other engines have
+none, and block their writers while a result is unread: they are read in pages by a unique key, or
+spooled where there is none, so that the server has let go of the table before the caller waits for
+anything; the session then says FUZZY.
+
+Rejected: SQL_BUFFER_RESULT, which is documented to free the tables early. In MariaDB 10.11 writers
+of a MyISAM table still ran into their lock timeout while rows were left to read.
+Rejected: joining a derived table of key bounds. It is a quarter faster than `OR`s of BETWEEN
+(0.33 s against 0.44 s for 7,000 ranges of 11 keys in 1.5 M TPC-H orders), but leans on "range
+checked for each record", which may fall back to a full scan for *each* range. A list of ORs is one
+range access of the index or, at worst, one scan for all of its ranges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pymysql
+from driftline.errors import DatabaseUnavailable, DriftlineError
+from pymysql.cursors import Cursor, SSCursor
+
+from source_agent.engines import rows
+from source_agent.engines.attempts import attempted
+from source_agent.engines.interface import (
+    Consistency,
+    Limits,
+    Listed,
+    Privilege,
+    Pulse,
+    Relation,
+    Rows,
+    Session,
+    Shape,
+    TimeLimit,
+)
+from source_agent.engines.mariadb import access, settings, types
+from source_agent.engines.mariadb.access import translate
+from source_agent.engines.mariadb.sql import (
+    AS_OF,
+    BEGIN,
+    RANGES_PER_SELECT,
+    ROWS_MAX,
+    null_key_sql,
+    page_sql,
+    range_sql,
+    scan_sql,
+)
+from source_agent.engines.mariadb.values import BINDERS, encoder
+from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
+from source_agent.engines.relations import plan_of
+
+PAGE_ROWS: Final = 1024
+
+
+class MariadbSession:
+    """Fills `engine.Session`."""
+
+    def __init__(
+        self,
+        connection: pymysql.Connection[Cursor],
+        limits: Limits,
+        connect: Connector,
+    ) -> None:
+        self._connection, self._connect = connection, connect
+        self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
+        self._interrupted = False
+        self.pulse = Pulse()
+        self._open_cursor: SSCursor | None = None
+        self._consistency = Consistency.EXACT
+        self._shown = settings.pin(self.ask, limits)
+        self._as_of = str(self.ask(AS_OF)[0][0])
+        self.ask(BEGIN)
+
+    @property
+    def consistency(self) -> Consistency:
+        return self._consistency
+
+    @property
+    def as_of(self) -> str:
+        return self._as_of
+
+    @property
+    def generation(self) -> int:
+        return 0
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        return settings.time_limits(self.ask)
+
+    def pause(self) -> None:
+        """InnoDB's readers block nobody, and of the others no result is left unread here."""
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._connect.interrupt(self._connection)
+
+    def answers(self, within_s: float) -> bool:
+        return self._connect.answers(within_s)
+
+    def close(self) -> None:
+        if self._open_cursor is not None:
+            _forget(self._open_cursor)
+            self._open_cursor = None
+        with contextlib.suppress(pymysql.Error):
+            self._connection.close()
+
+    def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
+        """The rows of a small result, as text."""
+        cursor = self._execute(self._connection.cursor(Cursor), sql, values, None)
+        return [
+            tuple(v.decode() if isinstance(v, bytes) else v for v in row)
+            for row in cursor.fetchall()
+        ]
+
+    def fields(self, sql: str) -> Sequence[types.Field]:
+        """See `types.Asks`. The driver keeps flags and character set to itself."""
+        cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
+        return cast("Sequence[types.Field]", cursor._result.fields)
+
+    def describe(self, relation: Relation) -> Shape:
+        try:
+            return types.describe(self, relation)
+        except pymysql.Error as error:
+            raise translate(error, relation) from error
+
+    def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        self._note(shape)
+        if plan_of(shape).pages:
+            found = rows.batches(self._pages(shape), encoder(shape), block_rows=PAGE_ROWS)
+            return self._settled(found, shape.relation)
+        found = self._settled(
+            self._read(shape, scan_sql(shape, ordered=ordered), ()), shape.relation
+        )
+        return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
+
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
+        """Two sessions cannot read the same snapshot here."""
+
+    def read_ranges(
+        self,
+        shape: Shape,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        *,
+        rows_max: int | None = None,
+    ) -> Iterator[Rows]:
+        assert shape.recipe.integer_key, "only an integer key has ranges"
+        self._note(shape)
+        if shape.may_be_null_in(first):
+            yield from self._read(shape, null_key_sql(shape), ())
+        # The server must not read what nobody wants: the driver reads every result to its end.
+        left = ROWS_MAX if rows_max is None else rows_max + 1
+        for start in range(0, len(first), RANGES_PER_SELECT):
+            bounds = np.stack((first, last), axis=1)[start : start + RANGES_PER_SELECT]
+            # Always the same statement: the last range is repeated, which an OR does not mind.
+            values = bounds.ravel().tolist()
+            values += values[-2:] * (RANGES_PER_SELECT - len(bounds))
+            found = self._read(shape, range_sql(shape), [*values, left])
+            is_exact = plan_of(shape).consistency is Consistency.EXACT
+            for batch in found if is_exact else rows.spooled(found):
+                left -= len(batch)
+                yield batch
+        self._refuse_changed(shape.relation)
+
+    def _note(self, shape: Shape) -> None:
+        if plan_of(shape).consistency is Consistency.FUZZY:
+            self._consistency = Consistency.FUZZY
+
+    def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
+        """Yield rows; at their end, raise if a stored function has changed a setting."""
+        yield from found
+        self._refuse_changed(relation)
+
+    def _refuse_changed(self, relation: Relation) -> None:
+        """Raise DatabaseRefused if settings on which text forms depend have changed."""
+        settings.refuse_changed(self.ask, self._shown, relation)
+
+    def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
+        cursor = self._connection.cursor(SSCursor)
+        self._execute(cursor, sql, values, shape.relation)
+        self._open_cursor = cursor
+        try:
+            found = rows.timely(iter(cursor.read_next, None), self.pulse)
+            yield from rows.batches(found, encoder(shape))
+        except pymysql.Error as error:
+            raise self._failed(error, shape.relation) from error
+        self._open_cursor = None
+
+    def _pages(self, shape: Shape) -> Callable[[int], Sequence[tuple[Any, ...]]]:
+        """A `fetchmany` that reads each block by a statement of its own, after the last key."""
+        plan = plan_of(shape)
+        names = [c.name for c in shape.recipe.columns]
+        places = [names.index(page) for page in plan.pages]
+        bind = [BINDERS[plan.forms[place]] for place in places]
+        after: list[object] = []
+
+        def fetch(count: int) -> Sequence[tuple[Any, ...]]:
+            # (a, b, c) > (x, y, z), written out so that the index is used.
+            values = [v for i in range(len(after)) for v in after[: i + 1]]
+            sql = page_sql(shape, is_first=not after)
+            cursor = self._connection.cursor(Cursor)
+            block = self._execute(cursor, sql, (*values, count), shape.relation).fetchall()
+            if block:
+                after[:] = [b(block[-1][p]) for b, p in zip(bind, places, strict=True)]
+            return cast("Sequence[tuple[Any, ...]]", block)
+
+        return fetch
+
+    def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
+        """Translate an error, and end a statement that nobody reads any longer."""
+        if access.is_silence(error):
+            self._connect.interrupt(self._connection)
+        return translate(error, relation)
+
+    def _execute(
+        self, cursor: Any, sql: str, values: Sequence[object], relation: Relation | None
+    ) -> Any:
+        if self._open_cursor is not None:  # a scan was abandoned: read it to its end
+            with contextlib.suppress(pymysql.Error):
+                self._open_cursor.close()
+            self._open_cursor = None
+        if self._interrupted:
+            raise DatabaseUnavailable("The read was interrupted.")
+        limit(self._connection, self._answer_s if relation is None else self._silence_s)
+        try:
+            cursor.execute(sql, tuple(values) or None)
+        except pymysql.Error as error:
+            raise self._failed(error, relation) from error
+        self.pulse.beat()
+        return cursor
+
+
+def _forget(cursor: SSCursor) -> None:
+    """Close the connection under an unread result, which the driver would read to its end."""
+    result = cursor._result  # type: ignore[attr-defined]
+    if result is not None:
+        result.unbuffered_active = False
+        result.connection = None
+    cursor.connection._force_close()  # type: ignore[attr-defined]
+
+
+class MariadbEngine:
+    """Fills `engine.Engine`. `parameters` are the URL's: unix_socket, ssl_ca, ssl_cert, ssl_key."""
+
+    name = "mariadb"
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        user: str,
+        password: str,
+        database: str,
+        parameters: dict[str, str],
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
+        self._database = database
+        self._where = parameters.get("unix_socket") or f"{host}:{port}"
+        arguments = {
+            "host": host,
+            "port": port,
+            "user": user,
+            "password": password,
+            "database": database,
+            **access.driver_arguments(parameters),
+        }
+        self._connect = Connector(arguments)
+
+    def open(self) -> Session:
+        return self._open()
+
+    def _open(self) -> MariadbSession:
+        try:
+            connection = self._connect(self._limits.connect_s)
+        except pymysql.Error as error:
+            raise access.connect_error(error, self._where) from error
+        try:
+            return MariadbSession(connection, self._limits, self._connect)
+        except BaseException:
+            connection.close()
+            raise
+
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+        with contextlib.closing(self._open()) as session:
+            return access.privileges(session.ask, relations, self._database)
+
+    def scan_cost(self, shape: Shape) -> str:
+        with contextlib.closing(self._open()) as session:
+            return access.scan_cost(session.ask, shape)
+
+    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
+        return access.grants(
+            relations, login, self._database, self._limits, connections=connections
+        )
+
+    def listed(self) -> list[Listed]:
+        with contextlib.closing(self._open()) as session:
+            return access.listed(session.ask)
+
+    def attempts(self, relation: Relation) -> list[str]:
+        with contextlib.closing(self._open()) as session:
+            return attempted(types.describe, session, relation, pymysql.Error)
+
+    def templates(self, shapes: Sequence[Shape]) -> list[str]:
+        return access.templates(shapes)

@@ -1,0 +1,289 @@
+"""MariaDB and MySQL: from a relation and the catalogue to a `Shape`; who vouches for its key.
+
+Invariants: what is described is what the login may read now; a relation whose tables are not all
+known to be InnoDB is FUZZY. InnoDB refuses to read a table that was made or rewritten after the
+snapshot (1412), but reads an older one that bears the name only since, and one that has lost a
+partition. The catalogue's CREATE_TIME is when a table's file was last touched by such, in whole
+seconds: a table of a later second than the snapshot's is refused, once its lock is there. A time
+in the future is of a clock that went wrong, and says nothing.
+
+Negative zero (tried on 10.11.19): a DOUBLE column never holds one, however it is written; a FLOAT
+only through underflow (-1e-46). The server writes `0` for both zeroes in every numeric form (x,
+x * 1e0, CAST, CONCAT, FORMAT, JSON, ROUND, SIGN); what tells them is ATAN2(x, -1), POINT(x, 0),
+COLUMN_CREATE and SFORMAT.
+
+Rejected: result metadata for tables. It cannot tell UUID or INET6 from CHAR, nor a column's
+character set; for queries there is nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
+
+from source_agent.engines.interface import Consistency, Relation, Shape
+from source_agent.engines.mariadb.sql import MARK, empty_sql, explain_sql, probe_sql
+from source_agent.engines.mariadb.values import TEXT, Described, can_page, column
+from source_agent.engines.relations import (
+    ALIAS,
+    Access,
+    arrange,
+    each_column,
+    query_text,
+    quote,
+    refuse_types,
+    shape,
+    split_name,
+    unknown_table,
+)
+
+TABLE = """
+SELECT table_schema, table_name, table_type, engine, table_rows
+FROM information_schema.tables
+WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
+TABLES = """
+SELECT IF(table_schema = DATABASE(), table_name, CONCAT(table_schema, '.', table_name)),
+       engine, table_type
+FROM information_schema.tables
+WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')
+ORDER BY 1"""
+COLUMNS = """
+SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is_nullable,
+       character_set_name, collation_name
+FROM information_schema.columns
+WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+INDEXES = """
+SELECT index_name, non_unique, column_name, nullable, index_type, sub_part
+FROM information_schema.statistics
+WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
+CREATED = """
+SELECT create_time FROM information_schema.tables
+WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
+CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED)
+
+# Types in result metadata (protocol's field types), as the catalogue would call them.
+_FIELD_TYPES: Final = {
+    0: "decimal",
+    1: "tinyint",
+    2: "smallint",
+    3: "int",
+    4: "float",
+    5: "double",
+    7: "timestamp",
+    8: "bigint",
+    9: "mediumint",
+    10: "date",
+    11: "time",
+    12: "datetime",
+    13: "year",
+    15: "varchar",
+    16: "bit",
+    245: "json",
+    246: "decimal",
+    247: "enum",
+    248: "set",
+    249: "tinytext",
+    250: "mediumtext",
+    251: "longtext",
+    252: "text",
+    253: "varchar",
+    254: "char",
+    255: "geometry",
+}
+_UNSIGNED, _NOT_NULL, _BINARY_CHARSET = 32, 1, 63
+
+
+class Field(Protocol):
+    """One column of a result, as PyMySQL parsed it."""
+
+    name: bytes | str
+    type_code: int
+    charsetnr: int
+    flags: int
+    length: int
+    scale: int
+
+
+class Asks(Protocol):
+    """What describing needs of a session."""
+
+    @property
+    def as_of(self) -> str:
+        """See `Session.as_of`."""
+
+    def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
+        """The rows of a catalogue query, as text."""
+
+    def fields(self, sql: str) -> Sequence[Field]:
+        """The columns of a SELECT, of which no row is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    columns: tuple[str | None, ...]
+    is_primary: bool
+    is_unique: bool  # and no column may be NULL
+    is_btree: bool
+    is_whole: bool  # no column only with its first characters
+
+
+def describe(session: Asks, relation: Relation) -> Shape:
+    """See `Session.describe`."""
+    refuse_types(relation, "MariaDB")
+    if relation.table is None:
+        source = f"{query_text(relation.query or '')} AS {quote(ALIAS, MARK)}"
+        return _describe(session, relation, source, _of_metadata(session.fields(empty_sql(source))))
+    parts = split_name(relation.table, MARK)
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise ConfigurationError(
+            f"{relation.table!r} is not the name of a table.",
+            remedy="Write it as table or database.table, with `…` around a name with a dot.",
+            where=relation.name,
+        )
+    source = ".".join(quote(p, MARK) for p in parts)
+    rows = session.ask(TABLE, parts[0] if len(parts) == 2 else None, parts[-1])
+    # Catalogue comparisons ignore case: prefer the name as it is written.
+    rows = [r for r in rows if r[1] == parts[-1]] or rows
+    if len(rows) != 1:
+        with contextlib.suppress(ConfigurationError):
+            session.fields(empty_sql(source))  # tells "not granted" from "does not exist"
+        raise unknown_table(relation, [str(r[0]) for r in session.ask(TABLES)])
+    schema, name, kind, engine, count = rows[0]
+    described = _of_catalogue(session.ask(COLUMNS, schema, name))
+    indexes = _indexes(session.ask(INDEXES, schema, name))
+    is_innodb = engine is not None and engine.lower() == "innodb" and kind != "VIEW"
+    made = _describe(
+        session, relation, source, described, indexes, is_innodb, engine or "", int(count or 0)
+    )
+    if is_innodb:
+        _refuse_renamed(session, relation, session.ask(CREATED, schema, name))
+    return made
+
+
+def _refuse_renamed(
+    session: Asks, relation: Relation, created: Sequence[tuple[str | None, ...]]
+) -> None:
+    second = session.as_of[:19].replace("T", " ")
+    if any((time or "") > second for (time,) in created):
+        raise SnapshotLost(
+            f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
+            "MariaDB cannot show what was in it.",
+            where=relation.name,
+        )
+
+
+def _describe(
+    session: Asks,
+    relation: Relation,
+    source: str,
+    described: list[Described],
+    indexes: Sequence[_Index] = (),
+    is_innodb: bool = False,
+    engine: str = "",
+    count: int = 0,
+) -> Shape:
+    known = [d.name for d in described]
+    primary = next((i.columns for i in indexes if i.is_primary), ())
+    order = arrange(relation, known, [c for c in primary if c is not None])
+    by_name = {d.name: d for d in described}
+    found = each_column(relation, [by_name[name] for name in order.names], column)
+    unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
+    is_exact = is_innodb or (not engine and _reads_only_innodb(session, source))
+    notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
+    pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
+    access = Access(
+        source,
+        vouched=unique is not None,
+        ordered=is_innodb and tuple(primary[:1]) == order.key[:1],
+        indexed=any(i.is_btree and i.columns[0] == order.key[0] for i in indexes),
+        rows_expected=count,
+        notes=notes,
+        pages=() if is_exact or not engine else pages,
+        consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
+    )
+    described_shape = shape(relation, known, order, found, access)
+    session.fields(probe_sql(described_shape))  # `where`, and the privileges on columns
+    return described_shape
+
+
+def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns by which a table is read in pages; none if it has to be spooled.
+
+    ORDER BY looks at the first `max_sort_length` bytes of a value. An index over whole columns,
+    unless it is a hash, has no longer ones.
+    """
+    if unique is None or not (unique.is_btree and unique.is_whole):
+        return ()
+    names = tuple(filter(None, unique.columns))
+    return names if set(names) <= set(pageable) else ()
+
+
+def _of_catalogue(rows: list[tuple[str | None, ...]]) -> list[Described]:
+    found = []
+    for name, kind, written, precision, scale, nullable, charset, collation in rows:
+        text = (written or "").lower()
+        found.append(
+            Described(
+                name or "",
+                {"integer": "int", "numeric": "decimal"}.get(kind or "", kind or ""),
+                "unsigned" in text,
+                int(precision or 0),
+                int(scale or 0),
+                nullable == "YES",
+                charset or "",
+                text,
+                collation or "",
+            )
+        )
+    return found
+
+
+def _of_metadata(fields: Sequence[Field]) -> list[Described]:
+    found = []
+    for field in fields:
+        name = field.name.decode() if isinstance(field.name, bytes) else field.name
+        kind = _FIELD_TYPES.get(field.type_code, f"field type {field.type_code}")
+        if kind in TEXT and kind not in {"json"} and field.charsetnr == _BINARY_CHARSET:
+            kind = "blob"
+        is_unsigned = bool(field.flags & _UNSIGNED)
+        digits = field.length - (field.scale > 0) - (not is_unsigned)
+        precision = field.length if kind == "bit" else digits
+        is_nullable = not field.flags & _NOT_NULL
+        found.append(
+            Described(name, kind, is_unsigned, precision, field.scale, is_nullable, "", kind)
+        )
+    return found
+
+
+def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
+    grouped: dict[str, list[tuple[str | None, ...]]] = {}
+    for row in rows:
+        grouped.setdefault(row[0] or "", []).append(row)
+    return [
+        _Index(
+            columns=tuple(row[2] for row in group),
+            is_primary=name == "PRIMARY",
+            is_unique=all(r[1] == "0" and r[3] != "YES" and r[2] for r in group),
+            is_btree=all(r[4] == "BTREE" for r in group),
+            is_whole=all(r[5] is None for r in group),
+        )
+        for name, group in grouped.items()
+    ]
+
+
+def _reads_only_innodb(session: Asks, source: str) -> bool:
+    """Whether every table behind a query or view must be InnoDB.
+
+    EXPLAIN is allowed only to who may read all of them, and who may read a table sees it in the
+    catalogue: if all that is visible there is InnoDB, so is what is read.
+    """
+    try:
+        session.ask(explain_sql(empty_sql(source)))
+    except DatabaseRefused:
+        return False
+    engines = [(e or "").lower() for _, e, kind in session.ask(TABLES) if kind == "BASE TABLE"]
+    return all(engine == "innodb" for engine in engines)

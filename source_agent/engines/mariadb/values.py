@@ -1,0 +1,175 @@
+"""MariaDB and MySQL: how each type is read, and how what was read becomes bytes.
+
+The text protocol's text is exact for every type but FLOAT, which the server rounds to six digits:
+it is read as a double, and packed as the single it is.
+
+Invariants: a column is read in a form whose text is lossless under `mariadb_sql.SETTINGS`,
+or refused by name; zero dates, which no calendar has, are refused by value when met. Text in a
+character set that Unicode does not hold completely is refused: the server would write `?`, and a
+change from one such character to another would be missed. MariaDB writes a negative zero as `0`:
+its sign is asked for with ATAN2(x, -1), which is π or −π.
+
+Rejected: CAST(… AS DOUBLE) for FLOAT. MySQL has it only since 8.0.17; `* 1e0` is as exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from driftline.types import DeclaredType, parse_type
+
+from source_agent.engines import rows
+from source_agent.engines.interface import Relation, Shape
+from source_agent.engines.mariadb.sql import MARK
+from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
+from source_agent.engines.relations import Found, plan_of, quote, refused_type
+
+# Every character of these has its own in Unicode, and back. MySQL's latin1 is cp1252, completed.
+# fmt: off
+_LOSSLESS_CHARSETS: Final = frozenset((
+    "ascii", "latin1", "latin2", "latin5", "latin7", "utf8", "utf8mb3", "utf8mb4", "ucs2",
+    "utf16", "utf16le", "utf32", "cp1250", "cp1251", "cp1256", "cp1257", "cp850", "cp852",
+    "cp866", "koi8r", "koi8u", "greek", "hebrew",
+))
+# fmt: on
+_INTEGERS: Final = {  # data type: declared when signed, when unsigned
+    "tinyint": ("int2", "int2"),
+    "smallint": ("int2", "int4"),
+    "mediumint": ("int4", "int4"),
+    "int": ("int4", "int8"),
+    "bigint": ("int8", "numeric(20,0)"),
+}
+# fmt: off
+TEXT: Final = frozenset((
+    "char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json",
+))
+_BYTES: Final = frozenset((
+    "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "vector",
+))
+_GEOMETRY: Final = frozenset((
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+))
+# fmt: on
+_DATES: Final = {"date": "date", "datetime": "timestamp", "timestamp": "timestamptz"}
+_AS_CHAR: Final = frozenset(("time", "uuid", "inet4", "inet6"))
+
+ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
+    "int": lambda type: Fixed(type.kind, int),
+    "float": lambda type: Fixed(type.kind, float),
+    "decimal": rows.decimal_text,
+    "ascii": rows.from_text,
+    "date": rows.from_text,
+    "utc": lambda type: rows.from_text(type, "+00"),
+    "text": lambda _: Raw(rows.check_utf8),
+    "bytes": lambda _: Raw(),
+}
+BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
+    "int": int,
+    "decimal": lambda raw: Decimal(raw.decode()),
+    "text": bytes.decode,
+    "date": bytes.decode,
+}
+# Collations that do not pad: MariaDB's by name, and those that MySQL has since 8.0.
+_NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
+
+
+class Described(NamedTuple):
+    """A column as catalogue or metadata has it; `precision` is bits for BIT."""
+
+    name: str
+    type: str
+    is_unsigned: bool
+    precision: int
+    scale: int
+    is_nullable: bool
+    charset: str
+    written: str
+    collation: str = ""  # empty where it is not known
+
+
+def encoder(shape: Shape) -> rows.RowEncoder:
+    forms = plan_of(shape).forms
+    return rows.RowEncoder(
+        shape, [ENCODERS[f](c.type) for f, c in zip(forms, shape.recipe.columns, strict=True)]
+    )
+
+
+def column(relation: Relation, column: Described) -> Found:
+    """The read expression of one column. Forms: see `ENCODERS`."""
+    quoted = quote(column.name, MARK)
+    as_text = column.name in relation.as_text
+    is_foreign = bool(column.charset) and column.charset not in _LOSSLESS_CHARSETS
+    if column.type in TEXT and is_foreign and not as_text:
+        raise refused_type(
+            relation,
+            column.name,
+            f"has the character set {column.charset}, which Unicode does not hold completely",
+            f'Set as_text = ["{column.name}"] to read it as hexadecimal digits.',
+        )
+    read, declared, form = _reading(column, quoted)
+    if not form:
+        raise refused_type(
+            relation,
+            column.name,
+            f"has the type {column.written}, for which there is no lossless way to read it",
+            "Publish a query that casts it to CHAR.",
+        )
+    if as_text and form != "text":
+        is_raw = form == "bytes"
+        read, declared, form = f"HEX({read})" if is_raw else f"CAST({read} AS CHAR)", "text", "text"
+    elif as_text and is_foreign:
+        read = f"HEX({read})"
+    return Found(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+
+
+def can_page(column: Described, found: Found) -> bool:
+    """Return whether a table can be read in pages by this column without losing rows.
+
+    ORDER BY and `>` must agree about each pair of values, and values must be bindable. They do not
+    agree for ENUM and SET, which are sorted by number and compared as strings, nor for CHAR under a
+    collation that does not pad, which is sorted with the spaces that a comparison lacks.
+    """
+    if found.read != quote(column.name, MARK) or found.form not in BINDERS:
+        return False
+    if found.form != "text":
+        return True
+    is_padded = bool(column.collation) and not _NO_PAD.search(column.collation.lower())
+    return column.type in {"char", "varchar"} and is_padded
+
+
+def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
+    """Read expression, declared type and form; three empty strings for none."""
+    kind = column.type
+    if kind in _INTEGERS:
+        declared = _INTEGERS[kind][column.is_unsigned]
+        return quoted, declared, "decimal" if declared.startswith("numeric") else "int"
+    if kind == "decimal":
+        if 1 <= column.precision <= 38 and column.scale <= column.precision:
+            declared = str(DeclaredType("numeric", column.precision, column.scale))
+            return quoted, declared, "decimal"
+        return quoted, "numeric", "ascii"
+    if kind in {"float", "double"}:
+        read = f"IF({quoted} = 0 AND ATAN2({quoted}, -1e0) < 0, '-0', {quoted} * 1e0)"
+        return read, "float4" if kind == "float" else "float8", "float"
+    if kind == "bit":
+        is_narrow = column.precision <= 63
+        return (
+            f"({quoted} + 0)",
+            "int8" if is_narrow else "numeric(20,0)",
+            "int" if is_narrow else "decimal",
+        )
+    if kind == "year":
+        return f"({quoted} + 0)", "int2", "int"
+    if kind in _DATES:
+        return quoted, _DATES[kind], "utc" if kind == "timestamp" else "date"
+    if kind in _AS_CHAR:
+        return f"CAST({quoted} AS CHAR)", "text", "text"
+    if kind in TEXT:
+        return quoted, "text", "text"
+    if kind in _BYTES or kind in _GEOMETRY:
+        return quoted, "bytea", "bytes"
+    return "", "", ""

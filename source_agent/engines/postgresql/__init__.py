@@ -1,0 +1,1 @@
+"""PostgreSQL: read by COPY in binary, in one read-only snapshot."""

@@ -1,0 +1,120 @@
+"""PostgreSQL: which row security policies decide what the login sees of a relation.
+
+Whether any does is asked of the server itself: under `row_security = off` it refuses to plan a
+statement of which a policy would hide rows, also behind a view. Only then are the policies read.
+
+The catalogue of a snapshot may be older than the policies that are in force, which PostgreSQL takes
+as they are now. So they are read by a further, short session, once the relation's tables are
+locked: from then on nobody can change them until this session ends.
+
+A view reads its tables as its owner, with `security_invoker` as who reads the view; a policy reads
+the tables of its condition as who reads its own table. Of a query it is not known what it reads:
+where a policy hides rows of it, the policies of everything that the login may read count.
+
+Not found: what a function reads that a view or a policy calls, and another body of such a function;
+other rows in a table that a policy's condition looks into. These are rows that come and go.
+
+Rejected: the tables in a plan. One that a policy hides altogether is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import blake3
+from psycopg import Error
+
+from source_agent.engines.postgresql.sql import EXPLAIN
+from source_agent.engines.row_security import Policy, RowSecurity
+
+Ask = Callable[..., list[tuple[Any, ...]]]
+
+PROBE: Final = "SAVEPOINT driftline_probe"
+PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"
+OFF: Final = "SELECT pg_catalog.set_config('row_security', 'off', true)"
+# Conditions are written with the names that this path does not find, whatever the role's own is.
+PLAIN: Final = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', true)"
+POLICIES: Final = """
+WITH RECURSIVE edges(reader, read) AS (
+  SELECT w.ev_class, d.refobjid FROM pg_catalog.pg_rewrite w
+  JOIN pg_catalog.pg_depend d ON d.objid = w.oid
+    AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass
+  WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid <> w.ev_class
+  UNION
+  SELECT p.polrelid, d.refobjid FROM pg_catalog.pg_policy p
+  JOIN pg_catalog.pg_depend d ON d.objid = p.oid
+    AND d.classid = 'pg_catalog.pg_policy'::pg_catalog.regclass
+  WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid <> p.polrelid
+), asked(relation) AS (
+  SELECT %s::pg_catalog.oid
+), reads(relation, role) AS (
+  SELECT c.oid, r.oid FROM asked JOIN pg_catalog.pg_class c
+    ON c.oid = asked.relation OR asked.relation IS NULL AND c.relkind IN ('r', 'p', 'v')
+      AND c.oid >= 16384 AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+  JOIN pg_catalog.pg_roles r ON r.rolname = CURRENT_USER
+  UNION
+  SELECT e.read, CASE WHEN c.relkind = 'v' AND NOT EXISTS (
+      SELECT FROM pg_catalog.pg_options_to_table(c.reloptions)
+      WHERE option_name = 'security_invoker' AND option_value::pg_catalog.bool)
+    THEN c.relowner ELSE reads.role END
+  FROM reads JOIN pg_catalog.pg_class c ON c.oid = reads.relation
+  JOIN edges e ON e.reader = reads.relation
+)
+SELECT DISTINCT pg_catalog.format('%%I.%%I', n.nspname, c.relname), p.polname::pg_catalog.text,
+       p.polpermissive, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
+FROM reads JOIN pg_catalog.pg_class c ON c.oid = reads.relation
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_roles r ON r.oid = reads.role
+LEFT JOIN pg_catalog.pg_policy p ON p.polrelid = c.oid AND p.polcmd IN ('r', '*')
+  AND (0 = ANY (p.polroles) OR EXISTS (
+    SELECT FROM pg_catalog.unnest(p.polroles) member(oid)
+    WHERE pg_catalog.pg_has_role(reads.role, member.oid, 'USAGE')))
+WHERE c.relrowsecurity AND NOT r.rolsuper AND NOT r.rolbypassrls
+  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(reads.role, c.relowner, 'USAGE'))
+ORDER BY 1, 2, 3, 4"""
+STATEMENTS: Final = (PROBE, PROBED, OFF, PLAIN, POLICIES)
+
+NOTHING_HIDDEN: Final = RowSecurity(())
+_REFUSED: Final = "42501"  # SQLSTATE insufficient_privilege
+UNKNOWN: Final = Policy("a table that is not known", "", b"")  # the server says that there is one
+
+
+def hides(ask: Ask, execute: Callable[[str], object], select_sql: str) -> bool:
+    """Return True if a policy decides which rows a SELECT shows. Raises psycopg.Error."""
+    execute(PROBE)
+    try:
+        ask(OFF)
+        ask(EXPLAIN + select_sql)
+        return False
+    except Error as error:
+        if error.sqlstate != _REFUSED:
+            raise
+    finally:
+        execute(PROBED)
+    ask(EXPLAIN + select_sql)  # what is refused now as well is no policy's doing
+    return True
+
+
+def policies(ask: Ask, relation: int | None) -> RowSecurity:
+    """Return the policies in force for the login.
+
+    Args:
+        ask: of a session that began after the tables were locked.
+        relation: the OID of a table or view; None: all that the login may read.
+    """
+    ask(PLAIN)
+    found = []
+    for table, name, is_permissive, condition in ask(POLICIES, relation):
+        text = "\0".join((table, name or "", str(is_permissive), condition or ""))
+        found.append(Policy(table, name or "", blake3.blake3(text.encode()).digest(length=8)))
+    return RowSecurity(tuple(found) or (UNKNOWN,))
+
+
+def note(found: RowSecurity, *, is_query: bool) -> str:
+    """Return what `check` and `doctor` say of a relation of which policies hide rows."""
+    tables = dict.fromkeys(policy.table for policy in found.policies)
+    named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
+    by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
+    of = f"; every table with policies counts: {', '.join(tables)}" if is_query else ""
+    return f"row security: the relation is what the login may see ({by}{of})"

@@ -1,0 +1,134 @@
+"""PostgreSQL: the statements of a session, the SELECTs of a relation, and COPY around them. No I/O,
+no values.
+
+What is asked to describe a relation is beside the types (`postgresql_types`), and the parts that a
+table is cut into are in `postgresql_split`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from source_agent.engines.interface import Limits, Shape
+from source_agent.engines.relations import plan_of, quote
+
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+PIN = (
+    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
+    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
+    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
+    "JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
+)
+TIGHTEN = (  # limits of time: one that the server or the role has is never lifted
+    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
+    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
+    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
+    "JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
+    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # before the cast, always
+    "           THEN s.setting::pg_catalog.int8 OPERATOR(pg_catalog.=) 0\n"
+    "             OR s.setting::pg_catalog.int8 OPERATOR(pg_catalog.>) p.value::pg_catalog.int8 END"
+)
+TIME_LIMITS = (
+    "SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,\n"
+    "       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0\n"
+    "FROM pg_catalog.pg_settings s\n"
+    "WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',\n"
+    "                 'idle_in_transaction_session_timeout', 'idle_session_timeout')\n"
+    "  AND s.setting OPERATOR(pg_catalog.<>) '0'\n"
+    "ORDER BY s.name"
+)
+AS_OF = (
+    "SELECT pg_catalog.to_char(pg_catalog.statement_timestamp() AT TIME ZONE 'UTC', "
+    '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')'
+)
+BOUNDS = (  # of what is read, as settings: COPY takes no parameters
+    "SELECT pg_catalog.set_config('driftline.first', %s, true), "
+    "pg_catalog.set_config('driftline.last', %s, true)"
+)
+EXPORT = "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
+EXPLAIN = "EXPLAIN (FORMAT JSON) "
+SAVEPOINT = "SAVEPOINT driftline_read"
+ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
+RELEASE = "RELEASE SAVEPOINT driftline_read"
+STATEMENTS: Final = (
+    PIN,
+    TIGHTEN,
+    TIME_LIMITS,
+    BEGIN,
+    AS_OF,
+    BOUNDS,
+    EXPORT,
+    SAVEPOINT,
+    ROLLBACK_TO,
+    RELEASE,
+)
+
+
+# By which a server notices within a minute that the agent's machine is gone, or the agent in the
+# middle of a statement (the first: PostgreSQL 14). Set by TIGHTEN. Not tcp_user_timeout: Linux ends
+# by it whoever is slow to read, and a warehouse may be.
+DEAD_CLIENTS: Final = {
+    "client_connection_check_interval": "5000",
+    "tcp_keepalives_idle": "20",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
+
+def timeouts(limits: Limits) -> dict[str, str]:
+    """Return what bounds a session's statements, its waits for locks and its silence, for TIGHTEN.
+
+    What source.toml leaves open is not named: the role's own limit stays.
+    """
+    seconds = {
+        "statement_timeout": limits.statement_s,
+        "lock_timeout": limits.lock_s,
+        "idle_in_transaction_session_timeout": limits.idle_s,
+    }
+    return {name: str(max(1, round(s * 1000))) for name, s in seconds.items() if s is not None}
+
+
+def copy_of(select_sql: str) -> str:
+    return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False, only: bool = False) -> str:
+    """The SELECT of a scan, in tuple order; `only`: whatever may inherit from the table."""
+    plan = plan_of(shape)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    tail = "\nORDER BY 1" if ordered else ""
+    source = f"ONLY {plan.source}" if only else plan.source
+    return f"SELECT {', '.join(plan.reads)}\nFROM {source}{where}{tail}"
+
+
+def null_key_sql(shape: Shape) -> str:
+    """A row whose key, of one column, is NULL, if there is any."""
+    plan, key = plan_of(shape), quote(shape.recipe.columns[0].name)
+    where = f"{plan.where} AND " if plan.where else ""
+    reads = ", ".join(plan.reads)
+    return f"SELECT {reads}\nFROM {plan.source}\nWHERE {where}{key} IS NULL\nLIMIT 1"
+
+
+def range_sql(shape: Shape, *, literal: bool = False) -> str:
+    """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
+
+    `literal` is for EXPLAIN, which has no bounds to look up: one range of one key.
+    """
+    plan = plan_of(shape)
+    key = quote(shape.recipe.columns[0].name)
+    bounds = (
+        "(SELECT 1::pg_catalog.int8, 1::pg_catalog.int8)"
+        if literal
+        else "ROWS FROM (\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.first')::pg_catalog.int8[]),\n"
+        "  pg_catalog.unnest(pg_catalog.current_setting('driftline.last')::pg_catalog.int8[]))"
+    )
+    reads = ", ".join(f"{read} AS c{i}" for i, read in enumerate(plan.reads))
+    where = f"{plan.where} AND " if plan.where else ""
+    return (
+        f"SELECT driftline_row.*\nFROM {bounds} AS driftline_range(first_key, last_key)\n"
+        f"CROSS JOIN LATERAL (\n  SELECT {reads}\n  FROM {plan.source}\n  WHERE {where}"
+        f"{key} OPERATOR(pg_catalog.>=) driftline_range.first_key"
+        f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
+        "  OFFSET 0) AS driftline_row"
+    )

@@ -1,0 +1,260 @@
+"""PostgreSQL: from a relation and the catalogue to a `Shape`.
+
+A relation is described by a statement that is prepared and never run: the row description gives
+type and modifier of each column, with domains already resolved to what lies below them. How each
+type is read is in `postgresql_values`.
+
+Invariants: types and operators are named with their schema, so that nothing in the login's
+search_path can stand in for them; the search_path itself stays as it is, because the DBA's own
+queries rely on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from driftline.errors import ConfigurationError
+
+from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
+from source_agent.engines.postgresql import hashes
+from source_agent.engines.postgresql.replaced import replaced
+from source_agent.engines.postgresql.sql import EXPLAIN, range_sql, scan_sql
+from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
+from source_agent.engines.relations import (
+    ALIAS,
+    Access,
+    Found,
+    Order,
+    arrange,
+    plan_of,
+    query_text,
+    quote,
+    refuse_types,
+    shape,
+    split_name,
+    unknown_table,
+)
+
+SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
+CORRELATION_MIN: Final = 0.95
+
+# The name is looked up now, the rest as the snapshot has it: NULL, if the table came later.
+TABLE = """
+SELECT c.oid, n.nspname, c.relname, c.relkind::pg_catalog.text, c.relhassubclass,
+       c.reltuples::pg_catalog.float8, c.relpages
+FROM (SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid AS oid) named
+LEFT JOIN pg_catalog.pg_class c ON c.oid = named.oid
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE named.oid IS NOT NULL AND COALESCE(c.relkind IN ('r', 'p', 'v', 'm', 'f'), true)"""
+TABLES = """
+SELECT CASE WHEN pg_catalog.pg_table_is_visible(c.oid) THEN c.relname::pg_catalog.text
+            ELSE n.nspname || '.' || c.relname END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
+ORDER BY 1"""
+COLUMNS = """
+SELECT attname::pg_catalog.text, attnotnull AND NOT EXISTS (  -- PostgreSQL 18: NOT VALID
+         SELECT FROM pg_catalog.pg_constraint
+         WHERE conrelid = attrelid AND contype = 'n' AND NOT convalidated AND conkey[1] = attnum)
+FROM pg_catalog.pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+INDEXES = """
+SELECT i.indisprimary,
+       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+         AND 16384::pg_catalog.oid OPERATOR(pg_catalog.>) ALL (i.indclass::pg_catalog.oid[]),
+       i.indpred IS NULL AND m.amname = 'btree',
+       ARRAY(SELECT a.attname::pg_catalog.text
+             FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY k(number, place)
+             LEFT JOIN pg_catalog.pg_attribute a
+               ON a.attrelid = i.indrelid AND a.attnum = k.number AND k.number > 0
+             WHERE k.place <= pg_catalog.array_length(i.indclass::pg_catalog.oid[], 1)
+             ORDER BY k.place)
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+JOIN pg_catalog.pg_am m ON m.oid = c.relam
+WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
+CORRELATION = """
+SELECT correlation::pg_catalog.float8 FROM pg_catalog.pg_stats
+WHERE schemaname = %s AND tablename = %s AND attname = %s AND NOT inherited"""
+TYPES = """
+SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
+FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
+ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
+
+CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODING)
+
+
+class Asks(Protocol):
+    """What describing needs of a session."""
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a catalogue query."""
+
+    def row_description(self, sql: str) -> list[tuple[str, int, int]]:
+        """Name, type OID and type modifier of each column of a SELECT that is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of the catalogue; `index` entries as INDEXES has them. An operator class
+    that is not PostgreSQL's own may take one value for two, so its index vouches for nothing."""
+
+    source: str
+    columns: tuple[str, ...]
+    not_null: frozenset[str]
+    is_plain: bool
+    is_heap: bool
+    indexes: tuple[tuple[bool, bool, bool, list[str | None]], ...]
+    rows: int
+    pages: int
+    name: tuple[str, str]
+
+    @property
+    def primary(self) -> tuple[str, ...]:
+        return next((tuple(filter(None, i[3])) for i in self.indexes if i[0]), ())
+
+    def vouches(self, key: tuple[str, ...]) -> bool:
+        return self.is_plain and any(
+            unique and set(columns) <= set(key) & self.not_null
+            for _, unique, _, columns in self.indexes
+        )
+
+    def leads(self, column: str) -> bool:
+        return any(is_btree and columns[0] == column for _, _, is_btree, columns in self.indexes)
+
+
+def describe(session: Asks, relation: Relation) -> Shape:
+    """See `Session.describe`."""
+    refuse_types(relation, "PostgreSQL")
+    table = _table(session, relation) if relation.table is not None else None
+    if table is not None:
+        source, known = table.source, table.columns
+    else:
+        source = f"{query_text(relation.query or '')} AS {quote(ALIAS)}"
+        known = tuple(name for name, _, _ in session.row_description(f"SELECT * FROM {source}"))
+    order = arrange(relation, known, table.primary if table else ())
+    found = _columns(session, relation, source, order, table.not_null if table else frozenset())
+    row_hash = None
+    if relation.fingerprint is Fingerprint.DATABASE:
+        row_hash = hashes.row_hash(session.ask, relation, found)
+    if table is None:
+        access = Access(source, row_hash=row_hash)
+    else:
+        access = Access(
+            source,
+            vouched=table.vouches(order.key),
+            ordered=_is_ordered(session, table, order.key[0]),
+            indexed=table.leads(order.key[0]),
+            rows_expected=table.rows,
+            row_hash=row_hash,
+        )
+    made = _planned(session, shape(relation, known, order, found, access), table)
+    if row_hash is not None:
+        hashes.refuse_unplanned(session.ask, made)
+    return made
+
+
+def _table(session: Asks, relation: Relation) -> _Table:
+    parts = split_name(relation.table or "")
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise ConfigurationError(
+            f"{relation.table!r} is not the name of a table.",
+            remedy='Write it as schema.table, with "…" around a name that contains a dot.',
+            where=relation.name,
+        )
+    source = ".".join(quote(p) for p in parts)
+    rows = session.ask(TABLE, source)
+    if not rows:
+        raise unknown_table(relation, [name for (name,) in session.ask(TABLES)])
+    oid, schema, name, kind, has_children, tuples, pages = rows[0]
+    if oid is None:
+        raise replaced(relation, source)
+    columns = session.ask(COLUMNS, oid)
+    is_heap = kind in {"r", "m"} and not has_children
+    return _Table(
+        source=source,
+        columns=tuple(n for n, _ in columns),
+        not_null=frozenset(n for n, is_not_null in columns if is_not_null),
+        # The unique index of a table with heirs says nothing about the heirs' rows.
+        is_plain=kind == "p" or is_heap,
+        is_heap=is_heap,
+        indexes=tuple(session.ask(INDEXES, oid)),
+        rows=max(0, int(tuples)),
+        pages=-1 if kind in {"p", "v", "f"} else int(pages),
+        name=(schema, name),
+    )
+
+
+def _is_ordered(session: Asks, table: _Table, key: str) -> bool:
+    if not table.leads(key) or table.pages < 0:
+        return False
+    if table.pages <= SMALL_PAGES and table.rows > 0:
+        return True
+    correlation = session.ask(CORRELATION, *table.name, key)
+    return bool(correlation and (correlation[0][0] or 0.0) > CORRELATION_MIN)
+
+
+def _columns(
+    session: Asks, relation: Relation, source: str, order: Order, not_null: frozenset[str]
+) -> list[Found]:
+    names = ", ".join(quote(name) for name in order.names)
+    described = session.row_description(f"SELECT {names} FROM {source}")
+    others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
+    kinds = {oid: (kind, name) for oid, kind, name in session.ask(TYPES, others)} if others else {}
+    found = [
+        column(name, oid, modifier, kinds.get(oid, ("b", "?")), name in relation.as_text)
+        for name, oid, modifier in described
+    ]
+    has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
+    if has_text and session.ask(ENCODING) == [("SQL_ASCII",)]:
+        raise ConfigurationError(
+            "The database has the encoding SQL_ASCII, so that its text has no known encoding.",
+            remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
+            where=relation.name,
+        )
+    return [replace(f, nullable=f.name not in not_null) for f in found]
+
+
+def _planned(session: Asks, described: Shape, table: _Table | None) -> Shape:
+    """With the planner's estimate where the catalogue has none, whether it uses an index, and
+    whether other servers or files are read, of which the snapshot is none."""
+    is_plain, is_heap = table is not None, table is not None and table.is_heap
+    needs_index = not is_plain and described.recipe.integer_key
+    if not is_heap or described.relation.where or not described.rows_expected:
+        plan = session.ask(EXPLAIN + scan_sql(described))[0][0][0]["Plan"]
+        described = replace(described, rows_expected=int(plan["Plan Rows"]))
+        if _reads_foreign(plan):
+            fuzzy = replace(plan_of(described), consistency=Consistency.FUZZY)
+            notes = (*described.notes, "read without a snapshot: a foreign table")
+            described = replace(described, plan=fuzzy, notes=notes)
+    if needs_index or (is_plain and described.recipe.integer_key and not described.indexed):
+        plan = session.ask(EXPLAIN + range_sql(described, literal=True))[0][0][0]["Plan"]
+        described = replace(described, indexed=_uses_index(plan))
+    return described
+
+
+def _reads_foreign(plan: dict[str, Any]) -> bool:
+    return plan["Node Type"] == "Foreign Scan" or any(map(_reads_foreign, plan.get("Plans", [])))
+
+
+def _uses_index(plan: dict[str, Any]) -> bool:
+    """Whether no table is read whole, judged for one narrow range."""
+    if plan["Node Type"] in {"Seq Scan", "Foreign Scan", "CTE Scan", "Sample Scan"}:
+        return False
+    if plan["Node Type"].endswith(("Index Scan", "Index Only Scan")) and "Index Cond" not in plan:
+        return False
+    return all(_uses_index(child) for child in plan.get("Plans", []))
+
+
+def describing_sql(shape: Shape) -> list[str]:
+    """What `describe` asks about one relation, beyond CATALOGUE."""
+    source = plan_of(shape).source
+    names = ", ".join(quote(c.name) for c in shape.recipe.columns)
+    asked = [f"SELECT * FROM {source}"] if shape.relation.query else []
+    asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
+    if shape.recipe.integer_key:
+        asked.append(EXPLAIN + range_sql(shape, literal=True))
+    if shape.relation.fingerprint is Fingerprint.DATABASE:
+        asked.append(EXPLAIN + scan_sql(shape.hashed(seed=0)))
+    return asked

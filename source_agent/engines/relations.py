@@ -1,0 +1,285 @@
+"""From a DBA's `Relation` and a catalogue's column names to the tuple order; no I/O.
+
+What the three engines have in common before any SQL is written: names are split and quoted, names
+that do not exist are refused with the nearest that does, the key comes first (protocol, section 3).
+
+Invariants: every name in SQL text has passed `quote`; a name is taken as it is written, never
+folded to lower or upper case, because the file names a column and does not write SQL.
+
+Rejected: SQLAlchemy's quoting. It quotes only where it believes it must, so that one name is
+written in two ways.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage, together
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
+from driftline.types import Column, DeclaredType, Recipe, parse_type
+
+from source_agent.engines.interface import Consistency, Fingerprint, Plan, Relation, Shape
+
+ALIAS = "driftline_relation"
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A column as a catalogue describes it, with the expression that reads it losslessly.
+
+    `form` is the engine's own word for how the raw value becomes bytes.
+    """
+
+    name: str
+    type: DeclaredType
+    read: str
+    form: str = ""
+    nullable: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an engine knows of a relation beyond its columns; see `Shape` and `Plan`. `row_hash` is
+    None where the engine has no hash that the warehouse can make as well."""
+
+    source: str
+    vouched: bool = False
+    ordered: bool = False
+    indexed: bool = False
+    rows_expected: int = 0
+    notes: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    consistency: Consistency = Consistency.EXACT
+    row_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The names of the columns in tuple order; the first `key_columns` are the key."""
+
+    names: tuple[str, ...]
+    key_columns: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.names[: self.key_columns]
+
+
+def quote(name: str, mark: str = '"') -> str:
+    """`name` as an identifier of SQL."""
+    return mark + name.replace(mark, mark * 2) + mark
+
+
+def split_name(text: str, mark: str = '"') -> tuple[str, ...]:
+    """The parts of a table's name: split on dots outside quotes, quotes removed."""
+    parts, current, is_quoted = [], "", False
+    position = 0
+    while position < len(text):
+        letter = text[position]
+        if letter == mark and is_quoted and text[position + 1 : position + 2] == mark:
+            current += mark
+            position += 1
+        elif letter == mark:
+            is_quoted = not is_quoted
+        elif letter == "." and not is_quoted:
+            parts.append(current)
+            current = ""
+        else:
+            current += letter
+        position += 1
+    return (*parts, current)
+
+
+def join_name(parts: Sequence[str], mark: str = '"') -> str:
+    """A table's name as `split_name` takes it apart: parts are quoted where they must be."""
+    return ".".join(quote(p, mark) if mark in p or "." in p or not p else p for p in parts)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A remedy that names what was probably meant, else what there is."""
+    folded = {k.lower(): k for k in reversed(known)}
+    if close := difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5):
+        return f"Did you mean {folded[close[0]]!r}?"
+    if not known:
+        return ""
+    more = ", …" if len(known) > 8 else ""
+    return f"There are: {', '.join(known[:8])}{more}."
+
+
+def unknown_table(relation: Relation, known: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"The table {relation.table!r} does not exist.",
+        remedy=nearest(relation.table or "", known),
+        where=relation.name,
+    )
+
+
+def query_text(query: str) -> str:
+    """A DBA's SELECT as a derived table, without its alias."""
+    return f"(\n{query.strip().rstrip(';').rstrip()}\n)"
+
+
+def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) -> Order:
+    """Which columns are published, in tuple order.
+
+    Args:
+        known: every column of the relation, in its order.
+        primary: the primary key, in key order; empty for none.
+
+    Raises:
+        ConfigurationError: a name that does not exist or occurs twice, or no key.
+    """
+    for name, times in Counter(known).items():
+        if times > 1:
+            raise ConfigurationError(
+                f"{times} columns of the query are called {name!r}.",
+                remedy="Give each its own name with AS.",
+                where=relation.name,
+            )
+    named = {
+        "key": relation.key or (),
+        "columns": relation.columns or (),
+        "as_text": relation.as_text,
+        "types": tuple(name for name, _ in relation.types),
+    }
+    for setting, names in named.items():
+        for name, times in Counter(names).items():
+            if name not in known:
+                raise ConfigurationError(
+                    f"There is no column {name!r}.",
+                    remedy=nearest(name, known),
+                    where=f"{relation.name}: {setting}",
+                )
+            if times > 1:
+                raise ConfigurationError(
+                    f"The column {name!r} is listed twice.", where=f"{relation.name}: {setting}"
+                )
+    key = tuple(relation.key or primary)
+    if not key:
+        reason = "A query has no primary key" if relation.query else "The table has no primary key"
+        raise ConfigurationError(
+            f"{reason}, and the file names none.",
+            remedy='Name columns that identify a row: key = ["…"].',
+            where=relation.name,
+        )
+    chosen = set(relation.columns if relation.columns is not None else known)
+    return Order(key + tuple(n for n in known if n in chosen and n not in key), len(key))
+
+
+def declared(relation: Relation, column: str) -> DeclaredType | None:
+    """The type that the file gives to a column, if it does."""
+    text = dict(relation.types).get(column)
+    if text is None:
+        return None
+    try:
+        return parse_type(text)
+    except MalformedMessage as error:
+        raise ConfigurationError(
+            error.message,
+            remedy="docs/types.md lists them, such as int8, text or numeric(15,2).",
+            where=f"{relation.name}: types.{column}",
+        ) from None
+
+
+def refuse_types(relation: Relation, engine: str) -> None:
+    """For engines that know the type of everything themselves."""
+    if relation.types:
+        raise ConfigurationError(
+            f"{engine} knows the types of its columns; `types` is for SQLite.",
+            remedy="Publish a query with CAST instead.",
+            where=f"{relation.name}: types",
+        )
+
+
+def each_column(
+    relation: Relation, described: Sequence[D], read: Callable[[Relation, D], Found]
+) -> list[Found]:
+    """Return the read expression of each column.
+
+    Raises:
+        ConfigurationError: some cannot be read; all of them are named.
+    """
+    found, refused = [], []
+    for column in described:
+        try:
+            found.append(read(relation, column))
+        except ConfigurationError as error:
+            refused.append(error)
+    if refused:
+        raise together(refused, where=relation.name)
+    return found
+
+
+def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The column {column!r} {what}.", remedy=remedy, where=f"{relation.name}.{column}"
+    )
+
+
+def changed_setting(relation: Relation, names: Sequence[str]) -> DatabaseRefused:
+    """Return the error for settings that a function of the source changed during a read."""
+    return DatabaseRefused(
+        f"A function that this relation calls changed {', '.join(names)} for the whole session, "
+        "and what was read depends on it.",
+        where=relation.name,
+        remedy="Have the function leave the setting as it found it, or publish columns that do "
+        "not call it.",
+    )
+
+
+def shape(
+    relation: Relation, known: Sequence[str], order: Order, found: Sequence[Found], access: Access
+) -> Shape:
+    """Everything put together; `found` holds the columns of `order`, in its order.
+
+    Raises:
+        ConfigurationError: the file wants fingerprints of a database that makes none.
+    """
+    by_database = relation.fingerprint is Fingerprint.DATABASE
+    if by_database and access.row_hash is None:
+        raise refused_fingerprint(relation, "Only PostgreSQL makes hashes that can be made again.")
+    place = {name: i for i, name in enumerate(known)}
+    recipe = Recipe(
+        tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in found),
+        order.key_columns,
+        DATABASE_FINGERPRINT_VERSION if by_database else FINGERPRINT_VERSION,
+    )
+    notes = tuple(f"{f.name}: {f.note}" for f in found if f.note)
+    return Shape(
+        relation=relation,
+        recipe=recipe,
+        vouched=access.vouched,
+        ordered=access.ordered and recipe.integer_key,
+        rows_expected=max(0, access.rows_expected),
+        indexed=access.indexed and recipe.integer_key,
+        notes=notes + access.notes,
+        plan=Plan(
+            source=access.source,
+            where=f"(\n{relation.where}\n)" if relation.where else "",
+            reads=tuple(f.read for f in found),
+            forms=tuple(f.form for f in found),
+            pages=access.pages,
+            consistency=access.consistency,
+            row_hash=access.row_hash or "",
+        ),
+    )
+
+
+def refused_fingerprint(relation: Relation, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        why,
+        remedy='Remove `fingerprint = "database"`; the agent makes fingerprints everywhere.',
+        where=f"{relation.name}: fingerprint",
+    )
+
+
+def plan_of(shape: Shape) -> Plan:
+    """The plan of a shape that an engine described."""
+    assert shape.plan is not None, "a shape is read by the engine that described it"
+    return shape.plan

@@ -1,0 +1,1 @@
+"""SQLite: a file, read through Python's own sqlite3."""

@@ -1,0 +1,334 @@
+"""SQLite: from a relation and the schema to a `Shape`; what each declared type is read as.
+
+SQLite's columns have no types, its values do. A column whose declaration promises one storage class
+is read as that, and a value of another class is refused by name; any other column is read as
+*tagged text*, which holds every value of every class, and no two of them alike:
+
+    i:123          INTEGER            r:0.1    REAL, shortest form that reads back (inf, -inf)
+    t:abc          TEXT               b:00ff   BLOB, in hexadecimal digits
+    x:c328         TEXT that is not UTF-8, its bytes in hexadecimal digits
+    NULL           stays NULL
+
+Rules, in this order (https://sqlite.org/datatype3.html#determination_of_column_affinity):
+`as_text` → tagged; `types` → what it says; declaration with INT → int8; CHAR, CLOB, TEXT → text;
+exactly BLOB → bytea; REAL, FLOA, DOUB → float8; BOOL… → int8; DECIMAL(p,s) and NUMERIC(p,s) with
+p ≤ 15 → numeric(p,s), since a double holds 15 digits; DATE…, TIME… → text; all others → tagged.
+
+Rejected: looking at the values to find out their type. Tomorrow's row may be of another class, and
+the recipe would change with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from driftline.errors import ConfigurationError
+from driftline.types import DeclaredType
+
+from source_agent.engines.interface import Listed, Relation, Shape
+from source_agent.engines.relations import (
+    ALIAS,
+    Access,
+    Found,
+    arrange,
+    declared,
+    join_name,
+    plan_of,
+    query_text,
+    quote,
+    shape,
+    split_name,
+    unknown_table,
+)
+from source_agent.engines.rows import DOUBLE_DIGITS
+
+TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
+XINFO = "PRAGMA {schema}.table_xinfo({name})"
+INDEX_LIST = "PRAGMA main.index_list({name})"
+INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
+# Around columns. A name in "…" that no column bears any more is read as a text of these letters.
+MARK: Final = "`"
+STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
+
+_SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
+_RENAMED = re.compile(r"(.+):\d+")  # what a view calls a second column of one name
+ROWIDS: Final = ("rowid", "_rowid_", "oid")
+_COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
+_STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
+
+
+class Asks(Protocol):
+    """What describing needs of a session."""
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a small statement, with text as str."""
+
+    def query_columns(self, query: str) -> list[tuple[Any, ...]]:
+        """table_xinfo of a view that holds the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """`is_unique` under collations of SQLite's own: another may tell equal texts apart."""
+
+    columns: tuple[str | None, ...]
+    is_unique: bool
+    is_partial: bool
+    is_primary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table by its schema. `rowid` is the name under which it can be asked for, if there is one;
+    `alias` the column that is the rowid."""
+
+    name: str
+    is_stored: bool
+    primary: tuple[str, ...]
+    not_null: frozenset[str]
+    indexes: tuple[_Index, ...]
+    rowid: str
+    alias: str
+    rows: int
+
+    def vouches(self, key: tuple[str, ...]) -> bool:
+        """A PRIMARY KEY alone does not: SQLite lets NULLs into most of them."""
+        return bool(self.alias and self.alias in key) or any(
+            i.is_unique and not i.is_partial and set(i.columns) <= set(key) & self.not_null
+            for i in self.indexes
+        )
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """SQL of what orders the table as it is stored."""
+        if self.rowid:
+            return (self.rowid,)
+        return tuple(quote(name, MARK) for name in self.primary) if self.is_stored else ()
+
+
+def describe(session: Asks, relation: Relation) -> Shape:
+    """See `Session.describe`."""
+    table = None
+    if relation.table is not None:
+        name = _table_name(session, relation)
+        source = f"main.{quote(name)}"
+        rows = session.ask(XINFO.format(schema="main", name=quote(name)))
+        table = _table(session, name, rows)
+    else:
+        source = f"{query_text(relation.query or '')} AS {quote(ALIAS)}"
+        rows = session.query_columns(relation.query or "")
+    # hidden: 1 is a virtual table's parameter; 2 and 3 are generated columns.
+    columns = {row[1]: row[2] for row in rows if row[6] != 1}
+    known = [row[1] for row in rows if row[6] != 1]
+    if table is None:
+        known = [_RENAMED.sub(r"\1", n) if _RENAMED.sub(r"\1", n) in known else n for n in known]
+    order = arrange(relation, known, table.primary if table else ())
+    not_null = table.not_null if table else frozenset()
+    is_stored = table is not None and table.is_stored
+    found = [
+        _column(relation, name, columns[name] or "", name not in not_null, is_stored)
+        for name in order.names
+    ]
+    if table is None:
+        return shape(relation, known, order, found, Access(source))
+    first = order.key[0]
+    access = Access(
+        source,
+        vouched=table.vouches(order.key),
+        ordered=first == table.alias or (not table.rowid and table.primary[:1] == (first,)),
+        indexed=first == table.alias
+        or any(i.columns[0] == first and not i.is_partial for i in table.indexes),
+        rows_expected=table.rows,
+        pages=table.pages,
+    )
+    return shape(relation, known, order, found, access)
+
+
+def listed(session: Asks) -> list[Listed]:
+    """See `Engine.listed`."""
+    found = []
+    for name, _, _ in session.ask(TABLES):
+        if name.startswith("sqlite_"):
+            continue
+        table = _table(session, name, session.ask(XINFO.format(schema="main", name=quote(name))))
+        sound = [
+            tuple(column for column in index.columns if column is not None)
+            for index in table.indexes
+            if index.is_unique and not index.is_partial and set(index.columns) <= table.not_null
+        ]
+        key = () if table.primary else min(sound, key=len, default=())
+        found.append(Listed("main", name, join_name((name,)), key))
+    return sorted(found, key=lambda listed: listed.name)
+
+
+def _table_name(session: Asks, relation: Relation) -> str:
+    parts = split_name(relation.table or "")
+    names = [row[0] for row in session.ask(TABLES)]
+    if len(parts) == 2 and parts[0].lower() != "main":
+        raise ConfigurationError(
+            f"{relation.table!r} names another database than the file.",
+            remedy="Write the table's name alone.",
+            where=relation.name,
+        )
+    # SQLite's names ignore the case of ASCII letters.
+    match = [n for n in names if n.lower() == parts[-1].lower()]
+    if len(parts) > 2 or not match:
+        raise unknown_table(relation, names)
+    return str(match[0])
+
+
+def _table(session: Asks, name: str, rows: list[tuple[Any, ...]]) -> _Table:
+    kind, sql = next((k, s or "") for n, k, s in session.ask(TABLES) if n == name)
+    is_stored = kind == "table" and not sql.upper().lstrip().startswith("CREATE VIRTUAL")
+    primary = [row[1] for row in sorted((r for r in rows if r[5]), key=lambda r: r[5])]
+    indexes = tuple(_indexes(session, name)) if is_stored else ()
+    rowid = _rowid(session, name, [r[1].lower() for r in rows]) if is_stored else ""
+    types = {row[1]: (row[2] or "").upper() for row in rows}
+    is_alias = (
+        bool(rowid)
+        and len(primary) == 1
+        and types[primary[0]] == "INTEGER"
+        and not any(i.is_primary for i in indexes)
+    )
+    return _Table(
+        name,
+        is_stored,
+        tuple(primary),
+        frozenset(row[1] for row in rows if row[3]),
+        indexes,
+        rowid,
+        primary[0] if is_alias else "",
+        _rows_expected(session, name) if is_stored else 0,
+    )
+
+
+def _rowid(session: Asks, name: str, columns: Sequence[str]) -> str:
+    """A table WITHOUT ROWID has none, and columns may take all three of its names."""
+    for rowid in ROWIDS:
+        if rowid not in columns:
+            try:
+                session.ask(rowid_sql(name, rowid))
+            except ConfigurationError:
+                return ""
+            return rowid
+    return ""
+
+
+def rowid_sql(name: str, rowid: str) -> str:
+    return f"SELECT {rowid} FROM main.{quote(name)} LIMIT 0"
+
+
+def _indexes(session: Asks, name: str) -> list[_Index]:
+    found = []
+    for _, index, unique, origin, partial in session.ask(INDEX_LIST.format(name=quote(name))):
+        rows = session.ask(INDEX_XINFO.format(name=quote(index)))
+        columns = tuple(row[2] for row in rows if row[5])
+        is_known = all((row[4] or "").upper() in _COLLATIONS for row in rows if row[5])
+        found.append(_Index(columns, bool(unique and is_known), bool(partial), origin == "pk"))
+    return found
+
+
+def _rows_expected(session: Asks, name: str) -> int:
+    """From ANALYZE, where somebody has run it."""
+    try:
+        rows = session.ask(STATISTICS, name)
+    except ConfigurationError:
+        return 0
+    counts = [str(stat).split()[0] for (stat,) in rows if stat]
+    return max((int(c) for c in counts if c.isdigit()), default=0)
+
+
+def _column(
+    relation: Relation, name: str, written: str, is_nullable: bool, is_stored: bool
+) -> Found:
+    """Forms: see `sqlite.encoder`."""
+    read = quote(name, MARK)
+    if name in relation.as_text:
+        return Found(name, DeclaredType("text"), read, "tagged", is_nullable)
+    if (override := declared(relation, name)) is not None:
+        return Found(name, override, read, _form(override), is_nullable)
+    type, form = _by_declaration(written)
+    note = ""
+    if form == "blob" and not is_stored:
+        form = "tagged"  # some versions of SQLite call every untyped expression a BLOB
+    if form == "tagged":
+        type = DeclaredType("text")
+        what = f"declared {written!r}" if written else "without a declared type"
+        note = f'{what}, read as tagged text; see `types` (types = {{"{name}" = "int8"}})'
+    return Found(name, type, read, form, is_nullable, note)
+
+
+def _form(type: DeclaredType) -> str:
+    if type.kind in _STRUCTURED:
+        return _STRUCTURED[type.kind]
+    if type.kind == "numeric":
+        return "decimal" if (type.precision or 99) <= DOUBLE_DIGITS else "string"
+    return {"float4": "real", "float8": "real", "text": "text", "bytea": "blob"}.get(
+        type.kind, "string"
+    )
+
+
+def _by_declaration(written: str) -> tuple[DeclaredType, str]:
+    name = " ".join(written.upper().split())
+    text = DeclaredType("text")
+    if "INT" in name:
+        return DeclaredType("int8"), "int"
+    if any(part in name for part in ("CHAR", "CLOB", "TEXT")):
+        return text, "text"
+    if "BLOB" in name:
+        return (DeclaredType("bytea"), "blob") if name == "BLOB" else (text, "tagged")
+    if any(part in name for part in ("REAL", "FLOA", "DOUB")):
+        return DeclaredType("float8"), "real"
+    if name.startswith("BOOL"):
+        return DeclaredType("int8"), "int"
+    if match := _SIZED.fullmatch(name):
+        precision, scale = int(match[1]), int(match[2] or 0)
+        if 1 <= precision <= DOUBLE_DIGITS and scale <= precision:
+            return DeclaredType("numeric", precision, scale), "decimal"
+    if name.startswith(("DATE", "TIME")):
+        return text, "text"
+    return text, "tagged"
+
+
+def view_sql(query: str) -> tuple[str, str]:
+    """Return what makes a view of a query, in memory, and what asks for its columns."""
+    columns = XINFO.format(schema="temp", name="driftline_relation")
+    return VIEW.format(query=query.strip().rstrip(";")), columns
+
+
+def select_sql(shape: Shape, *conditions: str, extra: Sequence[str] = (), tail: str = "") -> str:
+    """A SELECT in tuple order, with `extra` columns behind it."""
+    plan = plan_of(shape)
+    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
+    where = f"\nWHERE {wanted}" if wanted else ""
+    return f"SELECT {', '.join((*plan.reads, *extra))}\nFROM {plan.source}{where}{tail}"
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
+    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
+
+
+def range_sql(shape: Shape, *, is_open: bool = False) -> str:
+    """From a key on and before another. Text and blobs stand behind all numbers: `is_open` reads
+    them, too, and has no other key."""
+    key = quote(shape.recipe.columns[0].name, MARK)
+    return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
+
+
+def null_key_sql(shape: Shape) -> str:
+    """A row whose key, of one column, is NULL, if there is any."""
+    key = quote(shape.recipe.columns[0].name, MARK)
+    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")
+
+
+def page_sql(shape: Shape, *, is_first: bool) -> str:
+    """One page in stored order, after a position; the position's columns come last."""
+    pages = plan_of(shape).pages
+    names = ", ".join(pages)
+    tail = f"\nORDER BY {names}\nLIMIT ?"
+    after = [] if is_first else [f"({names}) > ({', '.join('?' * len(pages))})"]
+    return select_sql(shape, *after, extra=pages, tail=tail)

@@ -1,0 +1,102 @@
+"""SQLite: raw values, whose Python class is their storage class, to the bytes of declared types.
+
+`int` is INTEGER, `float` REAL, `bytearray` TEXT, `bytes` BLOB (see `sqlite`). The forms are those
+that `sqlite_types` gives to columns. A value of another class than its form's is refused: it is
+never converted, because 1 and '1' would become one and a change between them be missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from driftline.errors import ValueDoesNotFit
+from driftline.types import DeclaredType
+from driftline.values import encode_bool, encode_float4, string_encoder
+
+from source_agent.engines import rows
+from source_agent.engines.interface import Shape
+from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.relations import plan_of
+
+_NONE: Final = type(None)
+
+
+def encoder(shape: Shape) -> rows.RowEncoder:
+    """The row encoder of a shape that `sqlite_types` described."""
+    forms = plan_of(shape).forms
+    pairs = zip(forms, shape.recipe.columns, strict=True)
+    return rows.RowEncoder(shape, [_FORMS[form](column.type) for form, column in pairs])
+
+
+def _only(*classes: type) -> Callable[[Values], None]:
+    """A check that a block holds values of these storage classes alone."""
+    allowed = frozenset((*classes, _NONE))
+
+    def check(values: Values) -> None:
+        if not allowed.issuperset(map(type, values)):
+            raise ValueDoesNotFit("another storage class")
+
+    return check
+
+
+def _of(column: ColumnEncoder, *classes: type) -> ColumnEncoder:
+    """`column` for values of these storage classes."""
+    check = _only(*classes)
+
+    def checked(values: Values) -> list[bytes]:
+        check(values)
+        return column(values)
+
+    return checked
+
+
+_is_text = _only(bytearray)
+
+
+def _check_text(values: Values) -> None:
+    _is_text(values)
+    rows.check_utf8(values)
+
+
+def _bool(value: int) -> bytes:
+    if value not in {0, 1}:
+        raise ValueDoesNotFit("not a truth value")
+    return encode_bool(value == 1)
+
+
+def _real(type: DeclaredType) -> ColumnEncoder:
+    if type.kind == "float8":
+        return Fixed("float8", check=_only(float))
+    return _of(rows.variable(encode_float4), float)
+
+
+def _string(type: DeclaredType) -> ColumnEncoder:
+    encode = string_encoder(type)
+    return _of(rows.variable(lambda value: encode(value.decode())), bytearray)
+
+
+def _tagged(value: int | float | bytes | bytearray) -> bytes:
+    if isinstance(value, int):
+        return b"i:%d" % value
+    if isinstance(value, float):
+        return b"r:" + repr(value).encode()
+    if isinstance(value, bytes):
+        return b"b:" + value.hex().encode()
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return b"x:" + value.hex().encode()
+    return b"t:" + bytes(value)
+
+
+_FORMS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
+    "int": lambda type: Fixed(type.kind),  # struct packs no other class
+    "bool": lambda _: _of(rows.variable(_bool), int),
+    "real": _real,
+    "text": lambda _: Raw(_check_text),
+    "blob": lambda _: Raw(_only(bytes)),
+    "decimal": lambda type: _of(rows.short_decimals(type), int, float),
+    "string": _string,
+    "tagged": lambda _: rows.variable(_tagged),
+}

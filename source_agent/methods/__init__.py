@@ -1,0 +1,1 @@
+"""The source's half of a comparison, by method."""

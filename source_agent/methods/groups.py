@@ -1,0 +1,184 @@
+"""Groups at the source: units of rows that the warehouse names by their keys (protocol, section 7).
+
+The three steps of Lu, Liu and Hyland in one reading. Rows below keys that nobody named are new, or
+were thought too likely to change to be compared: they are shipped as they come. Keys below which
+there is no row were deleted. What is left of each unit is hashed, which regroups those that lost
+keys, and compared; units that differ are shipped whole, or by row hashes where that is cheaper
+(`units.refines`).
+
+A *part* reads by index what is named and some ranges, and nothing else: for sources that cannot
+afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+from driftline import wire_pb2 as pb
+from driftline.digests import MASK64, Digest, Salt
+from driftline.limits import GROUP_HASHES_MAX
+from driftline.sketches import U64, pack
+from driftline.units import refines
+
+from source_agent.methods import request_validation
+from source_agent.methods.identification import hashes_sent, mismatch, ship_wanted
+from source_agent.scan.frames_out import Shipper
+from source_agent.scan.held_rows import Batch, Identified, Positions, joined
+from source_agent.scan.reader import Reader
+
+ZONE_KEYS = 1 << 16  # looked up at once: a range in Python takes far more than a key
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Regrouping:
+    """The group method of one exchange: `take`, `read` to its end, then `answer`."""
+
+    def __init__(
+        self, reader: Reader, shipper: Shipper, said: request_validation.Grouping, salt: Salt
+    ) -> None:
+        self._reader, self._shipper, self._said, self._salt = reader, shipper, said, salt
+        self.total = Digest()
+
+    def take(self, first: pb.Request, more: request_validation.Hear) -> None:
+        """Take in the units. Raises MalformedMessage."""
+        self._units, self._digests = request_validation.units(first, more, self._said.embedding)
+
+    def read(self) -> Iterator[pb.Reply]:
+        """Read what is compared, once; ship the rows that are in no unit.
+
+        Raises:
+            LimitExceeded: a part is larger than was allowed.
+        """
+        for batch in self._batches():
+            self.total += batch.mixed.digest()
+            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            named = np.zeros(len(inside), np.bool_)
+            named[inside] = self._units.add(ks[inside], batch.mixed.m0[inside])
+            yield from self._shipper.pick(batch, ~named)
+        yield from self._shipper.flush()
+
+    def answer(self, more: request_validation.Hear) -> Iterator[pb.Reply]:
+        """What follows when the totals differ: all but the end."""
+        units, gone = self._units, self._units.gone()
+        lost = units.lost()
+        differs = lost | (units.short_digests() != self._digests)
+        del self._digests
+        rows, kept, losers = int(units.counts[differs].sum()), differs & ~lost, int(lost.sum())
+        is_refined = rows + len(units) // 4 <= GROUP_HASHES_MAX and refines(
+            rows=rows,
+            hashes=int(units.counts[kept].sum()) + losers,
+            differing=int(np.count_nonzero(kept)),
+            lost=losers,
+            units=len(units),
+            row_bytes=self._said.row_bytes,
+            wait_bytes=self._said.wait_bytes,
+        )
+        if is_refined:
+            yield mismatch(differs, units.counts[differs])
+            yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
+            yield from self._refine(differs, lost, more)
+            return
+        self._reader.tally.phase = "ship"
+        for batch, _ in self._again(differs):
+            yield from self._shipper.add(batch)
+        yield from self._shipper.flush()
+        yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
+
+    def _refine(
+        self, differs: Bools, lost: Bools, more: request_validation.Hear
+    ) -> Iterator[pb.Reply]:
+        """One hash for every row of the differing units, but one for all rows of a unit that lost
+        keys; then what the warehouse wants of them."""
+        self._reader.tally.phase = "identify"
+        found, units = Identified(), self._units
+        holding = differs & (units.counts > 0)  # the others have nothing to hash
+        slots = np.cumsum(holding, dtype=np.int32) - np.int32(1)
+        for batch, unit in self._again(differs):
+            found.add(batch, slots[unit])
+        if not found.hashes:
+            yield from hashes_sent(np.zeros(0, np.uint64))
+            return
+        order, hashes = found.in_order()
+        counts = units.counts[holding]
+        owner = np.repeat(np.arange(len(counts)), counts)  # of every hash: its slot
+        starts = np.cumsum(counts) - counts
+        is_whole = lost[holding]
+        keep = ~is_whole[owner]
+        keep[starts[is_whole]] = True
+        entries = hashes[keep]
+        entries[is_whole[owner[keep]]] = units.short_digests(holding & lost)
+        yield from hashes_sent(entries)
+        asked = np.zeros(len(hashes), np.bool_)
+        asked[np.flatnonzero(keep)[request_validation.wanted(more, len(entries))]] = True
+        asked |= (is_whole & asked[starts])[owner]
+        wanted = order[asked]
+        total = self._of
+        yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
+
+    def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
+        """The rows of these units, and every row's unit.
+
+        Raises:
+            SnapshotLost: these are not the rows that were compared.
+        """
+        units = self._units
+        rows = hashes = 0
+        expected = int(units.counts[differs].sum())
+        if not expected:
+            return
+        for batch in self._find(differs, expected):
+            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            unit = np.where(inside, units.find(ks), np.int64(-1))
+            chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
+            part, unit = batch.take(chosen), unit[chosen]
+            rows += len(unit)
+            hashes += int(part.mixed.m0.sum(dtype=np.uint64))
+            yield part, unit
+        agrees = hashes & MASK64 == int(units.sums[differs].sum(dtype=np.uint64))
+        self._reader.same_snapshot(rows == expected and agrees)
+
+    def _find(self, differs: Bools, rows: int) -> Iterator[Batch]:
+        """The batches in which the rows of these units are, and perhaps others."""
+        embedding, of = self._said.embedding, self._of
+        if embedding.base is None or (of is not None and not self._reader.by_index(rows, of)):
+            yield from self._reader.scan()
+            return
+        for first, last in self._zones(self._units.ks_of(differs, seen=True)):
+            yield from self._reader.find(first, last, rows=rows, total=of)
+
+    @property
+    def _of(self) -> int | None:
+        """Of how many rows some are found again; None for a part, which is never scanned for."""
+        return None if self._said.part is not None else self.total.count
+
+    def _batches(self) -> Iterator[Batch]:
+        said = self._said
+        if said.part is None:
+            return self._reader.scan()
+        ranges = _merged(*said.part)
+        zones = chain([ranges], self._zones(self._units.all_ks(), without=ranges))
+        return self._reader.part(zones, rows_max=said.rows_max)
+
+    def _zones(
+        self, ks: U64, *, without: tuple[Positions, Positions] | None = None
+    ) -> Iterator[tuple[Positions, Positions]]:
+        """Where these k stand, but for some ranges: neighbours joined, a piece at a time."""
+        for at in range(0, len(ks), ZONE_KEYS):
+            where = self._said.embedding.positions(ks[at : at + ZONE_KEYS])
+            if without is not None and len(without[0]):
+                before = np.searchsorted(without[0], where, "right") - 1
+                where = where[(before < 0) | (where > without[1][before])]
+            yield joined(where)
+
+
+def _merged(first: Positions, last: Positions) -> tuple[Positions, Positions]:
+    """These ranges, int64 [n] each, both ends inclusive, as disjoint ones in ascending order."""
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], np.maximum.accumulate(last[order])
+    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1])) if len(first) else order
+    ends = np.append(begins[1:], len(first)) - 1
+    return first[begins], last[ends] if len(first) else last

@@ -1,0 +1,86 @@
+"""Row hashes go out, the wanted rows follow: what ranges and groups that differ have in common.
+
+The wanted rows are shipped from memory while ROWS_HELD_BYTES last, else they are read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from driftline import wire_pb2 as pb
+from driftline.columns import Block
+from driftline.errors import LimitExceeded
+from driftline.limits import DIGESTS_PER_MESSAGE
+
+from source_agent.scan.frames_out import Shipper
+from source_agent.scan.held_rows import Identified, up_to
+from source_agent.scan.reader import Reader
+
+
+def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:
+    """Which ranges or units differ, bool [n], and how many rows the source has in each that does.
+
+    Raises:
+        LimitExceeded: a range holds more than 2^32 rows.
+    """
+    if len(counts) and int(counts.max()) >= 1 << 32:
+        raise LimitExceeded("A range holds more than 2^32 rows.")
+    compressor = zstandard.ZstdCompressor(level=3)
+    bitmap = compressor.compress(np.packbits(differs, bitorder="little").tobytes())
+    numbers = compressor.compress(counts.astype("<u4").tobytes())
+    return pb.Reply(mismatch=pb.Mismatch(bitmap=bitmap, counts=numbers, last=True))
+
+
+def hashes_sent(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
+    """The row hashes in pieces, and their end."""
+    for start in range(0, len(hashes), DIGESTS_PER_MESSAGE):
+        piece = hashes[start : start + DIGESTS_PER_MESSAGE]
+        yield pb.Reply(row_hashes=pb.RowHashes(hashes=piece.astype("<u8").tobytes()))
+    yield pb.Reply(hashes_end=pb.HashesEnd())
+
+
+def ship_wanted(
+    reader: Reader,
+    shipper: Shipper,
+    found: Identified,
+    wanted: npt.NDArray[np.int64],
+    *,
+    total: int | None,
+) -> Iterator[pb.Reply]:
+    """The wanted rows of `total` (see `Reader.find`), by their arrival numbers: from memory, or
+    read again.
+
+    Raises:
+        SnapshotLost: they are not there any more.
+    """
+    if not len(wanted):
+        return
+    reader.tally.phase = "ship"
+    if found.blocks is not None:
+        yield from _ship_held(reader, shipper, found.blocks, wanted)
+        yield from shipper.flush()
+        return
+    hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
+    where = np.unique(np.concatenate(found.positions)[wanted])
+    for batch in reader.find(where, where, rows=len(where), total=total):
+        place = np.minimum(np.searchsorted(where, batch.positions), len(where) - 1)
+        part = batch.take(where[place] == batch.positions)
+        found_at = np.minimum(np.searchsorted(hashes, part.mixed.m0), len(hashes) - 1)
+        named = hashes[found_at] == part.mixed.m0
+        yield from shipper.pick(part, up_to(left, found_at, named))
+    yield from shipper.flush()
+    reader.same_snapshot(not left.any())
+
+
+def _ship_held(
+    reader: Reader, shipper: Shipper, blocks: list[Block], wanted: npt.NDArray[np.int64]
+) -> Iterator[pb.Reply]:
+    ends = np.cumsum([len(b) for b in blocks])
+    for number, block in enumerate(blocks):
+        start = int(ends[number]) - len(block)
+        mine = np.sort(wanted[(wanted >= start) & (wanted < ends[number])]) - start
+        if len(mine):
+            yield from shipper.add(reader.batch(block.take(mine)))

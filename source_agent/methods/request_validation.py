@@ -1,0 +1,323 @@
+"""What the warehouse says, parsed and checked (protocol, section 9).
+
+The one boundary of an exchange at the source: everything below it may trust sizes, counts and the
+partition. An opening is refused here before anything is read; the messages that come in pieces are
+bounded by what was asked for, so that a warehouse can neither fill the memory nor keep the source
+busy with pieces that hold nothing.
+
+This module reads no row and sends nothing; `hear` is called with whatever waits for a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from driftline import wire_pb2 as pb
+from driftline.digests import Digest, Salt
+from driftline.errors import (
+    ConfigurationError,
+    MalformedMessage,
+    RecipeChanged,
+    VersionMismatch,
+)
+from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.limits import (
+    BITMAP_SLACK_BYTES,
+    GROUP_KEYS_MAX,
+    PART_RANGES_MAX,
+    SEGMENTS_MAX,
+    STRATUM_CELLS,
+    THIRD_CELLS_MAX,
+    UNIT_KEYS_PER_MESSAGE,
+)
+from driftline.negotiation import check_features, check_fields, check_protocol
+from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
+from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
+from driftline.units import Run, UnitSums
+
+from source_agent.engines.interface import Shape
+
+_SALT_BYTES = _SUM_BYTES = 16
+
+Hear = Callable[[], pb.Request]
+
+
+def check_opening(opening: pb.Open, shape: Shape) -> None:
+    """Refuse an opening that this agent cannot answer, before anything is read.
+
+    Raises:
+        VersionMismatch, MalformedMessage, RecipeChanged.
+    """
+    check_protocol(opening.protocol)
+    sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
+    if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
+        raise MalformedMessage("An opening has fields of a wrong size.")
+    if opening.recipe != shape.recipe.id:
+        raise RecipeChanged(
+            "The columns, types or key of the relation are not those of the last refresh.",
+            where=shape.relation.name,
+        )
+
+
+def check_release(request: pb.Request) -> None:
+    """Refuse an `Open` of another release that this one would answer wrongly.
+
+    Raises:
+        VersionMismatch: a protocol, a feature or a field that this source does not know.
+    """
+    check_protocol(request.open.protocol)
+    check_fields(request)
+    check_features(request.open.features)
+
+
+def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
+    """Return why a request is refused that belongs to no relation."""
+    try:
+        check_fields(request)  # it may be a message that only a newer release has
+    except VersionMismatch as error:
+        return error
+    return MalformedMessage("An exchange about a relation begins with Open.")
+
+
+def digest_of(opening: pb.Open) -> Digest:
+    """The warehouse's total."""
+    return Digest(opening.count, int.from_bytes(opening.sum, "little"))
+
+
+def salt_of(opening: pb.Open) -> Salt:
+    """The salt of this exchange and relation."""
+    return Salt.from_bytes(opening.salt)
+
+
+def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
+    """The warehouse's strata of so many slots, uint8 [strata, STRATUM_CELLS].
+
+    Raises:
+        MalformedMessage: another number of them.
+    """
+    count = strata_of(slots)
+    if len(opening.strata) != count * STRATUM_CELLS:
+        raise MalformedMessage("An opening has another number of strata than its slots.")
+    return np.frombuffer(opening.strata, np.uint8).reshape(count, STRATUM_CELLS)
+
+
+def partition_of(opening: pb.Open) -> Partition:
+    """The partition in an opening. Raises MalformedMessage."""
+    if len(opening.start_steps) > SEGMENTS_MAX:
+        raise MalformedMessage(f"A partition has at most {SEGMENTS_MAX} segments.")
+    starts, at = [], 0
+    for step in opening.start_steps:
+        at = (at + step + (1 << 63)) % (1 << 64) - (1 << 63)
+        starts.append(at)
+    return Partition(tuple(starts), tuple(opening.shifts))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """The parameters of a sketch. `fold` is of the cells that follow at once, 0 when none do;
+    `check` of the warehouse's rows."""
+
+    embedding: Embedding
+    third: int
+    fold: int
+    check: int
+
+
+def sketch_of(opening: pb.Open, shape: Shape) -> Sketch | None:
+    """The sketch in an opening, None where there is none. Raises MalformedMessage."""
+    if not opening.HasField("sketch"):
+        return None
+    said = opening.sketch
+    embedding = _embedding(said, shape)
+    if not 1 <= said.third <= THIRD_CELLS_MAX or (said.fold and said.third % said.fold):
+        raise MalformedMessage(f"A sketch of {said.third} cells a third is not allowed.")
+    if not opening.count or said.check >= PRIME:
+        raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
+    return Sketch(embedding, said.third, said.fold, said.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The parameters of groups. `row_bytes` and `wait_bytes` price row hashes (`units.refines`).
+
+    `part`: the ranges of positions, int64 [n] first and last, that are read beside the named keys;
+    None where all rows are compared. `rows_max`: the most rows read for a part.
+    """
+
+    embedding: Embedding
+    row_bytes: int
+    wait_bytes: int
+    part: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None
+    rows_max: int
+
+
+def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
+    """The grouping in an opening, None where there is none.
+
+    Raises:
+        MalformedMessage. ConfigurationError: a part of what cannot be read by an index.
+    """
+    if not opening.HasField("grouping"):
+        return None
+    said = opening.grouping
+    embedding = _embedding(said, shape)
+    if opening.HasField("sketch") or opening.HasField("within") or not opening.count:
+        raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
+    if opening.strata:
+        raise MalformedMessage("Groups have no strata.")
+    if len(said.firsts) != len(said.lasts) or len(said.firsts) > PART_RANGES_MAX:
+        raise MalformedMessage("The ranges of a part are no ranges, or too many.")
+    first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)
+    if (first > last).any():
+        raise MalformedMessage("The ranges of a part are no ranges.")
+    if not said.rows_max:
+        if len(first):
+            raise MalformedMessage("Ranges are for a part alone.")
+        return Grouping(embedding, said.row_bytes, said.wait_bytes, None, 0)
+    if embedding.base is None or not shape.indexed:
+        raise ConfigurationError(
+            "A part is read by an index of an integer key, which this relation does not have.",
+            where=shape.relation.name,
+            remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
+        )
+    rows_max = min(said.rows_max, POSITION_MAX - 1)
+    return Grouping(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)
+
+
+def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
+    if not said.hashed and not shape.recipe.integer_key:
+        raise MalformedMessage("Only an integer key can be embedded as it is.")
+    return Embedding(said.span, None if said.hashed else said.base)
+
+
+def units(
+    first: pb.Request, hear: Hear, embedding: Embedding
+) -> tuple[UnitSums, npt.NDArray[np.uint64]]:
+    """The warehouse's units, and the digest of each, uint64 [units].
+
+    Raises:
+        MalformedMessage: too many keys, a digest too many or too few, or something else.
+    """
+    digests = bytearray()
+    sums = UnitSums(_runs(first, hear, embedding, digests))
+    return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+
+
+def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray) -> Iterator[Run]:
+    """Each run as it comes, its digests put to the others."""
+    request, keys = first, 0
+    while True:
+        said = request.units
+        if request.WhichOneof("message") != "units":
+            raise MalformedMessage("Units were expected.")
+        if not said.ks and not said.last:
+            raise MalformedMessage("A piece of a message holds nothing.")
+        if said.ks:
+            most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
+            run = Run(said.size, unpack(said.ks, span=embedding.span, count_max=most))
+            if not len(run.ks) or len(said.digests) != 8 * run.units:
+                raise MalformedMessage("Units came with another number of digests.")
+            digests += said.digests
+            keys += len(run.ks)
+            yield run
+        if said.last:
+            return
+        request = hear()
+
+
+def cells(
+    first: pb.Request, hear: Hear, third: int, expected: Callable[[Grid], int]
+) -> tuple[Grid, Cells]:
+    """The warehouse's cells and the grid that they are of; `expected`: how many it needs.
+
+    Raises:
+        MalformedMessage: no grid, another number of cells, no elements of the field, or something
+            else.
+    """
+    data = bytearray()
+    request, grid = first, _grid(first, third)
+    size = expected(grid) * CELL_BYTES
+    while True:
+        said = request.cells
+        _add(data, said.cells, size, said.last)
+        if said.last:
+            if len(data) != size:
+                raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
+            return grid, Cells.from_bytes(data)
+        request = hear()
+        if _grid(request, third) != grid:
+            raise MalformedMessage("The cells of one message were folded differently.")
+
+
+def _grid(request: pb.Request, third: int) -> Grid:
+    if request.WhichOneof("message") != "cells":
+        raise MalformedMessage("Cells were expected.")
+    return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
+
+
+def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:
+    """The coarsening and the warehouse's short digests, uint64 [coarse ranges].
+
+    Args:
+        first: the request that answered the verdict.
+        ranges: of the finest partition.
+
+    Raises:
+        MalformedMessage: not as many as the coarsening has ranges, or something else.
+    """
+    data = bytearray()
+    request = first
+    while True:
+        said = request.digests
+        if request.WhichOneof("message") != "digests":
+            raise MalformedMessage("Digests were expected.")
+        if said.coarsen >= ranges.bit_length():
+            raise MalformedMessage(f"Coarsening by {said.coarsen} leaves no ranges to compare.")
+        if said.coarsen != first.digests.coarsen:
+            raise MalformedMessage("The digests of one relation were coarsened differently.")
+        expected = coarse_ranges(ranges, said.coarsen) * 8
+        _add(data, said.digests, expected, said.last)
+        if said.last:
+            if len(data) != expected:
+                raise MalformedMessage(f"{len(data) // 8} digests came, not {expected // 8}.")
+            return said.coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
+        request = hear()
+
+
+def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
+    """Which of `hashes` row hashes the warehouse wants the rows of, ascending.
+
+    Raises:
+        MalformedMessage: a bitmap of another length, or something else.
+    """
+    data = bytearray()
+    size = (hashes + 7) // 8
+    is_last = False
+    while not is_last:
+        request = hear()
+        if request.WhichOneof("message") != "wanted":
+            raise MalformedMessage("A bitmap of wanted rows was expected.")
+        is_last = request.wanted.last
+        _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, is_last)
+    try:
+        # The size that a frame declares is allocated: look at it first.
+        if zstandard.frame_content_size(data) != size:
+            raise MalformedMessage("The bitmap of wanted rows has another length.")
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"The bitmap of wanted rows is damaged: {error}.") from None
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:hashes]
+    return np.flatnonzero(bits)
+
+
+def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:
+    """One more piece of at most `limit` bytes in all; only the last may be empty."""
+    if not piece and not is_last:
+        raise MalformedMessage("A piece of a message holds nothing.")
+    data += piece
+    if len(data) > limit:
+        raise MalformedMessage(f"More than the {limit} bytes of a message came.")

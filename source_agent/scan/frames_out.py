@@ -1,0 +1,109 @@
+"""Rows on their way out: gathered into blocks, cut into frames that fit a message.
+
+One `Shipper` per answer. It holds at most one frame's rows, so memory does not grow with what is
+shipped; it learns the compression ratio as it goes, so that frames come close to, and stay below,
+the largest message. Only a single row may exceed it (a row cannot be cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from driftline import frames, wire_pb2
+from driftline.columns import Block
+from driftline.digests import Mixed, Salt
+from driftline.limits import (
+    FRAME_BODY_BYTES_TARGET,
+    FRAME_ROWS_MAX,
+    MESSAGE_BYTES_MAX,
+)
+from driftline.types import Recipe
+
+from source_agent.scan.held_rows import Batch
+
+_ENVELOPE_BYTES = 64  # of the message around a frame
+_RATIO_FIRST = 2.0  # before anything was compressed
+
+
+class Shipper:
+    """Turns batches of rows into `Rows` messages; `add` and `flush` yield those that are full."""
+
+    def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
+        self._recipe, self._salt, self._level = recipe, salt, level
+        self._blocks: list[Block] = []
+        self._mixed: list[Mixed] = []
+        self._bytes = self._rows = 0
+        self._ratio = _RATIO_FIRST
+        self.rows_shipped = 0
+
+    def add(self, batch: Batch) -> Iterator[wire_pb2.Reply]:
+        if not len(batch.block):
+            return
+        self._blocks.append(batch.block)
+        self._mixed.append(batch.mixed)
+        self._bytes += len(batch.block.buffer)
+        self._rows += len(batch.block)
+        if self._bytes >= FRAME_BODY_BYTES_TARGET or self._rows >= FRAME_ROWS_MAX:
+            yield from self._drain(keep=True)
+
+    def pick(self, batch: Batch, chosen: npt.NDArray[np.bool_]) -> Iterator[wire_pb2.Reply]:
+        """Add the chosen rows of a batch, bool [rows]."""
+        if chosen.any():
+            yield from self.add(batch.take(chosen))
+
+    def flush(self) -> Iterator[wire_pb2.Reply]:
+        yield from self._drain(keep=False)
+
+    def _drain(self, *, keep: bool) -> Iterator[wire_pb2.Reply]:
+        """Ship what is held; with `keep`, hold back a last block that is far from full."""
+        if not self._blocks:
+            return
+        block, mixed = _concatenate(self._blocks, self._mixed)
+        self._blocks, self._mixed = [], []
+        at, rows = 0, len(block)
+        while at < rows:
+            end = self._cut(block, at)
+            if keep and end == rows and at > 0:
+                break
+            yield from self._frames(block, mixed, at, end)
+            at = end
+        self._bytes = self._rows = 0
+        if at < rows:
+            rest = block.cut(at, rows)  # copied, so that what was shipped is let go of
+            self._blocks = [Block(rest.buffer.copy(), rest.starts)]
+            self._mixed = [Mixed(mixed.m0[at:].copy(), mixed.m1[at:].copy())]
+            self._bytes, self._rows = len(self._blocks[0].buffer), rows - at
+
+    def _cut(self, block: Block, at: int) -> int:
+        """Where the frame that begins with row `at` ends."""
+        body = min(FRAME_BODY_BYTES_TARGET, int(self._ratio * 0.9 * MESSAGE_BYTES_MAX))
+        room = int(np.searchsorted(block.starts, block.starts[at] + body, "right")) - 1
+        return min(max(room, at + 1), at + FRAME_ROWS_MAX, len(block))
+
+    def _frames(self, block: Block, mixed: Mixed, at: int, end: int) -> Iterator[wire_pb2.Reply]:
+        """The rows [at, end) as one frame, or as halves where one would be too large."""
+        part = block.cut(at, end)
+        digest = Mixed(mixed.m0[at:end], mixed.m1[at:end]).digest()
+        data = frames.encode(part, self._recipe, self._salt, digest, level=self._level)
+        self._ratio = max(len(part.buffer) / len(data), 1.0)
+        if len(data) > MESSAGE_BYTES_MAX - _ENVELOPE_BYTES and end - at > 1:
+            middle = (at + end) // 2
+            yield from self._frames(block, mixed, at, middle)
+            yield from self._frames(block, mixed, middle, end)
+            return
+        self.rows_shipped += end - at
+        yield wire_pb2.Reply(rows=wire_pb2.Rows(frame=data))
+
+
+def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]:
+    if len(blocks) == 1:
+        return blocks[0], mixed[0]
+    offsets = np.cumsum([0, *(len(b.buffer) for b in blocks)])
+    starts = [b.starts[:-1] + offset for b, offset in zip(blocks, offsets, strict=False)]
+    buffer = np.concatenate([b.buffer for b in blocks])
+    return (
+        Block(buffer, np.concatenate([*starts, offsets[-1:]]).astype(np.int64)),
+        Mixed(np.concatenate([m.m0 for m in mixed]), np.concatenate([m.m1 for m in mixed])),
+    )

@@ -1,0 +1,214 @@
+"""Rows of one relation in one snapshot, with everything that is derived from them.
+
+A `Reader` turns what an engine yields into batches of row bytes, positions and, where they are
+asked for, mixed fingerprints, counts what it read, refuses NULL keys, and knows whether the
+snapshot is still the one that the exchange began with. It decides how rows that are already known
+are found again.
+
+How they are best found was tried on all three engines (`benchmarks/RESULTS.md`): by index where the
+key is an indexed integer and less than INDEX_SHARE of the rows is touched, else by another scan of
+the same snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from driftline.columns import Block, gather, value_spans
+from driftline.digests import Mixed, Salt, mix
+from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
+from driftline.fingerprints import database_seed, fingerprints, lanes, position_seed
+from driftline.keys import null_keys, positions
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
+from driftline.types import Recipe
+
+from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
+from source_agent.printable import counted, printable_row
+from source_agent.scan.held_rows import Batch, Positions
+
+INDEX_SHARE = 0.25  # the index won to 75 % and more, but in a cache and with rows in key order
+
+
+@dataclass
+class Tally:
+    """What an exchange read, for the report and the audit."""
+
+    scans: int = 0
+    rows_read: int = 0
+    rows_expected: int = 0
+    phase: str = "scan"
+
+
+class Reader:
+    """Reads one relation for one exchange."""
+
+    def __init__(
+        self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: Tally
+    ) -> None:
+        self._session, self.shape, self.tally = session, shape, tally
+        self.recipe = shape.recipe
+        self.fragment_key, self._salt = fragment_key, salt
+        self._generation = session.generation
+        self._has_begun = False
+        self._fingerprints = fingerprints(fragment_key, self.recipe)
+        self._by_database = self.recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
+        self._database_seed = database_seed(fragment_key, self.recipe)
+        self._seed = position_seed(fragment_key)
+        tally.rows_expected = shape.rows_expected
+
+    def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
+        """Every row once."""
+        self.tally.scans += 1
+        return self.batches(self._session.scan(self.shape, ordered=ordered))
+
+    def split(self) -> Split | None:
+        """The scan in parts, where the engine can and it is worth it: the database hashes alone."""
+        return None if self._by_database else self._session.split(self.shape)
+
+    def survey(self) -> Iterator[Batch]:
+        """Every row once, as far as comparing goes: where the database makes the fingerprints, the
+        blocks hold key and hash alone, and cannot be shipped."""
+        if not self._by_database:
+            yield from self.scan()
+            return
+        self.tally.scans += 1
+        hashed = self.shape.hashed(self._database_seed)
+        for rows, block in self._blocks(self._session.scan(hashed), hashed.recipe):
+            hashes = self._hashes(block)
+            self.tally.rows_read += len(rows)
+            where = positions(block, self.recipe, self._seed)
+            yield Batch(block, where, mix(self._salt, *lanes(hashes)))
+
+    def find(
+        self, first: Positions, last: Positions, *, rows: int, total: int | None
+    ) -> Iterator[Batch]:
+        """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
+        each, both inclusive; and perhaps others, where a scan is cheaper. A `total` of None: no
+        scan is wanted, whatever the index costs."""
+        if total is None or self.by_index(rows, total):
+            return self.batches(self._session.read_ranges(self.shape, first, last))
+        return self.scan()
+
+    def part(
+        self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int
+    ) -> Iterator[Batch]:
+        """The rows in these disjoint ranges and no others, by index, whatever that costs.
+
+        Args:
+            zones: as `first` and `last` of `find`, in pieces.
+
+        Raises:
+            LimitExceeded: there are more than `rows_max`; at most a batch more was read.
+        """
+        left = rows_max
+        for first, last in zones:
+            found = self._session.read_ranges(self.shape, first, last, rows_max=left)
+            for batch in self.batches(found):
+                left -= len(batch.positions)
+                if left < 0:
+                    raise LimitExceeded(
+                        f"This refresh would compare more than {counted(rows_max, 'row')}: the "
+                        "source has many new rows.",
+                        where=self.shape.relation.name,
+                        remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
+                        "of everything.",
+                    )
+                yield batch
+
+    def by_index(self, rows: int, total: int) -> bool:
+        """Whether so many of the rows are found by index."""
+        usable = self.shape.indexed and self.recipe.integer_key
+        return usable and rows <= INDEX_SHARE * total
+
+    def batch(self, block: Block) -> Batch:
+        """What is derived from row bytes that were read before."""
+        return self._batch(block, block.rows())
+
+    def same_snapshot(self, agrees: bool = True) -> None:
+        """Raises SnapshotLost when what is read now is not what was read first."""
+        if self._session.generation != self._generation or not agrees:
+            raise SnapshotLost(
+                "The data changed between two reads of this exchange.",
+                where=self.shape.relation.name,
+            )
+
+    @property
+    def changed(self) -> bool:
+        return self._session.generation != self._generation
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of this relation alone: others of the stream may have been read otherwise."""
+        plan = self.shape.plan
+        fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
+        return Consistency.FUZZY if fuzzy or self.changed else Consistency.EXACT
+
+    @property
+    def as_of(self) -> str:
+        return self._session.as_of
+
+    def pause(self) -> None:
+        """The network is about to be waited for."""
+        self._session.pause()
+
+    def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
+        """Rows that the engine yields, with what is derived from them. Raises NullKey."""
+        for rows, block in self._blocks(source, self.recipe):
+            self.tally.rows_read += len(rows)
+            yield self._batch(block, rows)
+
+    def _blocks(self, source: Iterator[Rows], recipe: Recipe) -> Iterator[tuple[Rows, Block]]:
+        """Rows of this recipe as they come, the first of them beginning the snapshot."""
+        for rows in source:
+            if not self._has_begun:
+                self._begin()
+            block = gather(rows)
+            if not self.shape.vouched:
+                self._refuse_nulls(block, recipe)
+            yield rows, block
+
+    def _begin(self) -> None:
+        """The snapshot that is compared begins with its first row; the description may be older,
+        where the session paused for the cells of a sketch."""
+        self._has_begun = True
+        if self.changed:
+            self._generation = self._session.generation
+            self.same_snapshot(self._session.describe(self.shape.relation) == self.shape)
+
+    def _batch(self, block: Block, rows: Rows) -> Batch:
+        def mixed(part: Block) -> Mixed:
+            return mix(self._salt, *self._fingerprints(rows if part is block else part.rows()))
+
+        return Batch(block, positions(block, self.recipe, self._seed), mixed)
+
+    def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
+        """The last value of every row, uint64 [rows]. Raises ValueDoesNotFit where it is NULL."""
+        starts, lengths = value_spans(block, self.recipe.key_columns + 1)[-1]
+        if (lengths != 8).any():
+            raise ValueDoesNotFit(
+                "A column whose definition says NOT NULL holds a NULL, and the database makes no "
+                "hash of it.",
+                where=self.shape.relation.name,
+                remedy='Validate the constraint, or remove `fingerprint = "database"`.',
+            )
+        window = np.lib.stride_tricks.sliding_window_view(block.buffer, 8)
+        return np.ascontiguousarray(window[starts]).view(">u8").reshape(-1).astype(np.uint64)
+
+    def _refuse_nulls(self, block: Block, recipe: Recipe) -> None:
+        null: npt.NDArray[np.bool_] = null_keys(block, recipe)
+        if not null.any():
+            return
+        rows = block.take(np.flatnonzero(null)[:SAMPLES_MAX]).rows()
+        samples = [printable_row(row, recipe) for row in rows]
+        keys = ", ".join(c.name for c in self.recipe.key)
+        raise NullKey(
+            f"The key ({keys}) is NULL in at least {counted(len(samples), 'row')}, "
+            f"such as {samples[0]}.",
+            where=self.shape.relation.name,
+            remedy="Publish the relation with a key that is never NULL, or with a filter "
+            '(`where = "… IS NOT NULL"`).',
+            details={f"sample {i + 1}": text for i, text in enumerate(samples)},
+        )

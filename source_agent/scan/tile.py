@@ -1,0 +1,119 @@
+"""One tile of a relation: the rows whose integer key lies between two bounds, read by index.
+
+A warehouse that walks through a table tile by tile (protocol, section 9) opens an exchange for each
+of them. A tile is read once, by one short range read, and remembered: whatever the exchange wants
+of it afterwards is answered from memory, so that a table that changes all the time is still
+compared as it was at one instant, and the read transaction is over before a row is hashed where
+readers block writers. What is remembered is bounded by TILE_HELD_BYTES; the rows of a larger tile
+are read again where they are needed.
+
+After Carnes and Hanson, whose ranges are short transactions for the sake of the writers (sections
+3.4 and 3.6). The paper locks pages of a few ranges; here no lock outlives the read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from driftline import wire_pb2 as pb
+from driftline.digests import Salt
+from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.limits import TILE_HELD_BYTES
+
+from source_agent.engines.interface import Session, Shape
+from source_agent.scan.held_rows import Batch, Positions
+from source_agent.scan.reader import Reader, Tally
+
+_DERIVED_BYTES = 48  # of a row beside its bytes: offsets, position, mixed fingerprint
+
+Bounds = tuple[int, int]
+
+
+def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
+    """The first and last position of the tile in an opening; None: the whole relation.
+
+    Raises:
+        MalformedMessage: the bounds do not ascend.
+        ConfigurationError: the relation cannot be read by ranges of its key.
+    """
+    if not opening.HasField("within"):
+        return None
+    first, last = opening.within.first, opening.within.last
+    if first > last:
+        raise MalformedMessage("The bounds of a tile must ascend.")
+    if not (shape.recipe.integer_key and shape.indexed):
+        key = ", ".join(column.name for column in shape.recipe.key)
+        raise ConfigurationError(
+            f"The relation cannot be read in tiles: its key ({key}) is not one integer with an "
+            "index.",
+            where=shape.relation.name,
+            remedy="Remove `incremental` from the fragment, or ask the DBA for an index.",
+        )
+    return first, last
+
+
+def reader_of(
+    session: Session, shape: Shape, opening: pb.Open, *, salt: Salt, tally: Tally
+) -> Reader:
+    """What reads the rows that an opening is about. Raises as `within_of`; reads nothing."""
+    within, key = within_of(opening, shape), opening.fragment_key
+    if within is None:
+        return Reader(session, shape, fragment_key=key, salt=salt, tally=tally)
+    return TileReader(session, shape, within, fragment_key=key, salt=salt, tally=tally)
+
+
+class TileReader(Reader):
+    """A `Reader` for which only the rows of one tile exist."""
+
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        within: Bounds,
+        *,
+        fragment_key: bytes,
+        salt: Salt,
+        tally: Tally,
+    ) -> None:
+        super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
+        self._first, self._last = (np.array([bound], np.int64) for bound in within)
+        self._held: list[Batch] | None = None
+        tally.rows_expected = 0  # what the engine estimates is of the whole relation
+
+    def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
+        """Every row of the tile once; no scan of the relation."""
+        if self._held is not None:
+            return iter(self._held)
+        return self._read(self._first, self._last, is_whole=True)
+
+    def survey(self) -> Iterator[Batch]:
+        """The rows themselves: they are remembered."""
+        return self.scan()
+
+    def split(self) -> None:
+        """Never: a tile is one short read."""
+
+    def find(
+        self, first: Positions, last: Positions, *, rows: int, total: int | None
+    ) -> Iterator[Batch]:
+        """The rows of the tile in these ranges, and perhaps others of it."""
+        if self._held is not None or (total is not None and not self.by_index(rows, total)):
+            return self.scan()
+        first, last = np.maximum(first, self._first), np.minimum(last, self._last)
+        inside = first <= last
+        return self._read(first[inside], last[inside], is_whole=False)
+
+    def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Iterator[Batch]:
+        held: list[Batch] | None = [] if is_whole else None
+        size = 0
+        for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
+            # Where readers block writers, everything has been read when the first rows come.
+            self.pause()
+            size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
+            if size > TILE_HELD_BYTES:
+                held = None
+            if held is not None:
+                held.append(batch)
+            yield batch
+        self._held = held

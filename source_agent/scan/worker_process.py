@@ -1,0 +1,149 @@
+"""A process beside the agent that reads parts of a scan.
+
+Started by `share`, with a pipe to the agent as its standard input. A job comes through it, then the
+numbers of the parts to read, one by one; the hashes of their rows go back (`fill.Hashed`), for the
+agent to add up: this process has no tables. The job holds the fragment key and the database's
+password, which are on the pipe and in memory, and nowhere else: not in the arguments, the
+environment or a log.
+
+Invariants: it reads through a read-only session like the agent's own, over the agent's snapshot. It
+lives as long as the pipe: when that ends, however the agent ended, it cancels its statement, closes
+its connection and goes. It ignores the signals of a terminal or a service manager; the agent
+decides.
+
+A thread of its own listens, so that a cancellation is heard in the middle of a statement.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from driftline.digests import Salt
+from driftline.errors import DatabaseUnavailable, DriftlineError, InternalError
+
+from source_agent.engines.interface import Session, Shape, Split
+from source_agent.scan.accumulators import Hashed
+from source_agent.scan.heap import keep_heap_small
+from source_agent.scan.reader import Reader, Tally
+
+END_S_MAX = 10.0  # from the end of the pipe to the end of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one scan is about. It is pickled into the pipe."""
+
+    join: Callable[[], Split] = field(repr=False)
+    shape: Shape
+    fragment_key: bytes = field(repr=False)
+    salt: Salt
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A part was read to its end: so many rows, whose `Hashed` came before."""
+
+    part: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All parts were read, and the connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ended in the middle of a part."""
+
+    error: DriftlineError
+
+
+class Assistant:
+    """The process's two threads: one listens, one reads."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._heard: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._is_over = False
+
+    def run(self) -> None:
+        """Works until the pipe ends."""
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        while True:
+            job = self._heard.get()
+            if self._is_over or not isinstance(job, Job):
+                return
+            with suppress(OSError):  # the agent is gone
+                if self._work(job):
+                    continue
+            return
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._heard.put(self._pipe.recv())
+        except Exception:  # it ended; or an agent of another release is at its other end
+            self._is_over = True
+            self._heard.put(None)
+        with self._lock:
+            if self._session is None:
+                os._exit(0)  # it may be connecting, which nothing interrupts
+            self._session.interrupt()
+        time.sleep(END_S_MAX / 2)  # as a daemon, it is not waited for
+        os._exit(1)
+
+    def _work(self, job: Job) -> bool:
+        """Whether it went well; after a failure the process is not used again."""
+        try:
+            self._join(job)
+        except DriftlineError as error:
+            self._pipe.send(Failed(error))
+            return False
+        except Exception as problem:
+            self._pipe.send(Failed(InternalError(f"A reader met {type(problem).__name__}.")))
+            return False
+        self._pipe.send(Done())
+        return True
+
+    def _join(self, job: Job) -> None:
+        split = job.join()
+        with closing(split.session):
+            with self._lock:
+                self._session = split.session
+                if self._is_over:
+                    raise DatabaseUnavailable("The read was interrupted.")
+            try:
+                self._read(job, split)
+            finally:
+                with self._lock:
+                    self._session = None
+
+    def _read(self, job: Job, split: Split) -> None:
+        tally = Tally()
+        reader = Reader(
+            split.session, job.shape, fragment_key=job.fragment_key, salt=job.salt, tally=tally
+        )
+        while isinstance(part := self._heard.get(), int):
+            before = tally.rows_read
+            for batch in reader.batches(split.read(part)):
+                self._pipe.send(Hashed.of(batch))
+            self._pipe.send(Read(part, tally.rows_read - before))
+
+
+def main() -> None:
+    """The process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    keep_heap_small()
+    Assistant(Connection(os.dup(0))).run()

@@ -1,0 +1,1 @@
+"""The gRPC server: connections, certificates, and one conversation per stream."""

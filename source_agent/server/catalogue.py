@@ -1,0 +1,98 @@
+"""What is published, to whom, and how it looks on the wire.
+
+A relation that does not exist, and one whose `allow` does not name the client, answer alike and
+cost alike: a look into the DBA's file, no SQL. Descriptions carry names and types, never values.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from driftline import wire_pb2 as pb
+from driftline.errors import ConfigurationError, LimitExceeded, NotFound
+from driftline.limits import NAME_BYTES_MAX
+from driftline.negotiation import check_protocol
+
+from source_agent.budgets.audit import Audit
+from source_agent.budgets.budget import Governor
+from source_agent.config import Budget, Publication, SourceConfig, load
+from source_agent.engines.interface import Engine, Shape
+from source_agent.printable import counted
+
+_log = logging.getLogger("driftline.source")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The client of a call: `label` for the audit, `names` for `allow`: none without TLS."""
+
+    label: str
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Source:
+    """State shared by every conversation of an agent. `reload` replaces `config` as a whole."""
+
+    config: SourceConfig
+    engine: Engine
+    governor: Governor
+    audit: Audit
+    heartbeat_s: float
+
+    def publication(self, name: str, protocol: int, client: Client) -> Publication:
+        """What is published under a name to this client. Contacts no database.
+
+        Raises:
+            VersionMismatch, LimitExceeded (a name too long), NotFound.
+        """
+        check_protocol(protocol)
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise LimitExceeded(f"The name of a relation has at most {NAME_BYTES_MAX} bytes.")
+        found = self.config.relations.get(name)
+        if found is None or not found.admits(client.names):
+            raise NotFound(f"No relation {name!a} is published to this certificate.")
+        return found
+
+    def reload(self) -> None:
+        """Read the DBA's file again: its limits and relations count from now on.
+
+        Budgets hold for exchanges that are running, too; `allow` and what a relation reads, for
+        those that begin. [database] and [server] are of the start. A file that is wrong is logged,
+        and the one in use stays.
+        """
+        before = self.config
+        try:
+            config = load(before.path)
+        except ConfigurationError as error:
+            _log.error("source.toml was not reloaded; the previous settings stay in use: %s", error)
+            return
+        for name in ("database", "server"):
+            if getattr(config, name) != getattr(before, name):
+                _log.warning("[%s] of %s changed; restart the agent to apply it", name, config.path)
+        self.governor.adopt(config.budget)
+        self.config = replace(config, database=before.database, server=before.server)
+        relations = counted(len(config.relations), "relation")
+        _log.info("%s was read again: %s", config.path, relations)
+
+
+def describe(shape: Shape, budget: Budget) -> pb.Description:
+    """The relation as a message, with what a warehouse's plan should know of the budget."""
+    recipe = shape.recipe
+    return pb.Description(
+        columns=[
+            pb.ColumnDescription(
+                name=c.name, type=str(c.type), nullable=c.nullable, ordinal=c.ordinal
+            )
+            for c in recipe.columns
+        ],
+        key_columns=recipe.key_columns,
+        fingerprint_version=recipe.fingerprint_version,
+        vouched=shape.vouched,
+        rows_expected=max(shape.rows_expected, 0),
+        notes=shape.notes,
+        rows_per_second=budget.rows_per_second or 0.0,
+        bytes_per_second=budget.bytes_per_second or 0.0,
+        row_security=None if shape.row_security is None else shape.row_security.message(),
+    )

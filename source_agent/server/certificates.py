@@ -1,0 +1,106 @@
+"""The certificates of mutual TLS, read again when they change.
+
+They are looked at for every connection that begins a handshake, so a renewed certificate or
+authority counts from the next connection on, without a restart. The contents are compared, not the
+times of the files: three small reads, and no renewal within one tick of the clock is missed.
+
+Certificates that do not fit together are refused at the start with the reason; later the old ones
+stay in use, because a renewal writes one file after the other.
+
+Rejected: gRPC's own `dynamic_ssl_server_credentials`. It replaces what handshakes in progress are
+using, and ends the process when many of them time out (grpc/grpc issue 36693).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import grpc
+from driftline.errors import ConfigurationError
+from driftline.settings import read_secret
+
+from source_agent.config import Certificates
+
+Contents = tuple[bytes, bytes, bytes]  # certificate, key, client_ca
+
+_log = logging.getLogger("driftline.source")
+
+
+class Watched:
+    """Certificates that are read again when one of the files changes."""
+
+    def __init__(self, files: Certificates, config_name: str) -> None:
+        """Raises ConfigurationError when they cannot be used."""
+        self._files, self._config_name = files, config_name
+        self._contents = self._before = self._read_all()
+        self._check(self._contents)
+        self._complaint = ""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return gRPC credentials made from the current files."""
+        certificate, key, authority = self._contents
+        return grpc.ssl_server_credentials(
+            [(key, certificate)], authority, require_client_auth=True
+        )
+
+    def changed(self) -> bool:
+        """Return True if usable new certificates are on disk."""
+        try:
+            contents = self._read_all()
+            if contents == self._contents:
+                self._complaint = ""
+                return False
+            self._check(contents)
+        except ConfigurationError as error:
+            if str(error) != self._complaint:  # once, not for every connection
+                self._complaint = str(error)
+                _log.warning("the certificates on disk are not usable yet: %s", error)
+            return False
+        self._before, self._contents, self._complaint = self._contents, contents, ""
+        _log.info("the certificates were read again")
+        return True
+
+    def undo(self) -> None:
+        """Go back to the ones before: no server could be made with these, and it is tried again."""
+        self._contents = self._before
+
+    def _read_all(self) -> Contents:
+        files = self._files
+        return (
+            self._read("certificate", files.certificate),
+            self._read("key", files.key),
+            self._read("client_ca", files.client_ca),
+        )
+
+    def _check(self, contents: Contents) -> None:
+        authority = contents[2]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # gRPC would only fail every handshake; the standard library says what is wrong.
+            context.load_cert_chain(self._files.certificate, self._files.key, password="")
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise self._error("certificate", f"It does not go with its key: {error}.") from None
+        try:
+            context.load_verify_locations(cadata=authority.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise self._error("client_ca", f"It holds no certificate: {error}.") from None
+
+    def _read(self, setting: str, path: Path) -> bytes:
+        try:
+            data, exposed = read_secret(path)
+        except OSError as error:
+            raise self._error(setting, f"{path} cannot be read: {error.strerror}.") from None
+        if exposed and setting == "key":
+            raise self._error(setting, f"The key {path} {exposed}.", f"Run: chmod 600 {path}")
+        return data
+
+    def _error(
+        self,
+        setting: str,
+        message: str,
+        remedy: str = "`driftline-source enroll` makes a set that fits together.",
+    ) -> ConfigurationError:
+        where = f"{self._config_name}: server.{setting}"
+        return ConfigurationError(message, where=where, remedy=remedy)

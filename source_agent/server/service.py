@@ -1,0 +1,344 @@
+"""The gRPC server: who may connect, how much, and when it ends.
+
+It listens with mutual TLS, or in plain text on loopback; nobody without a certificate of the DBA's
+authority reaches a handler. What is asked is answered in `answer`, how calls arrive
+is `transport`; here are only the two calls, health and the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import cast
+
+import grpc
+from driftline import wire_pb2 as pb
+from driftline import wire_pb2_grpc
+from driftline.errors import DatabaseUnavailable, DriftlineError, NotNow
+from driftline.limits import (
+    CONTROL_S,
+    DESCRIBE_RPCS_MAX,
+    DESCRIBE_RPCS_PER_CLIENT_MAX,
+    DESCRIBE_RPCS_READING_MAX,
+    EXCHANGE_RPCS_MAX,
+    EXCHANGE_RPCS_PER_CLIENT_MAX,
+    HEARTBEAT_S,
+)
+from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
+from grpc_health.v1 import health, health_pb2
+
+from source_agent.budgets.audit import Audit, Entry
+from source_agent.budgets.budget import Governor
+from source_agent.budgets.places import Places, too_many
+from source_agent.config import SourceConfig
+from source_agent.engines.interface import Engine, Relation, Shape
+from source_agent.engines.registry import connect
+from source_agent.scan.heap import keep_heap_small
+from source_agent.server.catalogue import Client, Source, describe
+from source_agent.server.conversation import Conversation
+from source_agent.server.handlers import abort, add_handlers, one_message
+from source_agent.server.refusal import known
+from source_agent.server.transport import Transport
+from source_agent.server.watchdog import Watchdog
+
+STOP_GRACE_S = 30.0
+DESCRIBE_WAIT_S = 2.0  # for another description to end, out of the caller's CONTROL_S
+
+_log = logging.getLogger("driftline.source")
+
+
+class Servicer(wire_pb2_grpc.SourceServicer):
+    """The two calls of wire.proto."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        # Called when a call arrives from a client. The transport, which is made later, sets it.
+        self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
+        self._exchanges = Places(
+            lambda: EXCHANGE_RPCS_MAX,
+            partial(too_many, "exchanges"),
+            of_one=lambda: EXCHANGE_RPCS_PER_CLIENT_MAX,
+        )
+        self._describes = Places(
+            lambda: DESCRIBE_RPCS_MAX,
+            partial(too_many, "calls"),
+            of_one=lambda: DESCRIBE_RPCS_PER_CLIENT_MAX,
+        )
+        self._asked = Places(
+            lambda: DESCRIBE_RPCS_READING_MAX, partial(too_many, "descriptions"), of_one=lambda: 1
+        )
+        self._lock = threading.Lock()
+        self._conversations: set[Conversation] = set()
+        self.watchdog = Watchdog(self._look)
+
+    def Describe(
+        self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
+    ) -> pb.DescribeReply:
+        client, began = self._client(context), time.monotonic()
+        relation, outcome, size = "", "cancelled", 0
+        try:
+            with self._describes.taken(client.label):
+                request = one_message(requests, context)
+                relation = request.relation
+                reply = self._describe(request, client, context)
+            outcome, size = "described", reply.ByteSize()
+            return reply
+        except grpc.RpcError:  # the client left before it asked
+            raise
+        except Exception as problem:
+            error = known(problem)
+            outcome = error.code
+            abort(context, error)
+        finally:
+            self._note(client, relation, outcome, time.monotonic() - began, size)
+
+    def _describe(
+        self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
+    ) -> pb.DescribeReply:
+        source = self.source
+        check_fields(request)
+        reply = pb.DescribeReply(
+            agent=f"driftline-source {agent_version()}",
+            database=source.engine.name,
+            protocols=PROTOCOLS,
+            features=sorted(FEATURES),
+        )
+        if not request.relation:
+            # Whatever protocol the warehouse speaks: this is how it learns which to choose.
+            relations = source.config.relations.items()
+            reply.relations.extend(n for n, p in relations if p.admits(client.names))
+            return reply
+        published = source.publication(request.relation, request.protocol, client)
+        source.governor.check()
+        with self._asked.taken(client.label, wait_s=DESCRIBE_WAIT_S):
+            shape = self._shape(published.relation, context)
+        reply.relations.append(request.relation)
+        reply.description.CopyFrom(describe(shape, source.config.budget))
+        return reply
+
+    def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
+        """Describe a relation, within CONTROL_S and while the client is there."""
+        session = self.source.engine.open()
+        lock, is_over, is_late = threading.Lock(), False, False
+
+        def give_up() -> None:
+            nonlocal is_late
+            with lock:
+                if not is_over:
+                    is_late = True
+                    session.interrupt()
+
+        timer = threading.Timer(CONTROL_S, give_up)
+        timer.daemon = True
+        timer.start()
+        # gRPC's own thread calls back, and interrupting may take a while.
+        context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
+        try:
+            return session.describe(relation)
+        except DriftlineError:
+            if is_late:
+                raise DatabaseUnavailable(
+                    f"The database did not describe it in {CONTROL_S:g} s.", where=relation.name
+                ) from None
+            raise
+        finally:
+            timer.cancel()
+            with lock:
+                is_over = True
+            session.close()
+
+    def Exchange(
+        self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
+    ) -> Iterator[pb.Reply]:
+        client = self._client(context)
+        try:
+            with self._exchanges.taken(client.label):
+                yield from self._converse(client, request_iterator, context)
+        except NotNow as error:  # with its own stream's, the conversation has dealt
+            self._note(client, "", error.code)
+            abort(context, error)
+
+    def _converse(
+        self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
+    ) -> Iterator[pb.Reply]:
+        conversation = Conversation(self.source, client, requests, cancel=context.cancel)
+        # The callback ends the work at once when the client goes, whatever the RPC waits for.
+        if context.add_callback(conversation.stop):
+            with self._lock:
+                # One whose RPC has just come has not begun its work yet.
+                self._conversations = {
+                    c for c in self._conversations if c.worker.ident is None or c.worker.is_alive()
+                }
+                self._conversations.add(conversation)
+            yield from conversation.replies()
+
+    def _look(self) -> None:
+        with self._lock:
+            conversations = list(self._conversations)
+        for conversation in conversations:
+            conversation.look()
+
+    def _note(
+        self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
+    ) -> None:
+        self.source.audit.write(
+            Entry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
+        )
+
+    def _client(self, context: grpc.ServicerContext) -> Client:
+        client = client_of(context)
+        self.arrived(context, client.label)
+        return client
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends what is left of the conversations and waits for their sessions to close."""
+        with self._lock:
+            left = [c for c in self._conversations if c.worker.is_alive()]
+        for conversation in left:
+            conversation.stop()
+        for conversation in left:
+            conversation.worker.join(timeout_s)
+        self.source.governor.crew.close()
+        self.watchdog.close()
+
+
+class Server:
+    """A running agent. Stop it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        servicer: Servicer,
+        vital: health.HealthServicer,
+        probes: ThreadPoolExecutor,
+    ) -> None:
+        self.port = transport.port
+        self._transport, self._servicer, self._vital = transport, servicer, vital
+        self._probes = probes
+
+    def reload(self) -> None:
+        """Read the DBA's file again. Nothing that is wrong with it ends the agent."""
+        try:
+            self._servicer.source.reload()
+        except Exception:
+            _log.exception("the file was not read again by a mistake of the agent")
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """No new calls; running ones get `grace_s` seconds; then every session is closed."""
+        self._vital.enter_graceful_shutdown()
+        self._transport.stop(grace_s)
+        self._servicer.stop(timeout_s=5.0)
+        self._probes.shutdown(wait=False)
+
+
+def start(
+    config: SourceConfig,
+    *,
+    engine: Engine | None = None,
+    governor: Governor | None = None,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> Server:
+    """Listen and answer until `stop`. The database is not contacted before it is asked for.
+
+    Raises:
+        ConfigurationError: the address is taken, or the certificates are not usable.
+    """
+    if engine is None:
+        engine = connect(config.database.url, config.database.password, config.database.limits)
+    source = Source(
+        config,
+        engine,
+        governor or Governor(config.budget),
+        Audit(config.server.audit_file),
+        heartbeat_s,
+    )
+    servicer, probes = Servicer(source), ThreadPoolExecutor(1, "health")
+    vital = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=probes)
+    for name in ("", "driftline.Source"):
+        vital.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def add(server: grpc.Server) -> None:
+        add_handlers(server, servicer, vital, lambda context: client_of(context).label)
+
+    transport = Transport(config.server, config.path.name, add)
+    servicer.arrived = transport.establish
+    transport.start()
+    servicer.watchdog.start()
+    return Server(transport, servicer, vital, probes)
+
+
+def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds.
+
+    SIGHUP reads the file again, which `load` has read.
+    """
+    keep_heap_small()
+    asked, asks = socket.socketpair()
+    asks.setblocking(False)
+    # Bytes for signals, whichever thread gets them. A lock would not do: a handler may be
+    # interrupted by the next one, and what interrupts another thread does not wake this one.
+    signal.set_wakeup_fd(asks.fileno(), warn_on_full_buffer=False)
+    is_over = False
+
+    def end(*_: object) -> None:
+        nonlocal is_over
+        is_over = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        config = load()
+        server = start(config)
+        if port_file is not None:
+            beside = port_file.with_name(port_file.name + ".part")
+            beside.write_text(f"{server.port}\n")
+            beside.replace(port_file)
+        host = config.server.address.rpartition(":")[0]
+        print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
+        # Not the bytes say which signals came: there is no room for all of a thousand.
+        while asked.recv(4096) and not is_over:
+            server.reload()
+        server.stop(STOP_GRACE_S)
+    finally:
+        signal.set_wakeup_fd(-1)
+
+
+def agent_version() -> str:
+    """Of the installed package; in a source tree that is not installed, `unknown`."""
+    try:
+        return version("driftline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def client_of(context: grpc.ServicerContext) -> Client:
+    """Return the client of a call, by the certificate that TLS has verified.
+
+    Its names are the URIs and DNS names of the subject alternative name. The common name is free
+    text that authorities do not vouch for: it is a label, and names nobody.
+    """
+    # The stubs say Mapping[str, Iterable[int]]; they are lists of bytes.
+    properties = cast(Mapping[str, Iterable[bytes]], context.auth_context())
+
+    def values(field: str) -> list[str]:
+        # Names that are no text are left out: replaced characters could pass for another name.
+        found = []
+        for value in properties.get(field, ()):
+            with contextlib.suppress(UnicodeDecodeError):
+                found.append(value.decode())
+        return found
+
+    names = values("peer_uri") + values("peer_dns")
+    labels = names or [f"CN={name}" for name in values("x509_common_name")]
+    return Client((labels or ["loopback"])[0], frozenset(names))

@@ -1,0 +1,141 @@
+"""Pass calls to the agent: the acceptor in front, behind it one gRPC server after the other.
+
+A gRPC server keeps the certificates that it was made with. When those on disk change, another one
+is made, which gets the connections from then on; the one before takes no new calls once handshakes
+that it had begun are over, asks its clients to come again, and lets streams that are running end by
+themselves. No listening socket is opened or closed meanwhile.
+
+A connection older than an hour is asked to come again as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from driftline.errors import ConfigurationError
+from driftline.limits import RECEIVE_BYTES_MAX_SOURCE, RECEIVE_BYTES_MAX_WAREHOUSE, RPCS_MAX
+
+from source_agent.config import Endpoint
+from source_agent.server.acceptor import Acceptor
+from source_agent.server.certificates import Watched
+
+HANDSHAKE_S = 5.0
+RETIRES_AFTER_S = HANDSHAKE_S + 1.0  # handshakes that it has begun are over by then
+RETIRED_S = 86_400.0  # for streams of a server whose certificates were replaced
+
+_OPTIONS = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.keepalive_time_ms", 20_000),  # a warehouse that vanished gives its snapshot back
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_SOURCE),
+    ("grpc.max_send_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
+)
+_log = logging.getLogger("driftline.source")
+
+
+class Transport:
+    """Listens at an endpoint and has calls answered by the handlers. Stop it."""
+
+    def __init__(
+        self, endpoint: Endpoint, config_name: str, add_handlers: Callable[[grpc.Server], None]
+    ) -> None:
+        """Listens from now on; answers once `start` was called.
+
+        Raises:
+            ConfigurationError: the address is taken, or the certificates are not usable.
+        """
+        self._add_handlers = add_handlers
+        self._watched: Watched | None = None
+        if endpoint.certificates is not None:
+            self._watched = Watched(endpoint.certificates, config_name)
+        self._calls = ThreadPoolExecutor(RPCS_MAX, "rpc")
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._prefix, self._numbers = f"driftline-{secrets.token_hex(8)}", itertools.count()
+        self._retired: list[grpc.Server] = []
+        try:
+            self._acceptor = Acceptor(
+                endpoint.host,
+                endpoint.port,
+                is_tls=self._watched is not None,
+                backend=self._backend,
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"It is not possible to listen on {endpoint.address}: {error.strerror}.",
+                where=f"{config_name}: server.listen",
+                remedy="Is another agent running, or is the address not of this machine?",
+            ) from None
+        self.port = self._acceptor.port
+        self._server, self._name = self._serve()
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def establish(self, context: grpc.ServicerContext, client: str) -> None:
+        """A call of this client has arrived: its connection is no longer one of the unknown."""
+        self._acceptor.establish(context.peer(), client)
+
+    def stop(self, grace_s: float) -> None:
+        """No new calls; running ones get `grace_s` seconds."""
+        self._acceptor.stop_listening()
+        with self._lock:
+            self._is_stopped = True
+            servers = [self._server, *self._retired]
+        for ended in [server.stop(grace_s) for server in servers]:
+            ended.wait()
+        self._acceptor.close()
+        self._calls.shutdown(wait=False)
+
+    def _backend(self) -> str:
+        """Return where the next connection goes; in the acceptor's thread."""
+        if self._watched is not None and self._watched.changed():
+            try:
+                self._replace()
+            except Exception:
+                self._watched.undo()
+                _log.exception("no server was made with the new certificates; it is tried again")
+        return self._name
+
+    def _replace(self) -> None:
+        with self._lock:
+            if self._is_stopped:
+                return
+            before, (self._server, self._name) = self._server, self._serve()
+            self._retired.append(before)
+        # Stopped at once, it would break off the handshakes of clients that have just come.
+        retiring = threading.Timer(RETIRES_AFTER_S, self._retire, [before])
+        retiring.daemon = True
+        retiring.start()
+
+    def _retire(self, server: grpc.Server) -> None:
+        server.stop(RETIRED_S).wait()
+        with self._lock:
+            self._retired.remove(server)
+
+    def _serve(self) -> tuple[grpc.Server, str]:
+        """Another gRPC server, and the abstract name of the Unix socket that it listens on."""
+        # No `maximum_concurrent_rpcs`: it counts over all clients, calls of health too, and refuses
+        # without a reason. Connections and streams of each are bounded; so is what is answered.
+        server = grpc.server(self._calls, options=_OPTIONS)
+        self._add_handlers(server)
+        name = f"{self._prefix}-{next(self._numbers)}"
+        address = f"unix-abstract:{name}"
+        if self._watched is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, self._watched.credentials())
+        server.start()
+        return server, name

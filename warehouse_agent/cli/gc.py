@@ -1,0 +1,193 @@
+"""What may be removed from a fragment's folders, decided before anything is.
+
+A version is kept for `keep_hours` after another took its place: readers pin a list of files, so it
+is the moment from which nobody new can pin it that counts, not its creation. The newest version is
+always kept. A data file is kept while any kept version has it; what no commit ever named, the
+leftovers of attempts that crashed, is kept while it is younger than `keep_hours`, because an
+attempt may be writing it. A file goes when both have passed, and only from folders that we name.
+
+    data-<id>-<part>/…                      of the table: files of no kept version
+    _driftline/changes/<name>/_version=N/…  feeds that no kept version names
+    _driftline/staging/<name>/…             exchanges compared with a version that is not the newest
+    *.tmp                                   small files whose writer died
+
+Rejected: delta-rs's `vacuum`. It commits to the log, knows nothing of feeds and staging, and
+removes whatever it does not know, where we remove only what we made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from driftline.errors import UsageError, WarehouseUnavailable
+
+from warehouse_agent.history.record import CHECKED
+from warehouse_agent.refresh import restored
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import PRIVATE, Entry, Store
+
+KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
+
+_DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
+_FEED = re.compile(r"_version=\d+")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp")
+_COMMIT_TEMPORARY = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Files to remove: their places for `Store.remove_file`, and their size in bytes."""
+
+    places: tuple[tuple[str, ...], ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What stays: the newest version, the paths of all files that kept ones have, and the folders
+    of their feeds."""
+
+    newest: int
+    paths: frozenset[str]
+    feeds: frozenset[str]
+
+
+def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> Garbage:
+    """What nobody can need any more. Call it, and remove, under the fragment's lock.
+
+    Raises:
+        UsageError: keep_hours is too small for this storage.
+        WarehouseUnavailable: the table's log cannot be read, or is gone; or its newest version is
+            older than what was published, whose files a restored entry of the log would need.
+    """
+    if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
+        least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
+        raise UsageError(f"--keep-hours {keep_hours} is too few; here it is at least {least}.")
+    since = now - timedelta(hours=keep_hours)
+    kept = _kept(store, name, since)
+    found = [
+        entry
+        for entry in (
+            *_data(store, name, kept),
+            *_feeds(store, name, kept),
+            *_staged(store, name, kept),
+            *_temporary(store, name),
+        )
+        if entry.modified <= since
+    ]
+    return Garbage(tuple(e.place for e in found), sum(e.size for e in found))
+
+
+def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
+    """The oldest version that was still the newest at `since`.
+
+    Args:
+        times: version and the time of its commit, by version ascending, not empty.
+    """
+    before = [version for version, committed in times if committed <= since]
+    return max(before, default=times[0][0])
+
+
+def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
+    """None: nothing was ever published."""
+    head = delta_log.head(store, name)
+    known = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    if head is None:
+        if CHECKED in known or store.files(name, "_delta_log"):
+            raise WarehouseUnavailable(
+                "The table's log is missing, although versions were published; nothing is removed.",
+                where=name,
+                remedy="Restore the folder `_delta_log`, or move the table's folder away.",
+            )
+        return None
+    if (noted := restored.newer(known, head)) is not None:
+        restored.refuse(name, head, noted)
+    oldest = oldest_kept(_times(store, name, head.handle), since)
+    first = delta_log.head(store, name, version=oldest)
+    assert first is not None
+    paths = {file.path for file in (*first.files, *head.files)}
+    feeds = {first.meta.get("changes")}
+    for version in range(oldest + 1, head.version + 1):
+        paths |= _added(store, name, version)
+        feeds.add((delta_log.commit_meta(store, name, version) or {}).get("changes"))
+    return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
+
+
+def _times(store: Store, name: str, table: DeltaTable) -> list[tuple[int, datetime]]:
+    """When each version was committed: what the log says or when its file was written, whichever
+    is later, because a copied folder has young files and a wrong clock old ones."""
+    written = {e.place[-1]: e.modified for e in store.walk(name, "_delta_log")}
+    found = []
+    for commit in table.history():
+        version = int(commit["version"])
+        said = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
+        if (modified := written.get(_log_file(version))) is not None:
+            found.append((version, max(said, modified)))
+    if not found:
+        raise WarehouseUnavailable("The table's log cannot be read.", where=name)
+    return sorted(found)
+
+
+def _added(store: Store, name: str, version: int) -> set[str]:
+    data = store.read(name, "_delta_log", _log_file(version))
+    if data is None:
+        raise WarehouseUnavailable(
+            f"Version {version} is missing from the table's log; nothing is removed.", where=name
+        )
+    actions = map(json.loads, data.splitlines())
+    return {unquote(action["add"]["path"]) for action in actions if "add" in action}
+
+
+def _log_file(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+    paths = kept.paths if kept else frozenset()
+    for folder in store.folders(name):
+        if not _DATA.fullmatch(folder):
+            continue
+        entries = store.walk(name, folder)
+        if not any("/".join(e.place[1:]) in paths for e in entries):
+            yield from entries
+            continue
+        for entry in entries:
+            *above, file = entry.place[1:]
+            checked = file.removeprefix(".").removesuffix(".crc") if file[0] == "." else file
+            if checked.endswith(".parquet") and "/".join([*above, checked]) not in paths:
+                yield entry
+
+
+def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+    for folder in store.folders(PRIVATE, "changes", name):
+        if not _FEED.fullmatch(folder):
+            continue
+        for entry in store.walk(PRIVATE, "changes", name, folder):
+            if kept is None or "/".join(entry.place[3:-1]) not in kept.feeds:
+                yield entry
+
+
+def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+    newest = kept.newest if kept else None
+    for folder in store.folders(PRIVATE, "staging", name):
+        note = store.read_json(PRIVATE, "staging", name, folder, "exchange.json")
+        useful = note.get("base_version") == newest and "recipe" in note
+        for entry in store.walk(PRIVATE, "staging", name, folder):
+            if not useful or entry.place[-1].endswith(".tmp"):
+                yield entry
+
+
+def _temporary(store: Store, name: str) -> Iterator[Entry]:
+    for folder, file in (("keys", f"{name}.key"), ("fragments", f"{name}.json")):
+        for entry in store.walk(PRIVATE, folder):
+            if _TEMPORARY.fullmatch(entry.place[-1].removeprefix(file)):
+                yield entry
+    for entry in store.walk(name, "_delta_log"):
+        if _COMMIT_TEMPORARY.fullmatch(entry.place[-1]):
+            yield entry

@@ -1,0 +1,312 @@
+"""`init`: a first warehouse.toml, from a template or from what a source publishes to us.
+
+The source is asked for the names that it publishes to our certificate, and then for a description
+of each, so that the file holds every relation that can be refreshed, and the others as comments
+with the reason. Names and reasons come from the other side: they are cut, cleaned of control
+characters and escaped before they are written.
+
+Nothing is written unless the whole conversation went well, and no file is overwritten without being
+told to. Paths are written relative to the file where they lie below its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from driftline import wire_pb2 as pb
+from driftline.errors import (
+    ConfigurationError,
+    DriftlineError,
+    NotFound,
+    Unauthenticated,
+    UsageError,
+)
+from driftline.peer_text import one_line
+from driftline.settings import address_parts, is_loopback
+
+from warehouse_agent import config
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.refresh import schema_change
+from warehouse_agent.report import counted
+from warehouse_agent.runs.preflight import reach
+from warehouse_agent.transport.channel import Link
+
+USUAL = Path("warehouse.toml")
+NOTE_CHARACTERS_MAX = 1000  # of a reason or a note of the source, in a comment
+_FUZZY = "read without a snapshot"  # how notes of a source that cannot be exact begin
+_INVALID = re.compile(r"[^A-Za-z0-9_.-]+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+_HEAD = """\
+# The data engineer's file. Relative paths resolve against it; an unknown key is an error.
+[warehouse]
+path = "warehouse"                  # a folder or any Hadoop path
+
+[spark]                             # given to the SparkSession as it is
+"spark.master" = "local[*]"
+"""
+TEMPLATE = f"""{_HEAD}
+[sources.erp]
+address = "erp.example:7443"
+ca = "ca.pem"                       # made by: driftline-source enroll
+certificate = "warehouse.pem"
+key = "warehouse.key"
+
+[fragments.orders]                  # the published table is <path>/orders
+source = "erp"
+relation = "orders"                 # the name that the DBA published
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One relation that the source publishes to us: its description, or why there is none."""
+
+    relation: str
+    description: pb.Description | None
+    reason: str = ""
+
+
+def init(path: Path, source: Source | None, *, force: bool) -> int:
+    """Write a first warehouse.toml: for a source with what it publishes, else the template.
+
+    Returns:
+        The exit code: 1 where no relation of the source can be refreshed.
+
+    Raises:
+        ConfigurationError: the file exists already, or cannot be written.
+        DriftlineError: the source cannot be asked. Nothing is written then.
+    """
+    if path.exists() and not force:
+        raise _exists_already(path)
+    driftline = "driftline" if path == USUAL else f"driftline --config {path}"
+    if source is None:
+        _write(path, TEMPLATE, force=force)
+        print(f"wrote {path}; edit it, then: {driftline} doctor", file=sys.stderr)
+        return 0
+    try:
+        with Link(source) as link:
+            offered = list(offers(link))
+    except (ConfigurationError, Unauthenticated) as error:
+        # They name settings of a file that does not exist yet.
+        error.details["options"] = "a setting such as server_name is --server-name here"
+        raise
+    _write(path, text_of(path, source, offered), force=force)
+    refused = [offer for offer in offered if offer.description is None]
+    for offer in refused:
+        print(f"{_clean(offer.relation)}: {_clean(offer.reason)}", file=sys.stderr)
+    good = len(offered) - len(refused)
+    of_all = (
+        f"{good} of {counted(len(offered), 'relation')}" if refused else counted(good, "relation")
+    )
+    print(f"wrote {path} with {of_all} of {source.address}", file=sys.stderr)
+    if good:
+        print(f"next: {driftline} doctor", file=sys.stderr)
+    return 0 if good else 1
+
+
+def source_of(
+    address: str,
+    *,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    server_name: str | None,
+    insecure: bool,
+    name: str | None,
+) -> Source:
+    """The source that the options of a command line name. Contacts nothing.
+
+    Raises:
+        UsageError: the options contradict each other, or one is missing.
+    """
+    parts = address_parts(address)
+    if parts is None or parts[1] == 0:
+        raise UsageError(
+            f"--source {address!r} is not an address.",
+            remedy="Write HOST:PORT, such as erp.example:7443.",
+        )
+    host = parts[0]
+    if name is not None and not config.is_fragment_name(name):
+        raise UsageError(
+            f"--name {name!r} cannot name a source.",
+            remedy="Use letters, digits, '_', '.' and '-', beginning with a letter or a digit.",
+        )
+    named = name or _source_name(host)
+    options = {"--ca": ca, "--certificate": certificate, "--key": key}
+    if not insecure:
+        if missing := [option for option, file in options.items() if file is None]:
+            raise UsageError(
+                f"--source needs {', '.join(missing)}.",
+                remedy="The DBA makes these files with `driftline-source enroll`. For a source on "
+                "this machine that speaks plain text: --insecure.",
+            )
+        ca, certificate, key = (file and Path(os.path.abspath(file)) for file in options.values())
+        return Source(named, address, ca, certificate, key, server_name=server_name)
+    if not is_loopback(host):
+        raise UsageError(
+            f"--insecure is for loopback only, and {host} is not.",
+            remedy="Name --ca, --certificate and --key.",
+        )
+    given = [option for option, value in {**options, "--server-name": server_name}.items() if value]
+    if given:
+        raise UsageError(
+            f"{given[0]} has no effect beside --insecure.", remedy="Leave out one of the two."
+        )
+    return Source(named, address, insecure=True)
+
+
+def offers(link: Link) -> Iterator[Offer]:
+    """Every relation that the source publishes to our certificate, described where it can be.
+
+    Raises:
+        NotFound: it publishes nothing to it.
+        DriftlineError: the source cannot be asked now, but perhaps later.
+    """
+    reach(link.source)
+    names = sorted(link.describe("").relations)
+    if not names:
+        whom = "you" if link.source.insecure else "this certificate"
+        raise NotFound(
+            f"{link.source.address} publishes no relation to {whom}.",
+            where=f"source {link.source.name}",
+            remedy="Ask its DBA: [relations.NAME] and `allow` in source.toml.",
+        )
+    for name in names:
+        try:
+            reply = link.describe(name)
+            # Whether its columns can be published here, too.
+            schema_change.described(reply, Fragment(name, link.source, name), None)
+        except DriftlineError as error:
+            if error.is_retryable:
+                raise
+            yield Offer(name, None, f"{error.message} {error.remedy}".strip())
+        else:
+            yield Offer(name, reply.description)
+
+
+def text_of(file: Path, source: Source, offered: Sequence[Offer]) -> str:
+    """The text of the warehouse.toml at `file`."""
+    parts = [_HEAD, *_paragraph(_source_lines(file, source))]
+    taken: set[str] = set()
+    for offer in offered:
+        name = fragment_name(offer.relation, taken)
+        taken.add(name.lower())
+        parts += _paragraph(_fragment_lines(name, source, offer))
+    return "".join(parts)
+
+
+def fragment_name(relation: str, taken: set[str]) -> str:
+    """The relation's name as that of a fragment, and not one of `taken` (in lower case)."""
+    name = _INVALID.sub("_", relation)
+    if not config.is_fragment_name(name[:1]):
+        name = f"_{name}"
+    if name.lower().startswith(config.RESERVED):
+        name = f"relation{name}"
+    longest = config.NAME_CHARACTERS_MAX
+    found, number = name[:longest], 1
+    while found.lower() in taken:
+        number += 1
+        suffix = f"_{number}"
+        found = name[: longest - len(suffix)] + suffix
+    return found
+
+
+def _exists_already(path: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} exists already.", remedy="Use another --config, or --force to overwrite it."
+    )
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    """Write the file, also where another one came in between only with `force`."""
+    try:
+        data = text.encode()
+        with path.open("wb" if force else "xb") as out:
+            out.write(data)
+    except FileExistsError:
+        raise _exists_already(path) from None
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            "The path of a file is not UTF-8, and warehouse.toml cannot name it.",
+            remedy="Rename it.",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _paragraph(lines: Iterator[str]) -> list[str]:
+    return ["\n", *(f"{line}\n" for line in lines)]
+
+
+def _source_lines(file: Path, source: Source) -> Iterator[str]:
+    yield f"[sources.{_key(source.name)}]"
+    yield f"address = {_string(source.address)}"
+    if source.insecure:
+        yield "insecure = true                     # plain text: on this machine only"
+        return
+    for key, path in (("ca", source.ca), ("certificate", source.certificate), ("key", source.key)):
+        assert path is not None
+        yield f"{key} = {_string(_relative(path, file))}"
+    if source.server_name:
+        yield f"server_name = {_string(source.server_name)}"
+
+
+def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
+    """The table of one relation, commented out where it cannot be described."""
+    described = offer.description
+    if described is None:
+        yield f"# {_clean(offer.relation)} cannot be refreshed. {_clean(offer.reason)}"
+        mark, size = "# ", ""
+    else:
+        mark, size = "", f"  # {_size(described)}"
+    yield f"{mark}[fragments.{_key(name)}]{size}"
+    yield f"{mark}source = {_string(source.name)}"
+    if name != offer.relation:
+        yield f"{mark}relation = {_string(offer.relation)}"
+    for note in described.notes if described is not None else ():
+        yield f"# {_clean(note)}"
+        if note.startswith(_FUZZY):
+            yield '# require = "fuzzy"                 # needed then: see docs/guarantees.md'
+
+
+def _size(description: pb.Description) -> str:
+    rows = description.rows_expected
+    key = ", ".join(c.name for c in description.columns[: description.key_columns])
+    count = f"about {counted(rows, 'row')}" if rows else "rows unknown"
+    return _clean(f"{count}, key ({key})")
+
+
+def _relative(path: Path, file: Path) -> str:
+    folder = Path(os.path.abspath(file)).parent
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def _source_name(host: str) -> str:
+    """The first label of a host's name; for an address or this machine what says so."""
+    if is_loopback(host):
+        return "local"
+    label = host.partition(".")[0]
+    return label if _LABEL.fullmatch(label) else "remote"
+
+
+def _key(name: str) -> str:
+    """The name as a key of TOML."""
+    return name if _BARE_KEY.fullmatch(name) else _string(name)
+
+
+def _string(text: str) -> str:
+    """The text as a basic string of TOML, which escapes what JSON does, and DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _clean(text: str) -> str:
+    """Return one line of printable text, cut at NOTE_CHARACTERS_MAX."""
+    return one_line(text, NOTE_CHARACTERS_MAX)

@@ -1,0 +1,230 @@
+"""`status` and `history`: what is published, how fresh it is, how it came to be and how sure it is.
+
+From the Delta log and the notes of earlier refreshes; no Spark, no source. The fields are stable:
+jobs read them. A fragment that was never published has the same fields, all of them null.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from warehouse_agent.config import Fragment, WarehouseConfig, select
+from warehouse_agent.history.record import checked
+from warehouse_agent.report import counted, fingerprint_kind, miss_probability, years_until_missed
+from warehouse_agent.runs.each_fragment import each, published
+from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage.store import PRIVATE, Store
+
+INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
+# What a version says of itself to Driftline alone.
+_OURS = ("layout", "clock", "changes_files")
+HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
+NEVER = "nothing published yet"
+NAME_CHARACTERS_MIN = 12  # of a name that is cut
+_NUMBERS = ("version", "rows")
+_GAP = "  "
+# A unit, its length in seconds, and how many of it there must be.
+_AGES = (
+    ("year", 365.25 * 86_400, 2),
+    ("day", 86_400.0, 2),
+    ("hour", 3600.0, 1),
+    ("minute", 60.0, 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `status` says of a fragment. Times are ISO 8601, UTC; `bytes` is of its data files."""
+
+    name: str
+    version: int | None = None
+    rows_total: int | None = None
+    as_of: str | None = None
+    checked_at: str | None = None
+    published_at: str | None = None
+    consistency: str | None = None
+    proof: str | None = None
+    fingerprint: str | None = None
+    miss_probability: float | None = None
+    years_until_a_change_is_missed: float | None = None
+    files: int | None = None
+    bytes: int | None = None
+    row_security: bool | None = None  # of the source: whether policies hide rows; null: not told
+
+    def cells(self, now: datetime) -> tuple[str, ...]:
+        """One row of the table for people, under HEADINGS; of what was never published the name."""
+        if self.version is None:
+            return (self.name,)
+        assert self.rows_total is not None
+        compared = [age(at, now) for at in (self.as_of, self.checked_at)]
+        how = (self.consistency or "", self.proof or "")
+        return (self.name, str(self.version), f"{self.rows_total:,}", *compared, *how)
+
+
+def status(
+    config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool
+) -> list[int]:
+    """What is published of each fragment."""
+    store, shown = Store(config.path), []
+
+    def one(fragment: Fragment) -> None:
+        found = status_of(store, fragment.name)
+        if as_json:
+            print(json.dumps(asdict(found)), flush=True)
+        shown.append(found)
+
+    codes = each(select(config, names, all_ or not names), one, as_json=as_json, command="status")
+    if shown and not as_json:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(text_of(shown, datetime.now(UTC), width)))
+    return codes
+
+
+def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[str]:
+    """The lines that tell people of some fragments.
+
+    Args:
+        now: with a time zone.
+        width: characters in a line; None where there is no end of it.
+    """
+    lines = _table([status.cells(now) for status in shown], width)
+    if any(status.proof == "part" for status in shown):
+        lines.append("part: only some rows were compared since the last full comparison")
+    if hidden := [status.name for status in shown if status.row_security]:
+        lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
+    sure = [status for status in shown if status.miss_probability is not None]
+    if sure:
+        worst = max(sure, key=lambda status: status.miss_probability or 0.0)
+        lines.append(
+            f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
+            f"{worst.miss_probability:.0e} per refresh"
+        )
+    return lines
+
+
+def age(at: str | None, now: datetime) -> str:
+    """How long ago a moment was, in words: `just now`, `3 hours ago`.
+
+    Args:
+        at: ISO 8601; what is none is returned as it is. It is by the source's clock, which may be
+            ahead of ours.
+        now: with a time zone.
+    """
+    try:
+        moment = datetime.fromisoformat(at or "")
+        seconds = (now - moment).total_seconds()
+    except (ValueError, TypeError):  # TypeError: it has no time zone
+        return at or "unknown"
+    past = abs(seconds)
+    for unit, length, enough in _AGES:
+        if past >= length * enough:
+            words = counted(int(past // length), unit)
+            return f"{words} ago" if seconds > 0 else f"in {words}"
+    return "just now"
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    """Lines of aligned columns under HEADINGS. Long names are cut where the terminal is narrow; one
+    that is narrower still gets a line for each cell."""
+    whole = [row for row in rows if len(row) == len(HEADINGS)]
+    columns = [[heading, *(row[i] for row in whole)] for i, heading in enumerate(HEADINGS)]
+    columns[0] = [HEADINGS[0], *(row[0] for row in rows)]
+    widths = [max(map(len, column)) for column in columns]
+    beside = sum(widths[1:]) + len(_GAP) * (len(widths) - 1) if whole else len(_GAP + NEVER)
+    if width is not None and widths[0] + beside > width:
+        if width - beside < NAME_CHARACTERS_MIN:
+            return [line for row in rows for line in _listed(row)]
+        widths[0] = width - beside
+    lines = [_line(HEADINGS if whole else HEADINGS[:1], widths)]
+    for row in rows:
+        name = _cut(row[0], widths[0])
+        lines.append(_line((name, *(row[1:] or (NEVER,))), widths))
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Numbers are aligned to the right; what is one cell for all stands to the left."""
+    aligned = [
+        cell.rjust(width)
+        if heading in _NUMBERS and len(cells) == len(HEADINGS)
+        else cell.ljust(width)
+        for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)
+    ]
+    return _GAP.join(aligned).rstrip()
+
+
+def _listed(row: tuple[str, ...]) -> list[str]:
+    """One cell below the other."""
+    if len(row) == 1:
+        return [row[0], f"  {NEVER}"]
+    return [row[0], *(f"  {h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=True))]
+
+
+def _cut(name: str, width: int) -> str:
+    """The name in at most so many characters; its end often tells more than its middle."""
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
+
+
+def status_of(store: Store, name: str) -> Status:
+    """Raises WarehouseUnavailable."""
+    snapshot = delta_log.head(store, name)
+    if snapshot is None:
+        return Status(name)
+    meta = snapshot.meta
+    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
+    interval = interval_s([str(v["published_at"]) for v in delta_log.versions(store, name)])
+    changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
+    recipe = snapshot.layout.recipe
+    probability = None if meta["proof"] == "part" else miss_probability(changed, recipe)
+    return Status(
+        name=name,
+        version=snapshot.version,
+        rows_total=snapshot.rows,
+        as_of=found.as_of,
+        checked_at=found.checked_at,
+        published_at=meta["published_at"],
+        consistency=found.consistency,
+        proof=meta["proof"],
+        fingerprint=fingerprint_kind(recipe),
+        miss_probability=probability,
+        years_until_a_change_is_missed=(
+            None if probability is None else years_until_missed(probability, interval)
+        ),
+        files=len(snapshot.files),
+        bytes=sum(f.size for f in snapshot.files),
+        row_security=None if security is None else security.hides,
+    )
+
+
+def interval_s(published: Sequence[str]) -> float:
+    """The mean time in seconds between versions, newest first."""
+    times = [datetime.fromisoformat(t) for t in published]
+    if len(times) < 2:
+        return INTERVAL_S
+    return max((times[0] - times[-1]).total_seconds() / (len(times) - 1), 1.0)
+
+
+def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:
+    """The versions of a fragment, newest first."""
+    store = Store(config.path)
+    fragment = select(config, [name], False)[0]
+    published(store, fragment.name)
+    for meta in delta_log.versions(store, fragment.name)[:limit]:
+        if as_json:
+            print(json.dumps({k: v for k, v in meta.items() if k not in _OURS}))
+        else:
+            rows = counted(meta["rows"], "row")
+            print(
+                f"version {meta['version']}: {meta['published_at']}, {rows}, "
+                f"+{meta['rows_inserted']:,} ~{meta['rows_updated']:,} -{meta['rows_deleted']:,}, "
+                f"{meta['consistency']}, as of {meta['as_of']}"
+            )

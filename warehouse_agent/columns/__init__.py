@@ -1,0 +1,1 @@
+"""Row bytes to Arrow columns and back, and the columns of a published table."""

@@ -1,0 +1,336 @@
+"""Ragged columns to Arrow arrays and back: the way between row bytes and Spark's types.
+
+Each declared type has a carrier, the Spark type of the published column (protocol, section 2).
+`to_arrow` and `from_arrow` convert whole columns with numpy, no loop over rows for the types that
+fill tables; the string carriers of the others go value by value through `driftline.values`.
+
+Invariants: from_arrow(to_arrow(r)) == r, byte for byte, for every ragged column that to_arrow
+accepts. Bytes that are no value of the type are refused (MalformedMessage); a value that the
+carrier cannot hold is refused by name with the remedy, the string carrier (ValueDoesNotFit).
+Nothing is clipped, rounded or turned into NULL.
+
+What it is not: it knows no Spark session. Code that runs on executors imports it and needs only
+numpy and pyarrow.
+
+Rejected: pandas on the way (nullable ints become floats, timestamps nanoseconds), and Arrow's own
+casts from and to text (they normalise what they read).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from driftline import values
+from driftline.columns import NULL, Ragged
+from driftline.errors import LimitExceeded, MalformedMessage, ValueDoesNotFit
+from driftline.types import Column, DeclaredType
+
+from warehouse_agent.columns import buffers, numeric
+from warehouse_agent.columns import text as carry_text
+from warehouse_agent.columns.buffers import Flags, Items
+
+
+class Carrier(Enum):
+    """How a column is published: in the Spark type nearest to its own, or as its string form."""
+
+    NATIVE = "native"
+    STRING = "string"
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return type in {pa.string(), pa.large_string(), pa.string_view()}
+
+
+def _is_octets(type: pa.DataType) -> bool:
+    return type in {pa.binary(), pa.large_binary(), pa.binary_view()}
+
+
+# kind: bytes on the wire, Arrow type, Spark type. Others are strings, numeric(p,s) is a decimal.
+_FIXED: Final[dict[str, tuple[str, pa.DataType, str]]] = {
+    "bool": ("u1", pa.bool_(), "boolean"),
+    "int2": (">i2", pa.int16(), "smallint"),
+    "int4": (">i4", pa.int32(), "int"),
+    "int8": (">i8", pa.int64(), "bigint"),
+    "oid": (">u4", pa.int64(), "bigint"),
+    "float4": (">f4", pa.float32(), "float"),
+    "float8": (">f8", pa.float64(), "double"),
+    "date": (">i4", pa.date32(), "date"),
+    "timestamp": (">i8", pa.timestamp("us"), "timestamp_ntz"),
+    "timestamptz": (">i8", pa.timestamp("us", tz="UTC"), "timestamp"),
+}
+# From PostgreSQL's epoch (2000) to Arrow's (1970), and years 0001 to 9999 as Arrow counts them.
+_DAYS_2000: Final = 10_957
+_US_2000: Final = _DAYS_2000 * values.DAY_US
+_DAYS: Final = (-719_162, 2_932_896)
+_US: Final = (_DAYS[0] * values.DAY_US, (_DAYS[1] + 1) * values.DAY_US - 1)
+_NAN: Final = {"float4": (">u4", 0x7FC00000), "float8": (">u8", 0x7FF8000000000000)}
+# Arrow checks these casts for loss. It does not check float64 to float32 or numbers to text.
+_CASTS: Final = (
+    (pa.types.is_null, lambda _: True),
+    (pa.types.is_integer, pa.types.is_integer),
+    (pa.types.is_decimal, pa.types.is_decimal),
+    (pa.types.is_timestamp, pa.types.is_timestamp),
+    (_is_text, _is_text),
+    (_is_octets, _is_octets),
+)
+ROW: Final = "row"  # among the details of a refusal: which row of the array
+_ARROW_STRING_BYTES_MAX: Final = 2**31 - 1  # offsets of Arrow's string are int32
+
+
+def arrow_type(type: DeclaredType, carrier: Carrier) -> pa.DataType:
+    """The Arrow type of the published column."""
+    if carrier is Carrier.STRING:
+        return pa.string()
+    if type.precision is not None:
+        return pa.decimal128(type.precision, type.scale)
+    if type.kind == "bytea":
+        return pa.binary()
+    return _FIXED[type.kind][1] if type.kind in _FIXED else pa.string()
+
+
+def spark_type(type: DeclaredType, carrier: Carrier) -> str:
+    """The Spark type of the published column, as DDL."""
+    if carrier is Carrier.STRING:
+        return "string"
+    if type.precision is not None:
+        return f"decimal({type.precision},{type.scale})"
+    if type.kind == "bytea":
+        return "binary"
+    return _FIXED[type.kind][2] if type.kind in _FIXED else "string"
+
+
+def to_arrow(column: Column, ragged: Ragged, carrier: Carrier) -> pa.Array:
+    """The column's values as an Arrow array of arrow_type(column.type, carrier).
+
+    Raises:
+        ValueDoesNotFit: the carrier cannot hold a value; names column, value and remedy.
+        MalformedMessage: a value's bytes are not of the declared type.
+        LimitExceeded: more than 2 GiB of text in one array.
+    """
+    if (ragged.lengths < NULL).any() or int(ragged.sizes.sum()) != len(ragged.data):
+        raise MalformedMessage("The lengths do not add up to the bytes.", where=column.name)
+    kind = column.type.kind
+    if kind == "text":
+        return _strings(column, ragged, ragged)
+    if kind in {"jsonb", "uuid"}:
+        unwrap = carry_text.from_jsonb if kind == "jsonb" else carry_text.from_uuid
+        texts, fits = unwrap(ragged)
+        _check(column, ragged, fits)
+        return _strings(column, ragged, texts)
+    if carrier is Carrier.NATIVE:
+        if kind == "bytea":
+            return _variable(column, ragged, pa.binary())
+        if column.type.precision is not None:
+            return _decimals(column, ragged)
+        if kind in _FIXED:
+            return _numbers(column, ragged)
+    return _texts(column, ragged)
+
+
+def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carrier) -> Ragged:
+    """The bytes of an array's values: the inverse of `to_arrow`.
+
+    The array may be sliced, chunked, of large strings, or of any type that Arrow casts to the
+    carrier's without loss.
+
+    Raises:
+        ValueDoesNotFit: a value is none of the declared type; names the column.
+    """
+    kind = column.type.kind
+    target = arrow_type(column.type, carrier)
+    if target == pa.string():
+        rows = _cast(column, array, pa.large_string())
+        if kind == "text":
+            return buffers.ragged_of(rows)
+        if kind == "jsonb":
+            return carry_text.to_jsonb(buffers.ragged_of(rows))
+        if kind == "uuid":
+            found, fits = carry_text.to_uuid(buffers.ragged_of(rows))
+            if not fits.all():
+                raise ValueDoesNotFit("The array holds text that is no uuid.", where=column.name)
+            return found
+        return _bytes_of_texts(column, rows)
+    if kind == "bytea":
+        return buffers.ragged_of(_cast(column, array, pa.large_binary()))
+    rows = _cast(column, array, target)
+    if column.type.precision is not None:
+        return _bytes_of_decimals(column, rows)
+    return _bytes_of_numbers(column, rows)
+
+
+# Errors.
+def _check(column: Column, ragged: Ragged, fits: Flags) -> None:
+    """Refuse the first value that does not fit; `fits` speaks of the values that are not NULL."""
+    if fits.all():
+        return
+    row = int(np.flatnonzero(ragged.lengths >= 0)[fits.argmin()])
+    start, size = int(ragged.starts[row]), int(ragged.sizes[row])
+    text = _decoded(column, ragged.data[start : start + size].tobytes())
+    shown = text if len(text) <= 60 else text[:60] + "…"
+    raise ValueDoesNotFit(
+        f"The {column.type} value {shown!r} of column {column.name!r} does not fit into "
+        f"{spark_type(column.type, Carrier.NATIVE)}.",
+        remedy=as_strings([column.name]),
+        where=column.name,
+        details={ROW: str(row), "value": shown},
+    )
+
+
+def as_strings(names: Sequence[str]) -> str:
+    """Return what to do about columns with values that do not fit."""
+    keys = [n if re.fullmatch(r"[A-Za-z0-9_-]+", n) else f'"{n}"' for n in names]
+    carriers = ", ".join(f'{key} = "string"' for key in keys)
+    return f"Set carriers = {{{carriers}}} in the fragment's section of warehouse.toml."
+
+
+def _decoded(column: Column, data: bytes) -> str:
+    try:
+        return values.decode_string(column.type, data)
+    except (MalformedMessage, ValueDoesNotFit) as error:
+        raise type(error)(error.message, remedy=error.remedy, where=column.name) from None
+
+
+# To Arrow.
+def _numbers(column: Column, ragged: Ragged) -> pa.Array:
+    kind, present = column.type.kind, ragged.lengths >= 0
+    form, target, _ = _FIXED[kind]
+    _check(column, ragged, ragged.lengths[present] == column.type.width)
+    found = np.ascontiguousarray(ragged.data).view(form)
+    if kind == "bool":
+        _check(column, ragged, found <= 1)
+        return buffers.array_of(
+            target, present, np.packbits(buffers.spread(found, present), bitorder="little")
+        )
+    if kind in _NAN:
+        bits, canonical = _NAN[kind]
+        _check(column, ragged, ~np.isnan(found) | (found.view(bits) == canonical))
+    elif kind == "date":
+        _check(column, ragged, (found >= _DAYS[0] - _DAYS_2000) & (found <= _DAYS[1] - _DAYS_2000))
+        found = found.astype(np.int32) + np.int32(_DAYS_2000)
+    elif kind in {"timestamp", "timestamptz"}:
+        _check(column, ragged, (found >= _US[0] - _US_2000) & (found <= _US[1] - _US_2000))
+        found = found.astype(np.int64) + _US_2000
+    native = np.int64 if kind == "oid" else found.dtype.newbyteorder("=")
+    return buffers.array_of(target, present, buffers.spread(found.astype(native), present))
+
+
+def _decimals(column: Column, ragged: Ragged) -> pa.Array:
+    precision, scale = column.type.precision, column.type.scale
+    assert precision is not None
+    assert scale is not None
+    words, fits = numeric.decode(ragged, precision=precision, scale=scale)
+    _check(column, ragged, fits)
+    present = ragged.lengths >= 0
+    return buffers.array_of(
+        pa.decimal128(precision, scale), present, buffers.spread(words, present)
+    )
+
+
+def _variable(column: Column, ragged: Ragged, type: pa.DataType) -> pa.Array:
+    if len(ragged.data) > _ARROW_STRING_BYTES_MAX:
+        raise LimitExceeded("More than 2 GiB of values in one array.", where=column.name)
+    offsets = np.zeros(len(ragged) + 1, np.int32)
+    np.cumsum(ragged.sizes, out=offsets[1:])
+    return buffers.array_of(type, ragged.lengths >= 0, offsets, ragged.data)
+
+
+def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
+    """An array of `texts`, which were made from the values of `origin`."""
+    array = _variable(column, texts, pa.string())
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        for data in carry_text.each(origin):
+            if data is not None:
+                _decoded(column, data)
+        raise
+    return array
+
+
+def _texts(column: Column, ragged: Ragged) -> pa.Array:
+    found = [None if data is None else _decoded(column, data) for data in carry_text.each(ragged)]
+    return pa.array(found, pa.string())
+
+
+# From Arrow.
+def _cast(column: Column, array: pa.Array | pa.ChunkedArray, type: pa.DataType) -> pa.Array:
+    """One contiguous array of the type; only from types whose cast loses nothing unnoticed."""
+    if array.type != type and not any(a(array.type) and b(type) for a, b in _CASTS):
+        raise ValueDoesNotFit(f"Arrow's {array.type} is not {type}.", where=column.name)
+    try:
+        array = array if array.type == type else array.cast(type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueDoesNotFit(
+            f"Arrow's {array.type} is not {type} without loss: {error}", where=column.name
+        ) from error
+    if isinstance(array, pa.ChunkedArray):
+        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], type)
+    return array
+
+
+def _bytes_of_numbers(column: Column, array: pa.Array) -> Ragged:
+    kind, present = column.type.kind, buffers.present_in(array)
+    form = _FIXED[kind][0]
+    found: Items
+    if kind == "bool":
+        found = buffers.bits_of(array.buffers()[1], array) if len(array) else present
+    else:
+        native = np.dtype(form).newbyteorder("=") if kind != "oid" else np.dtype(np.int64)
+        found = buffers.items_of(array, native)
+    found = found if present.all() else found[present]
+    if kind == "oid":
+        _check_range(column, found, (0, 2**32 - 1))
+    elif kind == "date":
+        _check_range(column, found, _DAYS)
+        found = found - np.int32(_DAYS_2000)
+    elif kind in {"timestamp", "timestamptz"}:
+        _check_range(column, found, _US)
+        found = found - _US_2000
+    found = found.astype(form)
+    if kind in _NAN:
+        bits, canonical = _NAN[kind]
+        found.view(bits)[np.isnan(found)] = canonical
+    lengths = np.where(present, np.dtype(form).itemsize, NULL).astype(np.int32)
+    return Ragged(lengths, found.view(np.uint8))
+
+
+def _check_range(column: Column, found: Items, bounds: tuple[int, int]) -> None:
+    low, high = bounds
+    if len(found) and not (low <= found.min() and found.max() <= high):
+        raise ValueDoesNotFit(
+            f"The array holds values that no {column.type} has been published as.",
+            where=column.name,
+        )
+
+
+def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
+    assert column.type.precision is not None
+    assert column.type.scale is not None
+    present = buffers.present_in(array)
+    words = buffers.items_of(array, np.int64, 2).reshape(-1, 2)
+    sizes, data, fits = numeric.encode(
+        words if present.all() else words[present],
+        precision=column.type.precision,
+        scale=column.type.scale,
+    )
+    if not fits.all():
+        raise ValueDoesNotFit(f"The array holds more than {column.type}.", where=column.name)
+    lengths = np.full(len(array), NULL, np.int32)
+    lengths[present] = sizes
+    return Ragged(lengths, data)
+
+
+def _bytes_of_texts(column: Column, array: pa.Array) -> Ragged:
+    encode = values.string_encoder(column.type)
+    try:
+        found = [None if text is None else encode(text) for text in array.to_pylist()]
+    except ValueDoesNotFit as error:
+        raise ValueDoesNotFit(error.message, remedy=error.remedy, where=column.name) from None
+    lengths = [NULL if data is None else len(data) for data in found]
+    whole = b"".join(data for data in found if data is not None)
+    return Ragged(np.array(lengths, np.int32), np.frombuffer(whole, np.uint8))

@@ -1,0 +1,341 @@
+"""The data engineer's file, warehouse.toml: where sources are, and which copies to keep of them.
+
+Reading it contacts nothing. What a source publishes is its DBA's business; here stand only names.
+Certificates are checked when they are used, so that `status` works without them.
+
+Invariants: plain text is spoken to loopback only; every fragment's source exists; a fragment's name
+is one folder below the warehouse and never one of the bookkeeping's (`_driftline…`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from driftline.errors import ConfigurationError, UsageError
+from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
+
+from warehouse_agent.columns.arrow import Carrier
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.tiling import Incremental
+
+E = TypeVar("E", bound=Enum)
+
+_TOP = ("warehouse", "spark", "sources", "fragments")
+_SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
+_FRAGMENT = (
+    "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
+    "staging_at_most",
+)  # fmt: skip
+_INCREMENTAL = ("rows", "pause_s")
+_FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+RESERVED = "_driftline"  # how the names of the bookkeeping's folders begin
+READ_AT_LEAST = 1000  # rows: with less a part is never done
+NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
+_PATH_REFUSED = "*?[]{}\\%"
+
+
+class Require(Enum):
+    """The weakest consistency that may be published."""
+
+    EXACT = "exact"
+    FUZZY = "fuzzy"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source agent at `HOST:PORT`. The three files of mutual TLS are all set, or, for an
+    `insecure` one on loopback, all None.
+
+    `server_name`: the name in its certificate, where that is not the host of the address.
+    `objective`: what refreshes over this line are to take little of.
+    """
+
+    name: str
+    address: str
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    server_name: str | None = None
+    objective: Objective = Objective.SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A copy to keep of one relation of one source.
+
+    `read_at_most`: rows of the source that a refresh reads by key, those most likely to have
+    changed and some in turn; None: all rows are compared.
+    `staging_at_most`: bytes of frames that may be staged; None: half of what is free on the disk.
+    """
+
+    name: str
+    source: Source
+    relation: str
+    carriers: dict[str, Carrier] = field(default_factory=dict)
+    method: Method | None = None
+    require: Require = Require.EXACT
+    read_at_most: int | None = None
+    incremental: Incremental | None = None
+    staging_at_most: int | None = None
+
+    def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
+        """What an unfinished exchange is kept with: what it compared, and where."""
+        return {
+            "base_version": base_version,
+            "recipe": recipe_id.hex(),
+            "source": self.source.name,
+            "address": self.source.address,
+            "relation": self.relation,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseConfig:
+    """The whole file. `path`: a folder, or any Hadoop path (with `://`)."""
+
+    file: Path
+    path: str
+    spark: Mapping[str, str]
+    sources: Mapping[str, Source]
+    fragments: Mapping[str, Fragment]
+
+
+def load(path: Path | str) -> WarehouseConfig:
+    """Read warehouse.toml.
+
+    Raises:
+        ConfigurationError: with the file, the key and what to do.
+    """
+    top = read(Path(path), _TOP)
+    place = _place(top.table("warehouse", ("path",)))
+    sources = {name: _source(name, t) for name, t in top.tables("sources", _SOURCE).items()}
+    fragments = {
+        name: _fragment(name, table, sources)
+        for name, table in top.tables("fragments", _FRAGMENT).items()
+    }
+    _refuse_twins(top, fragments)
+    return WarehouseConfig(
+        file=top.file,
+        path=place,
+        spark=MappingProxyType(top.text_map("spark")),
+        sources=MappingProxyType(sources),
+        fragments=MappingProxyType(fragments),
+    )
+
+
+def is_fragment_name(name: str) -> bool:
+    """Return True if it can be the name of a folder, whatever the file system."""
+    return _FRAGMENT_NAME.fullmatch(name) is not None and len(name) <= NAME_CHARACTERS_MAX
+
+
+def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment]:
+    """The fragments that a command line names, each once, in the order of the file.
+
+    Args:
+        patterns: names, or globs with `*`, `?` and `[…]`; an exact name wins over a glob.
+        all_: every fragment; goes with no pattern.
+
+    Raises:
+        UsageError: a pattern that matches nothing (with the nearest name), or nothing was asked.
+    """
+    if not config.fragments:
+        raise UsageError(f"{config.file.name} has no [fragments.NAME].", remedy="Add one.")
+    if all_:
+        if patterns:
+            raise UsageError("--all goes with no names.", remedy="Leave out one of the two.")
+        return list(config.fragments.values())
+    if not patterns:
+        raise UsageError("No fragment is named.", remedy="Name some, or say --all.")
+    chosen: set[str] = set()
+    for pattern in patterns:
+        if pattern in config.fragments:
+            chosen.add(pattern)
+            continue
+        matching = {name for name in config.fragments if fnmatchcase(name, pattern)}
+        if not matching:
+            raise UsageError(
+                f"No fragment of {config.file.name} matches {pattern!r}.",
+                remedy=nearest(pattern, tuple(config.fragments)),
+            )
+        chosen |= matching
+    return [fragment for name, fragment in config.fragments.items() if name in chosen]
+
+
+def _place(warehouse: Table) -> str:
+    """Where the warehouse is. Spark takes some characters for patterns, and Delta's reader `%` for
+    an escape: files would not be found, or others than ours."""
+    path = warehouse.text("path")
+    path = path if "://" in path else str(resolve(warehouse.file, path))
+    if odd := [character for character in _PATH_REFUSED if character in path]:
+        raise warehouse.error(
+            "path",
+            f"{path} holds {' '.join(odd)}, which Spark or Delta would not take for itself.",
+            f"Name a folder whose path has none of {' '.join(_PATH_REFUSED)}.",
+        )
+    return path
+
+
+def _source(name: str, table: Table) -> Source:
+    host, port = split_address(table, "address")
+    if port == 0:
+        raise table.error("address", "Port 0 cannot be dialled.")
+    objective = _choice(table, "objective", table.text("objective", default="seconds"), Objective)
+    if not table.flag("insecure"):
+        return Source(
+            name,
+            table.text("address"),
+            ca=table.path("ca"),
+            certificate=table.path("certificate"),
+            key=table.path("key"),
+            server_name=table.optional_text("server_name"),
+            objective=objective,
+        )
+    if not is_loopback(host):
+        raise table.error(
+            "insecure",
+            f"Plain text is for loopback only, and {host} is not.",
+            "Remove `insecure` and name the certificates of `driftline-source enroll`.",
+        )
+    for key in ("ca", "certificate", "key", "server_name"):
+        if table.has(key):
+            raise table.error(
+                key, "It has no effect beside `insecure = true`.", "Remove one of the two."
+            )
+    return Source(name, table.text("address"), insecure=True, objective=objective)
+
+
+def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragment:
+    if not is_fragment_name(name):
+        raise table.error(
+            "",
+            f"{name!r} cannot name a fragment.",
+            f"Use up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-', "
+            "beginning with a letter, a digit or '_'.",
+        )
+    if name.lower().startswith(RESERVED):
+        raise table.error("", f"Names that begin with {RESERVED} are Driftline's own.")
+    source = table.text("source")
+    if source not in sources:
+        raise table.error(
+            "source", f"There is no [sources.{source}].", nearest(source, tuple(sources))
+        )
+    relation = table.text("relation", default=name)
+    if len(relation.encode()) > NAME_BYTES_MAX:
+        raise table.error("relation", f"It has more than {NAME_BYTES_MAX} bytes.")
+    carriers = {
+        column: _choice(table, f"carriers.{column}", text, Carrier)
+        for column, text in table.text_map("carriers").items()
+    }
+    method = table.optional_text("method")
+    fragment = Fragment(
+        name=name,
+        source=sources[source],
+        relation=relation,
+        carriers=carriers,
+        method=None if method is None else _choice(table, "method", method, Method),
+        require=_choice(table, "require", table.text("require", default="exact"), Require),
+        read_at_most=_read_at_most(table),
+        incremental=_incremental(table),
+        staging_at_most=_staging_at_most(table),
+    )
+    _check_part(table, fragment)
+    _check_incremental(table, fragment)
+    return fragment
+
+
+def _read_at_most(table: Table) -> int | None:
+    if not table.has("read_at_most"):
+        return None
+    found = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+    if found > GROUP_KEYS_MAX:
+        raise table.error(
+            "read_at_most",
+            f"Groups name at most {GROUP_KEYS_MAX:,} rows, and it is {found:,}.",
+            "Make it smaller, or remove it: a refresh of everything has no such limit.",
+        )
+    return found
+
+
+def _staging_at_most(table: Table) -> int | None:
+    if not table.has("staging_at_most"):
+        return None
+    least = MESSAGE_BYTES_MAX  # else no frame may come
+    return table.integer("staging_at_most", default=least, least=least)
+
+
+def _check_part(table: Table, fragment: Fragment) -> None:
+    """A part compares groups, and its rows are of different instants."""
+    if fragment.read_at_most is None:
+        return
+    is_grouped = fragment.method in {None, Method.GROUP}
+    if fragment.require is not Require.FUZZY or not is_grouped:
+        raise table.error(
+            "read_at_most",
+            "What is not compared keeps rows of an earlier time, and only groups of keys can be "
+            "compared in part.",
+            'Add `require = "fuzzy"`, and leave out `method`.',
+        )
+    if fragment.incremental is not None:
+        raise table.error(
+            "incremental", "Tiles compare every row.", "Remove `read_at_most`, or `incremental`."
+        )
+
+
+def _incremental(table: Table) -> Incremental | None:
+    if not table.has("incremental"):
+        return None
+    inner, usual = table.table("incremental", _INCREMENTAL), Incremental()
+    return Incremental(
+        inner.integer("rows", default=usual.rows, least=1),
+        inner.number("pause_s", default=usual.pause_s),
+    )
+
+
+def _check_incremental(table: Table, fragment: Fragment) -> None:
+    """A pass compares ranges, and its rows are of different instants."""
+    if fragment.incremental is None:
+        return
+    if fragment.require is not Require.FUZZY:
+        raise table.error(
+            "incremental",
+            "A refresh in tiles publishes rows of different instants.",
+            'If that is good enough: `require = "fuzzy"` in the fragment.',
+        )
+    if fragment.method not in (None, Method.RANGE):
+        raise table.error(
+            "method", "Tiles are compared by ranges.", "Remove `method`, or `incremental`."
+        )
+
+
+def _choice(table: Table, key: str, text: str, kind: type[E]) -> E:
+    try:
+        return kind(text)
+    except ValueError:
+        known = [str(member.value) for member in kind]
+        raise table.error(
+            key, f"{text!r} is not one of {', '.join(known)}.", nearest(text, known)
+        ) from None
+
+
+def _refuse_twins(top: Table, fragments: Mapping[str, Fragment]) -> None:
+    """Two names that a file system may take for one folder."""
+    seen: dict[str, str] = {}
+    for name in fragments:
+        twin = seen.setdefault(name.lower(), name)
+        if twin != name:
+            raise ConfigurationError(
+                f"{twin!r} and {name!r} differ only in case; some file systems have one folder "
+                "for both.",
+                where=top.where("fragments"),
+                remedy="Rename one of them.",
+            )

@@ -1,0 +1,1 @@
+"""`driftline demo`: the main job from nothing, with both agents as processes."""

@@ -1,0 +1,1 @@
+"""What earlier refreshes of a fragment found and cost."""

@@ -1,0 +1,187 @@
+"""What earlier refreshes of a fragment left behind that the next one decides from.
+
+The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
+also for those that found nothing. Notes beside it say what a row costs on the line (`prices`) and
+what the line is like. All of it may be lost at any time; then the next refresh costs more and is as
+right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+from driftline import wire_pb2 as pb
+
+from warehouse_agent.config import Require, Source
+from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
+from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.notes import GREATEST, number
+from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.transport.channel import Link, Stream
+
+# Of a fragment's notes.
+CHECKED = "checked"
+DAMAGED = "damaged"  # what is wrong with data files, by path (`mend`)
+HEAD = "head"  # the table, and its newest version when it was last left (`restored`)
+RTT_DAYS = 7  # a measurement is a connection of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """When all rows of a version were found equal to the source the last time, and how: the
+    source's instant, the time at the warehouse, both ISO 8601 in UTC, and the consistency."""
+
+    as_of: str
+    checked_at: str
+    consistency: str
+
+
+def checked(notes: dict[str, object], version: Snapshot) -> Checked:
+    """What its commit says, or a later refresh that had nothing to publish noted. A note of another
+    version says nothing: the table may have been restored, or a crash have cost a note."""
+    meta, noted = version.meta, notes.get(CHECKED)
+    if not isinstance(noted, dict) or noted.get("version") != version.version:
+        noted = {}
+    said = (meta["consistency"], noted.get("consistency"))
+    fuzzy = Require.FUZZY.value
+    return Checked(
+        str(noted.get("as_of", meta["as_of"])),
+        str(noted.get("checked_at") or meta.get("checked_at", meta["published_at"])),
+        fuzzy if fuzzy in said else str(meta["consistency"]),
+    )
+
+
+def note_checked(version: int, found: Checked) -> dict[str, object]:
+    """The note that `checked` finds."""
+    return {CHECKED: {"version": version, **asdict(found)}}
+
+
+def runs(store: Store, name: str) -> list[Run]:
+    """The refreshes that went well since the last load, the load first."""
+    return parse(store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
+
+
+def parse(lines: bytes) -> list[Run]:
+    """The refreshes that went well since the last load, oldest first; a damaged line is passed
+    over."""
+    found: list[Run] = []
+    for line in lines.splitlines():
+        try:
+            run = _run(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if run is not None:
+            found = [run] if run.is_load else [*found, run]
+    return found
+
+
+def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | None:
+    """The distribution of the number of changed rows; None before the first refresh after a load.
+
+    Args:
+        rows: of our side, now.
+    """
+    history = pasts(runs)
+    if not history:
+        return None
+    return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
+
+
+def pasts(runs: list[Run]) -> list[Past]:
+    """What these refreshes found, without the load that is the first of them."""
+    return [
+        Past(
+            (run.at - before.at).total_seconds(),
+            max(run.rows - run.inserted + run.deleted, 0),
+            run.inserted,
+            run.updated,
+            run.deleted,
+        )
+        for before, run in pairwise(runs)
+        if run.tells
+    ]
+
+
+def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
+    """The line as it was measured the last time, or an ordinary one; and how fast the source reads
+    the relation that a fragment's notes are of. No more of either than its DBA allowed when that
+    was last asked."""
+    noted, usual = _noted(store, source), Line()
+    size, rows = number(noted, "bytes_per_s"), number(remembered, "rows_per_s")
+    return Line(
+        number(noted, "rtt_s") or usual.rtt_s,
+        min(size or usual.bytes_per_s, number(noted, "bytes_per_s_max") or math.inf),
+        source.objective,
+        min(rows or usual.rows_per_s, number(noted, "rows_per_s_max") or math.inf),
+    )
+
+
+def note_line(store: Store, link: Link, stream: Stream) -> None:
+    """Note how fast rows came, averaged with what was known, as lines are noisy; and once in
+    RTT_DAYS what a round trip takes."""
+    noted = _noted(store, link.source)
+    rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
+    measured = number(noted, "rtt_at") or 0.0
+    # One of the future is of a clock that went wrong.
+    is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
+    if is_fresh and rate is None:
+        return
+    if rate is not None:
+        noted["bytes_per_s"] = (before + rate) / 2 if before else rate
+    if not is_fresh and (rtt_s := link.round_trip_s()) is not None:
+        noted |= {"rtt_s": rtt_s, "rtt_at": now}
+    _note(store, link.source, noted)
+
+
+def note_limits(store: Store, source: Source, description: pb.Description) -> None:
+    """Note what the source's DBA allows, where it is not known yet."""
+    noted = _noted(store, source)
+    told = {"rows_per_s_max": description.rows_per_second}
+    told["bytes_per_s_max"] = description.bytes_per_second
+    if any(noted.get(name, 0) != most for name, most in told.items()):
+        _note(store, source, noted | told)
+
+
+def _noted(store: Store, source: Source) -> dict[str, object]:
+    """What is noted of the line to the source where it is now."""
+    noted = store.read_json(PRIVATE, "sources", f"{source.name}.json")
+    return noted if noted.get("address") == source.address else {}
+
+
+def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
+    body = json.dumps(noted | {"address": source.address}).encode()
+    store.write(body, PRIVATE, "sources", f"{source.name}.json")
+
+
+def _run(body: dict[str, Any]) -> Run | None:
+    if body["error"] is not None or body["command"] != "refresh":
+        return None
+    if body.get("rows_left"):  # what changed in a part tells little of the whole
+        return None
+    at = datetime.fromisoformat(body["checked_at"])
+    return Run(
+        at if at.tzinfo else at.replace(tzinfo=UTC),
+        int(_amount(body["rows_inserted"])),
+        int(_amount(body["rows_updated"])),
+        int(_amount(body["rows_deleted"])),
+        int(_amount(body["rows_total"])),
+        body["previous_version"] is None,
+        body["method"],
+        int(_amount(body["source_scans"])),
+        sum(map(_amount, body["seconds"].values())),
+        not body.get("schema_changed"),
+    )
+
+
+def _amount(found: float) -> float:
+    """Raises ValueError, TypeError: it is none that can be."""
+    if not 0 <= found <= GREATEST:
+        raise ValueError(found)
+    return found

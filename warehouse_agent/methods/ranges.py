@@ -1,0 +1,183 @@
+"""Ranges at the warehouse: digests up, row hashes down, and what is wanted named bit by bit.
+
+Row hashes are compared as multisets, range by range: what only the source has is wanted, what only
+the warehouse has is removed. `list_rows` is called once, for our rows in the ranges that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from driftline import wire_pb2 as pb
+from driftline.errors import MalformedMessage
+from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
+from driftline.ranges import RangeSums
+
+from warehouse_agent.planning.network import REFRESH_LEVEL
+from warehouse_agent.tasks.digests import Listing
+
+Bools = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
+ListRows = Callable[[int, Bools], Listing]
+Receive = Callable[[], pb.Reply]
+
+COUNT_BYTES = 4  # of the rows in one differing range
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """`removed` are rows of ours that the source does not have; None: everything follows."""
+
+    removed: Listing | None
+    round_trips: int = 0
+
+
+def refine(
+    sums: RangeSums,
+    by: int,
+    *,
+    send: Callable[[pb.Request], None],
+    receive: Receive,
+    list_rows: ListRows,
+) -> Refined:
+    """Compare ranges coarsened by `by` until all wanted rows are on their way.
+
+    Raises:
+        MalformedMessage, and whatever `receive` raises.
+    """
+    ours = sums.coarsened(by).short_digests()
+    for piece, last in _pieces(ours):
+        send(pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last)))
+    differs, counts = mismatch(receive, len(ours))
+    hashes = row_hashes(receive)
+    if hashes is None:
+        return Refined(None)
+    # Hashes come range by range for those of which both sides hold something.
+    hashed = (ours[differs] != 0) & (counts > 0)
+    if int(counts[hashed].sum()) != len(hashes):
+        raise MalformedMessage("The source sent another number of row hashes than it said.")
+    ranges = np.repeat(np.flatnonzero(differs)[hashed], counts[hashed])
+    listed = list_rows(by, differs & (ours != 0))
+    removed, wanted = multiset_difference(listed.ranges, listed.hashes, ranges, hashes)
+    if len(hashes):
+        want(send, wanted)
+    return Refined(some(listed, removed), 1 if len(hashes) else 0)
+
+
+def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
+    """Which ranges differ, bool [ranges], and the source's rows in each that does."""
+    bits, numbers = bytearray(), bytearray()
+    is_last = False
+    while not is_last:
+        reply = receive()
+        if reply.WhichOneof("message") != "mismatch":
+            raise MalformedMessage("The differing ranges were expected.")
+        bits += reply.mismatch.bitmap
+        numbers += reply.mismatch.counts
+        is_last = reply.mismatch.last
+        if not (is_last or reply.mismatch.bitmap or reply.mismatch.counts):
+            raise MalformedMessage("A piece of the differing ranges holds nothing.")
+        if len(bits) + len(numbers) > 2 * COUNT_BYTES * RANGES_MAX:
+            raise MalformedMessage("The differing ranges came with too many bytes.")
+    differs = bitmap(bytes(bits), ranges)
+    raw = _inflate(bytes(numbers), int(differs.sum()) * COUNT_BYTES)
+    if len(raw) != int(differs.sum()) * COUNT_BYTES:
+        raise MalformedMessage("The differing ranges came with another number of counts.")
+    return differs, np.frombuffer(raw, "<u4").astype(np.int64)
+
+
+def row_hashes(receive: Receive) -> Hashes | None:
+    """All row hashes in the order they came; None: too many, everything follows."""
+    pieces: list[Hashes] = []
+    held = 0
+    while True:
+        reply = receive()
+        kind = reply.WhichOneof("message")
+        if kind == "hashes_end":
+            if reply.hashes_end.too_many:
+                return None
+            return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+        if kind != "row_hashes" or len(reply.row_hashes.hashes) % 8 or not reply.row_hashes.hashes:
+            raise MalformedMessage("Row hashes were expected.")
+        pieces.append(np.frombuffer(reply.row_hashes.hashes, "<u8").astype(np.uint64))
+        held += len(pieces[-1])
+        if held > ROW_HASHES_MAX:
+            raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
+
+
+def want(send: Callable[[pb.Request], None], wanted: Bools) -> None:
+    """Name the wanted rows, bool [row hashes], in the order of the hashes."""
+    bits = np.packbits(wanted, bitorder="little").tobytes()
+    data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
+    step = MESSAGE_BYTES_MAX // 2
+    for at in range(0, len(data), step):
+        piece = pb.Wanted(bitmap=data[at : at + step], last=at + step >= len(data))
+        send(pb.Request(wanted=piece))
+
+
+def bitmap(data: bytes, count: int) -> Bools:
+    """bool [count] from its bits under zstd. Raises MalformedMessage."""
+    raw = _inflate(data, (count + 7) // 8)
+    if len(raw) != (count + 7) // 8:
+        raise MalformedMessage("A bitmap has another length than what it is about.")
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:count]
+    return bits.astype(np.bool_)
+
+
+def multiset_difference(
+    our_ranges: npt.NDArray[np.int64],
+    our_hashes: Hashes,
+    their_ranges: npt.NDArray[np.int64],
+    their_hashes: Hashes,
+) -> tuple[Bools, Bools]:
+    """Which of ours they do not have, and which of theirs we do not have, range by range.
+
+    bool [ours], bool [theirs]. Equal pairs cancel one for one, so duplicates count.
+    """
+    ranges = np.concatenate([our_ranges, their_ranges])
+    hashes = np.concatenate([our_hashes, their_hashes])
+    theirs = np.repeat([False, True], [len(our_ranges), len(their_ranges)])
+    order = np.lexsort((theirs, hashes, ranges))
+    r, h, t = ranges[order], hashes[order], theirs[order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (r[1:] != r[:-1]) | (h[1:] != h[:-1])
+    group = np.cumsum(fresh) - 1
+    groups = int(group[-1]) + 1 if len(group) else 0
+    n_theirs = np.bincount(group, weights=t, minlength=groups).astype(np.int64)
+    n_ours = np.bincount(group, minlength=groups) - n_theirs
+    pairs = np.minimum(n_ours, n_theirs)[group]
+    first = np.flatnonzero(fresh)[group]
+    rank = np.arange(len(order)) - first - np.where(t, n_ours[group], 0)
+    alone = np.zeros(len(order), np.bool_)
+    alone[order] = rank >= pairs
+    return alone[: len(our_ranges)], alone[len(our_ranges) :]
+
+
+def some(listed: Listing, chosen: Bools) -> Listing:
+    """The chosen rows of a listing, bool [rows]."""
+    return Listing(
+        listed.ranges[chosen],
+        listed.positions[chosen],
+        listed.hashes[chosen],
+        listed.file[chosen],
+    )
+
+
+def _pieces(digests: Hashes) -> Iterator[tuple[bytes, bool]]:
+    for at in range(0, len(digests), DIGESTS_PER_MESSAGE):
+        end = at + DIGESTS_PER_MESSAGE
+        yield digests[at:end].astype("<u8").tobytes(), end >= len(digests)
+
+
+def _inflate(data: bytes, limit: int) -> bytes:
+    """At most `limit` bytes. The size that a frame declares is allocated: it is looked at first."""
+    try:
+        if zstandard.frame_content_size(data) > limit:
+            raise MalformedMessage("A bitmap is longer than what it is about.")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(limit, 1))
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"A bitmap is damaged: {error}.") from None

@@ -1,0 +1,223 @@
+"""Rows to units in Spark, by a plan of groups, without a global order (`group`).
+
+Each task takes the rows of its Spark partition in key order, class by class of like P({±t}), and
+every so many keys make a unit; it returns the runs of units as they travel, a third of a byte a key
+and 8 a unit, so the driver never holds the rows. Keys of a unit are near each other, which is what
+key lists and sources that read by index want. Each task leaves at most one unfinished unit a class,
+which costs about Φ_h; so tasks are few.
+
+Keys that are hashed are first brought together by k, in a shuffle of five numbers a row: what
+shares a k must be in one unit. Rejected: `row_number` over classes, for which Spark always
+shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.digests import Digest, Mixed, Salt, mix, xx_array
+from driftline.sketches import U64, Bools, Embedding
+from driftline.units import Run, UnitSums
+from pyspark.sql import DataFrame
+
+from warehouse_agent.columns.layout import HI, LO, Layout
+from warehouse_agent.methods.groups import Piece
+from warehouse_agent.planning.group_selection import (
+    CLASS_EDGES,
+    Floats,
+    GroupPlan,
+    Histogram,
+    Selection,
+)
+from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
+from warehouse_agent.tasks.digests import k_column, numbers
+
+_P, _K = "_driftline_p", "_driftline_k"
+ROWS_PER_TASK = 500_000  # 24 MB, sorted in an executor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which rows are compared: the likeliest, and all in a window of positions, both ends
+    inclusive."""
+
+    likeliest: Selection
+    window: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Rows in units. `compared` is the digest of the rows named or hot, `rest` of all others; hot:
+    k of rows that are in no unit, uint64 [n] ascending."""
+
+    pieces: tuple[Piece, ...]
+    hot: U64
+    compared: Digest
+    rest: Digest
+
+
+def histogram(rows: DataFrame, probability_sql: str, edges: Floats = CLASS_EDGES) -> Histogram:
+    """How many rows are how likely to be updated; one Spark job, one small array from each task.
+
+    Args:
+        probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
+        edges: of the classes, float64 [classes − 1], ascending.
+    """
+    partial = rows.selectExpr(f"cast({probability_sql} as double) as {_P}").mapInArrow(
+        task(_histogram(edges)), "counts binary, updates binary"
+    )
+    with driver_errors():
+        found = partial.collect()
+    parts = (
+        Histogram(edges, np.frombuffer(r.counts, np.int64), np.frombuffer(r.updates, np.float64))
+        for r in found
+    )
+    return reduce(add, parts, Histogram.of(np.empty(0), edges))
+
+
+def named(
+    rows: DataFrame,
+    layout: Layout,
+    probability_sql: str,
+    plan: GroupPlan,
+    embedding: Embedding,
+    salt: Salt,
+    *,
+    count: int,
+    part: Part | None = None,
+) -> Named:
+    """These rows, about `count`, in the units of a plan; one Spark job.
+
+    Args:
+        probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
+        part: only these rows are compared, and all of them are named.
+    """
+    narrow = rows.selectExpr(
+        f"{layout.position_sql} as position",
+        f"{HI} as hi",
+        f"{LO} as lo",
+        f"cast({probability_sql} as double) as {_P}",
+    )
+    tasks = count // ROWS_PER_TASK + 1
+    if embedding.base is None:
+        k = k_column("position", embedding, salt)
+        narrow = narrow.withColumn(_K, k).repartition(tasks, _K).drop(_K)
+    else:
+        narrow = narrow.coalesce(tasks)
+    found = narrow.mapInArrow(
+        task(_named(plan, embedding, salt, part)),
+        "size int, ks binary, digests binary, hot binary, compared binary, rest binary",
+    )
+    pieces: list[Piece] = []
+    hot = [np.zeros(0, np.uint64)]
+    compared, rest = Digest(), Digest()
+    with driver_errors():
+        for row in found.collect():
+            if row.size:
+                pieces.append(Piece(row.size, bytes(row.ks), bytes(row.digests)))
+            else:
+                hot.append(np.frombuffer(row.hot, np.uint64))
+                compared += _digest(row.compared)
+                rest += _digest(row.rest)
+    return Named(tuple(pieces), np.sort(np.concatenate(hot)), compared, rest)
+
+
+def _histogram(edges: Floats) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        found = Histogram.of(np.empty(0), edges)
+        for batch in batches:
+            found += Histogram.of(_probabilities(batch.column(0)), edges)
+        yield pa.RecordBatch.from_pydict(
+            {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]}
+        )
+
+    return run
+
+
+def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: Part | None) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
+        compared, rest = Digest(), Digest()
+        for batch in batches:
+            where, hi, lo = (numbers(batch, i) for i in range(3))
+            p = _probabilities(batch.column(3))
+            mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
+            chosen = _chosen(plan, part, where, p, salt)
+            inside, outside = (Mixed(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen))
+            compared += inside.digest()
+            rest += outside.digest()
+            ks.append(embedding.embed(where[chosen], salt)[0])
+            hashes.append(inside.m0)
+            likely.append(p[chosen])
+        runs, hot = _runs(plan, np.concatenate(ks), np.concatenate(likely))
+        sums = UnitSums(runs)
+        sums.add(np.concatenate(ks), np.concatenate(hashes))
+        digests, at = sums.short_digests(), 0
+        for one in runs:
+            for ks_bytes, digest_bytes in one.pieces(digests[at : at + one.units]):
+                yield _row(size=one.size, ks=ks_bytes, digests=digest_bytes)
+            at += one.units
+        yield _row(hot=hot.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
+
+    return run
+
+
+def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[Run], U64]:
+    """The runs of these rows, and the k that are in none, ascending."""
+    order = np.argsort(ks, kind="stable")
+    distinct, first = np.unique(ks[order], return_index=True)
+    hottest = np.maximum.reduceat(p[order], first) if len(first) else p
+    classes = np.searchsorted(plan.edges, hottest, side="right")
+    runs = [
+        Run(int(plan.rows[at]), distinct[classes == at])
+        for at in np.unique(classes)
+        if plan.rows[at]
+    ]
+    return runs, distinct[plan.rows[classes] == 0]
+
+
+def _chosen(
+    plan: GroupPlan, part: Part | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt
+) -> Bools:
+    if part is None:
+        return np.ones(len(where), np.bool_)
+    classes = np.searchsorted(plan.edges, p, side="right")
+    drawn = xx_array(where.view(np.uint64), np.uint64(salt.s0)) < part.likeliest.share * 2.0**64
+    likeliest, (first, last) = part.likeliest, part.window
+    found: Bools = (where >= first) & (where <= last)
+    found |= classes >= likeliest.least
+    found |= (classes == likeliest.least - 1) & drawn
+    return found
+
+
+def _row(**values: object) -> pa.RecordBatch:
+    empty = {"size": 0, "ks": b"", "digests": b""}
+    empty |= {"hot": b"", "compared": b"", "rest": b""}
+    row = {**empty, **values}
+    schema = pa.schema(
+        [
+            ("size", pa.int32()),
+            *((name, pa.binary()) for name in ("ks", "digests", "hot", "compared", "rest")),
+        ]
+    )
+    return pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def _bytes(digest: Digest) -> bytes:
+    return digest.count.to_bytes(8, "little") + digest.sum_bytes()
+
+
+def _digest(data: bytes) -> Digest:
+    return Digest(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little"))
+
+
+def _probabilities(column: pa.Array) -> Floats:
+    found = column.to_numpy(zero_copy_only=False)
+    assert ((found >= 0) & (found <= 1)).all(), "P({±t}) must be in [0, 1]"
+    return np.asarray(found, np.float64)

@@ -1,0 +1,233 @@
+"""How likely each row is to be updated before the next refresh, from what is kept beside it: ω±.
+
+Every published row has four columns (`layout.STATISTICS`): `first`, the version it came with;
+`updates`, how often it was updated since (uno of Lu, Liu and Hyland); `changed`, the version of the
+last update, or `first`; and `rate`, updates that are forgotten by a factor of e in TAU, as of
+`changed`. They are written when the row is and never because a refresh happened: how often a row
+was seen (tno) and how old anything is follow from the times of the versions, a `Clock`. So
+
+    share   s    updates to be expected per row, over the whole table
+    counted c    rate · e^(−age/τ)                      age = time since `changed`
+    seen    e    τ · (1 − e^(−life/τ))                  life = time since `first`
+    λ·Δt         s · (α + c) / (α + e·s/Δt)             Δt = time since the last refresh
+    P            1 − e^(−λ·Δt)
+
+This is a Gamma prior whose mean is the table's own rate s/Δt, worth α updates, and the row's own
+updates in the time it was seen, both forgotten alike (empirical Bayes; Gelman et al., Bayesian Data
+Analysis, 2.6). Ages are those in the middle of Δt.
+
+ 1. The level is the table's, the ratio between rows is theirs. s comes from the forecast of how
+    many rows are updated (`expect`): Σ_{k<cap} P(more than k) / rows, the mean but for the tenth
+    of changed refreshes that change most, because a bulk change would be its mean.
+ 2. An update counts min(1, cap / rows updated with it): a bulk change says next to nothing about
+    the rows that it touched, and is most of all updates in real tables.
+ 3. Rows are young before they are quiet: a row begins with `rate` BIRTH, at the load with 0. Each
+    age class of its own was no better.
+ 4. Null (in files from before statistics were kept) reads as what is known: there since the first
+    version that the clock has, and not updated since.
+ 5. Pure: no I/O, no clock. `probability` and `probability_sql` are one formula, for numpy and
+    Spark.
+
+Measured by `benchmarks/expect_rows.py`. Rejected: a rate for each class of age and updates, learned
+from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as good).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
+from warehouse_agent.planning.change_forecast import Expected, Past, expect
+
+Floats = npt.NDArray[np.float64]
+
+DAY_S: Final = 86_400.0
+TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
+PRIOR: Final = 0.1  # α, in updates; the likelihood is flat from 0.05 to 0.2
+BIRTH: Final = 0.25  # the rate of an inserted row, in updates
+BULK: Final = 0.1  # of the refreshes that change anything are bulk, or as good as
+HOT: Final = 4.0  # the border of a class of files, in mean probabilities
+HOT_VERSIONS: Final = 64  # at least so many of the newest can hold hot rows
+NEVER: Final = 1e30  # a rate that no row has
+SHARE_MIN: Final = 1e-12  # so that no row is certain to stay
+ELAPSED_MIN_S: Final = 1.0  # clocks step
+KNOTS_MAX: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When versions were published: some of them, ascending; those between lie on straight lines.
+
+    Attributes:
+        versions: int, at most KNOTS_MAX, without gaps that matter: thinned by age.
+        seconds: since 1970, of each.
+    """
+
+    versions: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+    def after(self, version: int, at_s: float) -> Self:
+        """With one more version, the newest; time never goes back.
+
+        Where there are too many, the one goes whose neighbours are closest for their age.
+        """
+        assert not self.versions or version > self.versions[-1], version
+        at_s = max(at_s, *self.seconds[-1:], 0.0)
+        versions, seconds = [*self.versions, version], [*self.seconds, at_s]
+        while len(versions) > KNOTS_MAX:
+            times = np.array(seconds)
+            gaps = (times[2:] - times[:-2]) / (at_s - times[1:-1] + ELAPSED_MIN_S)
+            drop = int(np.argmin(gaps)) + 1
+            del versions[drop], seconds[drop]
+        return type(self)(tuple(versions), tuple(seconds))
+
+    def times(self, versions: Floats) -> Floats:
+        """Seconds since 1970 of these versions, any shape; NaN and older ones as the first knot."""
+        known = np.nan_to_num(versions, nan=-1.0)
+        return np.asarray(np.interp(known, self.versions, self.seconds), np.float64)
+
+    def time_sql(self, column: str) -> str:
+        """`times` of a column as Spark SQL, double."""
+        first, start = self.versions[0], self.seconds[0]
+        pieces = [f"when {column} is null or {column} <= {first} then {start!r}D"]
+        for i in range(1, len(self.versions)):
+            before, at = self.versions[i - 1], self.versions[i]
+            start = self.seconds[i - 1]
+            slope = (self.seconds[i] - start) / (at - before)
+            pieces.append(
+                f"when {column} <= {at} then {start!r}D + ({column} - {before}) * {slope!r}D"
+            )
+        return f"case {' '.join(pieces)} else {self.seconds[-1]!r}D end"
+
+    def to_json(self) -> list[list[float]]:
+        """As it is kept in the metadata of a version: [version, seconds] of each."""
+        return [list(pair) for pair in zip(self.versions, self.seconds, strict=True)]
+
+    @classmethod
+    def from_json(cls, pairs: Sequence[Sequence[float]]) -> Self:
+        """What `to_json` wrote."""
+        return cls(tuple(int(p[0]) for p in pairs), tuple(float(p[1]) for p in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the table expects of the time from its last refresh to the next.
+
+    Attributes:
+        share: s, updates expected ÷ rows, > 0.
+        now_s, elapsed_s: when the next refresh is, seconds since 1970, and how long after the last.
+    """
+
+    clock: Clock
+    share: float
+    now_s: float
+    elapsed_s: float
+
+    @property
+    def middle_s(self) -> float:
+        return self.now_s - self.elapsed_s / 2
+
+
+def updates_expected(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
+    """How many rows the next refresh finds updated; arguments as of `expect.expect`."""
+    updates = [replace(past, inserted=0, deleted=0) for past in history]
+    return expect(updates, rows=rows, elapsed_s=elapsed_s)
+
+
+def usual_share(expected: Expected, rows: int) -> float:
+    """s, above 0: the bounded mean of the updates of so many rows."""
+    return max(usual_mean(expected, usual_most(expected)) / max(rows, 1), SHARE_MIN)
+
+
+def usual_most(expected: Expected) -> int:
+    """cap: of the refreshes that change anything, all but a share of BULK change at most this."""
+    changed = -float(np.expm1(expected.log_unchanged))
+    return max(expected.quantile(1 - BULK * changed), 1)
+
+
+def usual_mean(expected: Expected, most: int) -> float:
+    """The mean of min(d, most): Σ_{k < most} P(more than k), by trapezia where k is large."""
+    k = np.unique(np.r_[np.arange(min(most, 64)), np.geomspace(1, most, 200).round(), most])
+    more = np.array([expected.survival(int(at)) for at in k])
+    return float(np.sum((more[:-1] + more[1:]) / 2 * np.diff(k)) + more[0] / 2 - more[-1] / 2)
+
+
+def update_weight(most: int, updated: int) -> float:
+    """What an update counts that came with so many; `most` as `usual_most` says."""
+    return min(1.0, most / max(updated, 1))
+
+
+def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
+    """P({±t}) of rows, float64 [n] in (0, 1).
+
+    Args:
+        first, changed: versions, float64 [n]; NaN for null.
+        rate: float64 [n]; NaN for null.
+    """
+    clock, middle_s = view.clock, view.middle_s
+    age = np.maximum(middle_s - clock.times(changed), 0)
+    life = np.maximum(middle_s - clock.times(first), 0)
+    counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)
+    seen = -np.expm1(-life / TAU_S) * TAU_S
+    hazard = view.share * (PRIOR + counted) / (PRIOR + seen * (view.share / view.elapsed_s))
+    return -np.expm1(-hazard)
+
+
+def probability_sql(view: Outlook) -> str:
+    """The same as Spark SQL over the columns of a published row; never null."""
+    clock, middle = view.clock, f"{view.middle_s!r}D"
+    age = f"greatest({middle} - ({clock.time_sql(CHANGED)}), 0D)"
+    life = f"greatest({middle} - ({clock.time_sql(FIRST)}), 0D)"
+    counted = f"coalesce({RATE}, 0D) * exp(-{age} / {TAU_S!r}D)"
+    seen = f"-expm1(-{life} / {TAU_S!r}D) * {TAU_S!r}D"
+    hazard = (
+        f"{view.share!r}D * ({PRIOR!r}D + {counted}) / "
+        f"({PRIOR!r}D + {seen} * {view.share / view.elapsed_s!r}D)"
+    )
+    return f"-expm1(-({hazard}))"
+
+
+def hot_from(view: Outlook) -> float:
+    """c from which a row as old as the clock is hot: HOT times as likely to be updated as the mean,
+    s·(α + c) / (α + e·s/Δt) = HOT·s. Younger rows are hot from the same c on."""
+    life = max(view.middle_s - view.clock.seconds[0], 0)
+    seen = -np.expm1(-life / TAU_S) * TAU_S
+    return float(HOT * (PRIOR + seen * view.share / view.elapsed_s) - PRIOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Which published rows are to lie in files with such rows only.
+
+    By a table of the least `rate` for each of the newest versions; rows of older ones are not hot.
+
+    Attributes:
+        base: the first of these versions.
+        least: float64 [versions].
+    """
+
+    base: int
+    least: Floats
+
+    def __call__(self, changed: pa.Array, rate: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [n], of the columns of as many rows."""
+        version = changed.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) - self.base
+        known = np.clip(version, 0, len(self.least) - 1)
+        rates = rate.fill_null(0).to_numpy(zero_copy_only=False)
+        found: npt.NDArray[np.bool_] = (version >= 0) & (rates > self.least[known])
+        return found
+
+
+def hot_rows(view: Outlook) -> Hot:
+    """Those that are likely to change, as `hot_from` says, where their version is new enough."""
+    base = max(view.clock.versions[-1] // HOT_VERSIONS - 1, 0) * HOT_VERSIONS
+    versions = np.arange(base, base + 2 * HOT_VERSIONS, dtype=np.float64)
+    ages = np.maximum(view.middle_s - view.clock.times(versions), 0)
+    least = np.minimum(hot_from(view) * np.exp(np.minimum(ages / TAU_S, 60)), NEVER)
+    return Hot(base, least)

@@ -1,0 +1,1 @@
+"""One fragment from one version to the next: prepare, exchange, prove, commit."""

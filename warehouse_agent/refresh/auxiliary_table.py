@@ -1,0 +1,252 @@
+"""The auxiliary table of a pass: bounds and digests of our side, and what each tile came to.
+
+    _driftline/staging/<name>/pass/exchange.json   the version that it is a pass over, and of what
+                                   pass.json       salt and tiles
+                                   sums.bin        our side of every tile, reduced once
+                                   000012/…        frames of a tile, as they came
+                                   000012.npz      what a tile came to, when it is finished
+
+So a pass that was cut, by whatever, goes on at the tile it had reached: nothing is reduced again,
+and nothing is read at the source that was compared already. It is of use while the version that it
+compares is the published one, and source and relation are those that it began with; any other
+refresh of the fragment ends it, because it takes up or clears what is staged. All of it is for its
+owner's eyes only: whoever knows the salt of a pass and writes source rows could prepare equal sums.
+
+After Carnes and Hanson, sections 3.4 and 3.6: their auxiliary table holds ranges and checksums and
+outlives a refresh. Ours does not: a salt that is kept would be worth finding out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.digests import Digest, Salt, mix
+from pyspark.sql import SparkSession
+
+from warehouse_agent.config import Fragment
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import Cuts, PassSums, Tiled, Tiling, count_for
+from warehouse_agent.report import utc_now
+from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import digests
+from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.tasks.scan import Function, Piece
+from warehouse_agent.tasks.staging import Staging, Writer
+
+FOLDER = "pass"
+_NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # the note is what `gc` looks at
+_DONE = ".npz"
+
+
+@dataclass(frozen=True)
+class _Secret(Store):
+    """A store whose small files are private."""
+
+    def write(self, data: bytes, *parts: str, private: bool = True) -> None:
+        super().write(data, *parts, private=private)
+
+
+@dataclass
+class Pass:
+    """A pass over one published version. `outcomes`: of the finished tiles."""
+
+    store: Store
+    name: str
+    salt: Salt
+    sums: PassSums
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.sums.tiling
+
+    def left(self) -> list[int]:
+        """The tiles that are not finished, in order."""
+        return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
+
+    def writer(self, tile: int) -> Writer:
+        """Of the frames of a tile; what an unfinished exchange about it left is removed."""
+        folder = f"{FOLDER}/{tile:06d}"
+        self.store.remove(PRIVATE, "staging", self.name, folder)
+        return Writer(_Secret(self.store.root), self.name, folder)
+
+    def finish(self, tile: int, outcome: Outcome) -> None:
+        """Keep what a tile came to. Its frames are written."""
+        outcome.checked_at = utc_now()
+        place = (*_place(self.name), f"{tile:06d}{_DONE}")
+        _Secret(self.store.root).write(_packed(outcome), *place)
+        self.outcomes[tile] = outcome
+
+    def staged(self) -> list[str]:
+        """URIs of the frames of all finished tiles."""
+        staging = Staging(self.store, self.name)
+        return [
+            uri
+            for tile, outcome in sorted(self.outcomes.items())
+            if outcome.frame_bytes
+            for uri in staging.uris(f"{FOLDER}/{tile:06d}")
+        ]
+
+
+def begin(
+    spark: SparkSession, store: Store, fragment: Fragment, base: Snapshot, tiling: Tiling
+) -> Pass:
+    """A new pass over a version; one Spark job over its rows. Whatever was staged is removed."""
+    name = fragment.name
+    Staging(store, name).clear()
+    salt = Salt.fresh()
+    sums = _reduced(spark, base, tiling, salt)
+    secret, place = _Secret(store.root), _place(name)
+    table = {
+        "salt": salt.to_bytes().hex(),
+        "starts": tiling.cuts.starts,
+        "shifts": tiling.cuts.shifts,
+        "heads": tiling.heads,
+    }
+    secret.write(sums.to_bytes(), *place, _SUMS)
+    secret.write(json.dumps(table).encode(), *place, _TABLE)
+    secret.write(
+        json.dumps(_of(fragment, base)).encode(), *place, _NOTE
+    )  # last: from here on it is one
+    return Pass(store, name, salt, sums)
+
+
+def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
+    """The unfinished pass over this version; None: there is none, or it is of no use."""
+    name = fragment.name
+    if store.read_json(*_place(name), _NOTE) != _of(fragment, base):
+        return None
+    try:
+        table = json.loads(store.read(*_place(name), _TABLE) or b"")
+        cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
+        tiling = Tiling(cuts, tuple(table["heads"]))
+        sums = PassSums.from_bytes(store.read(*_place(name), _SUMS) or b"", tiling)
+        found = Pass(store, name, Salt.from_bytes(bytes.fromhex(table["salt"])), sums)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+    if sums.ranges.total.count != sum(f.rows for f in base.sound):
+        return None
+    for tile in _finished(store, name):
+        outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
+        if outcome is not None:
+            found.outcomes[tile] = outcome
+    return found
+
+
+def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | None:
+    """The pass that a refresh would begin or go on with; None: it would be one exchange."""
+    if fragment.incremental is None or base is None or not base.rows:
+        return None
+    if store.read_json(*_place(fragment.name), _NOTE) == _of(fragment, base):
+        heads = store.read_json(*_place(fragment.name), _TABLE).get("heads")
+        if isinstance(heads, list):
+            done = len(_finished(store, fragment.name))
+            return Tiled(fragment.incremental, len(heads), done)
+    return Tiled(fragment.incremental, count_for(base.rows, fragment.incremental))
+
+
+def frame_bytes(store: Store, name: str) -> int:
+    """Of all staged frames of a fragment, of a pass or not."""
+    return Staging(store, name).frame_bytes()
+
+
+def _place(name: str) -> tuple[str, ...]:
+    return PRIVATE, "staging", name, FOLDER
+
+
+def _of(fragment: Fragment, base: Snapshot) -> dict[str, object]:
+    noted = fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
+    return noted | ({"without": [f.path for f in base.lost]} if base.lost else {})
+
+
+def _finished(store: Store, name: str) -> list[int]:
+    names = [file for file, _ in store.files(*_place(name)) if file.endswith(_DONE)]
+    return [int(file.removesuffix(_DONE)) for file in names]
+
+
+def _packed(outcome: Outcome) -> bytes:
+    facts = {
+        "count": outcome.theirs.count,
+        "sum": outcome.theirs.sum_bytes().hex(),
+        "equal": outcome.equal,
+        "replace_all": outcome.replace_all,
+        "has_removed": outcome.removed is not None,
+        "method": outcome.method.value,
+        "as_of": outcome.as_of,
+        "checked_at": outcome.checked_at,
+        "consistency": outcome.consistency,
+        "changed": outcome.changed,
+        "vouched": outcome.vouched,
+        "frame_bytes": outcome.frame_bytes,
+        "row_security": outcome.row_security.to_json() if outcome.row_security else None,
+    }
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    }
+    if outcome.removed is not None:
+        removed = outcome.removed
+        arrays |= {"positions": removed.positions, "hashes": removed.hashes, "files": removed.file}
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]  # the stubs take the names for options
+    return out.getvalue()
+
+
+def _unpacked(data: bytes) -> Outcome | None:
+    """None: it is damaged, and the tile is compared again."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            facts = json.loads(arrays["facts"].tobytes())
+            removed = None
+            if facts["has_removed"]:
+                where = arrays["positions"]
+                nowhere = np.zeros(len(where), np.int64)
+                removed = Listing(nowhere, where, arrays["hashes"], arrays["files"])
+        return Outcome(
+            theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
+            equal=facts["equal"],
+            replace_all=facts["replace_all"],
+            removed=removed,
+            method=Method(facts["method"]),
+            as_of=facts["as_of"],
+            checked_at=facts["checked_at"],
+            consistency=facts["consistency"],
+            changed=facts["changed"],
+            vouched=facts["vouched"],
+            frame_bytes=facts["frame_bytes"],
+            row_security=RowSecurity.from_json(facts.get("row_security")),
+        )
+    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):
+        return None
+
+
+def _reduced(spark: SparkSession, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
+    found = PassSums(tiling)
+    size = 16 * (tiling.cuts.ranges + len(tiling))
+    function = _sums(tiling, salt)
+    for row in digests.partials(spark, base.sound, base.layout, function, "sums binary", size=size):
+        found.merge(PassSums.from_bytes(row["sums"], tiling))
+    digests.check_rows(base.sound, found.ranges.total.count)
+    return found
+
+
+def _sums(tiling: Tiling, salt: Salt) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        sums = PassSums(tiling)
+        for piece in pieces:
+            where, hi, lo = (digests.numbers(piece.batch, i) for i in range(3))
+            sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
+        if sums.ranges.total.count:
+            yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})
+
+    return run

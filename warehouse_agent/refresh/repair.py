@@ -1,0 +1,212 @@
+"""Rows in data files that are missing or damaged count as not there, and are pulled again.
+
+A refresh begins from the newest version without its lost files: those that a listing does not show,
+or not at their size, and those that a read found damaged and that are so still. The working copy is
+what is left; comparing it with the source finds what the lost files held, besides what changed, and
+the version that is published no longer names them.
+
+ 1. What a failed read finds is noted (`note_failure`, `note`), in the fragment's notes, by path: a
+    data file never changes, so a note says the same of every version that has the file. The files
+    are read once more before they are given up, and a note stays until they were (`left`).
+ 2. What cannot be reached is not lost: a storage that refuses ends the refresh (`damage`). Nor are
+    files that are not there when they are most of the version's: that is rather a disk that is not
+    mounted, or a clean-up gone wrong, and wants a decision (`verify --repair`).
+ 3. Such a version has no change feed. Before-images are gone, so nobody knows which of the rows
+    that came were lost as they are now, and which rows that were lost are gone at the source.
+ 4. How many rows were lost is known from the log, so the sketch that goes up is large enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.history.record import DAMAGED
+from warehouse_agent.planning import sketch_size
+from warehouse_agent.planning.change_forecast import Expected, expect
+from warehouse_agent.refresh import restored
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.report import counted
+from warehouse_agent.spark.executors import DATA_FILE
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.delta_log import DataFile, Snapshot
+from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import file_damage
+from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.file_damage import SPARK_FAILURES
+
+MISSING_SHARE_MAX = 0.5  # of a version's files; of more a refresh asks before it pulls them again
+_GROWN_SCALE = 0.02  # of ln d, where it is known how many rows were lost
+_UNCHANGED = -30.0  # ln P(d = 0) where rows were lost
+# What Spark's own reader says of a file that it cannot read.
+_UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PATH_NOT_FOUND")
+
+_log = logging.getLogger("driftline")
+
+
+def published(job: Job) -> Snapshot | None:
+    """Return the newest version without its lost files; None: nothing was ever published.
+
+    Raises:
+        WarehouseUnavailable: the table cannot be read, or is not the one that was left here; most
+            of its files are not there.
+    """
+    base = restored.checked(job, delta_log.head(job.store, job.name))
+    if base is None:
+        return None
+    wrong = file_damage.absent(job.store, job.name, base.files)
+    if not job.options.repair:
+        _refuse_many(job.name, base, wrong)
+    told = {path for fragment, path in job.options.suspects if fragment == job.name}
+    noted = _noted(job.remembered()).keys() | told
+    if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
+        wrong |= file_damage.examine(job.spark, job.store, job.name, base.layout, suspects)
+    job.examined.update(wrong, (f.path for f in suspects))
+    base = replace(base, lost=tuple(f for f in base.files if f.path in wrong))
+    job.report.repaired_files, job.report.repaired_rows = len(base.lost), base.rows_lost
+    return base
+
+
+def note_failure(job: Job, error: DriftlineError) -> None:
+    """After a refresh that failed: look whether damaged files are why, which the next one mends.
+
+    Every file is read, and those that are damaged are noted and named in the error, which then is
+    one that is worth another attempt.
+    """
+    if not _is_of_reading(error):
+        return
+    try:
+        base = delta_log.head(job.store, job.name)
+        wrong = found(job.spark, job.store, base, job.name) if base else {}
+        if base is None or wrong.keys() <= job.examined:
+            return
+        note(job.store, job.name, wrong)
+    except Exception:  # the storage, or Spark: what the refresh failed with says more
+        _log.debug("damaged files could not be looked for", exc_info=True)
+        return
+    error.details.update(file_damage.listed(wrong))
+    error.details.pop(DATA_FILE, None)
+    error.remedy = "The next refresh pulls again what the damaged files held."
+    error.is_retryable = True
+
+
+def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> dict[str, str]:
+    """Return what is wrong with the files of a version, by path; all of them are read.
+
+    Raises:
+        WarehouseUnavailable: the storage does not let a file be read.
+        PySparkException, Py4JError: Spark failed on a file.
+    """
+    wrong = file_damage.absent(store, name, version.files)
+    left = [f for f in version.files if f.path not in wrong]
+    return wrong | file_damage.examine(spark, store, name, version.layout, left)
+
+
+def note(store: Store, name: str, wrong: Mapping[str, str]) -> None:
+    """Note what is wrong with data files, by path, for the next refresh."""
+    place = (PRIVATE, "fragments", f"{name}.json")
+    notes = store.read_json(*place)
+    noted = {DAMAGED: {"files": _noted(notes) | dict(wrong)}}
+    store.write(json.dumps(notes | noted).encode(), *place)
+
+
+def left(job: Job, base: Snapshot | None) -> dict[str, object]:
+    """Return the note of damage that a refresh leaves behind: of files of its base that were noted
+    while it ran, as they may be where storage has no locks, and that it did not read again."""
+    there = {f.path for f in base.files} if base else set()
+    noted = _noted(job.remembered())
+    files = {path: noted[path] for path in noted if path in there - job.examined}
+    return {DAMAGED: {"files": files} if files else None}
+
+
+def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
+    """Return the number of lost rows that a comparison must find.
+
+    Those beyond the bounds of the files' integer keys are not among them: a source sends them
+    unasked.
+    """
+    ends = delta_log.bounds(files)
+    if ends is None or sketch_size.embedding_for(max(base.rows, 1), ends).base is None:
+        return base.rows_lost
+    return sum(f.rows for f in base.lost if f.meets(*ends))
+
+
+def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
+    """Return the forecast of differing rows, of `rows`: changed plus lost."""
+    if not lost:
+        return expected
+    found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
+    more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
+    scales = found.scales * np.exp(found.locations - more)  # of d, they stay as they were
+    p = found.unchanged
+    return Expected(
+        _UNCHANGED,
+        np.append(more, np.log(lost)),
+        np.append(np.maximum(scales, _GROWN_SCALE), _GROWN_SCALE),
+        np.append(found.weights * (1 - p), p),
+    )
+
+
+def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
+    """Return the positions, as `position`, of the rows of a version with an integer key; of rows
+    that are lost as if they were spread evenly between the bounds of their file."""
+    rows = rows_of(spark, base.layout, [f.uri for f in base.sound])
+    found = rows.selectExpr(f"{base.layout.position_sql} as position")
+    for file in base.lost:
+        if file.bounds is not None:
+            least, greatest = file.bounds
+            step = max((greatest - least) // max(file.rows - 1, 1), 1)
+            spread = spark.range(min(file.rows, greatest - least + 1))
+            found = found.union(spread.selectExpr(f"{least}L + id * {step}L as position"))
+    return found
+
+
+def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
+    """Return no feed for a version that lost files, and as many changes as are certain.
+
+    Of `feed`, which knows no before-images of lost rows, each of these is an insert if it came
+    again. So what is above their number was inserted, and what is below it deleted, at least.
+    """
+    if feed.folder is not None:
+        with contextlib.suppress(WarehouseUnavailable):  # no commit names it: `gc` removes it
+            store.remove(PRIVATE, "changes", name, *feed.folder.split("/"))
+    new = feed.counts.get("insert", 0) - base.rows_lost
+    gone = feed.counts.get("delete", 0) - min(new, 0)
+    return Feed(counts=feed.counts | {"insert": max(new, 0), "delete": gone})
+
+
+def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
+    missing = [path for path, what in wrong.items() if what == file_damage.MISSING]
+    if len(missing) <= MISSING_SHARE_MAX * len(base.files):
+        return
+    raise WarehouseUnavailable(
+        f"{len(missing):,} of {counted(len(base.files), 'data file')} of version {base.version} "
+        f"{'is' if len(missing) == 1 else 'are'} missing; the first is {missing[0]}.",
+        where=name,
+        remedy="Check that the storage is mounted and complete, or restore the files. If they are "
+        f"lost, run: driftline verify {name} --repair",
+        details=file_damage.listed(wrong),
+    )
+
+
+def _noted(notes: Mapping[str, object]) -> dict[str, object]:
+    """Return what is noted of damaged files, by path."""
+    noted = notes.get(DAMAGED)
+    files = noted.get("files") if isinstance(noted, dict) else None
+    return files if isinstance(files, dict) else {}
+
+
+def _is_of_reading(error: DriftlineError) -> bool:
+    """Return whether a file that cannot be read, or is not what it was, may be the reason."""
+    if isinstance(error, ProofFailed | WarehouseUnavailable):
+        return DATA_FILE in error.details
+    why = error.__cause__
+    return isinstance(why, SPARK_FAILURES) and any(word in str(why) for word in _UNREADABLE)

@@ -1,0 +1,161 @@
+"""When the source's columns change: say which, refuse, and go on when told to.
+
+A recipe that differs is refused column by column with the command that accepts it. Accepting keeps
+what is known: the published values are put under the new columns, fingerprints are computed anew at
+the warehouse, and what follows is an ordinary refresh, in which rows that the change left alone are
+equal. A new column starts as NULL; a column of another type starts as NULL too, because its bytes
+do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from driftline import wire_pb2 as pb
+from driftline.columns import split
+from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
+from driftline.keys import null_keys
+from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
+from driftline.peer_text import one_line
+from driftline.types import Column, Recipe, parse_type
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from warehouse_agent.columns.layout import STATISTICS, Layout, lay_out, quoted
+from warehouse_agent.config import Fragment
+from warehouse_agent.report import fingerprint_kind
+from warehouse_agent.spark.executors import Batches, KeyFile, Task, task
+from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.readers import by_place, rows_of
+from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+
+def recipe_of(description: pb.Description) -> Recipe:
+    """The recipe in a description. Raises MalformedMessage, VersionMismatch."""
+    if description.fingerprint_version not in (FINGERPRINT_VERSION, DATABASE_FINGERPRINT_VERSION):
+        raise VersionMismatch(
+            f"The source makes fingerprints of version {description.fingerprint_version}, which "
+            "are unknown here.",
+            remedy="Install the same release on both sides.",
+        )
+    columns = tuple(
+        Column(c.name, parse_type(c.type), c.nullable, c.ordinal) for c in description.columns
+    )
+    return Recipe(columns, description.key_columns, description.fingerprint_version)
+
+
+def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
+    """The layout of the relation as it is now."""
+    if not reply.HasField("description"):
+        raise MalformedMessage("The source described nothing.", where=fragment.relation)
+    layout = lay_out(recipe_of(reply.description), dict(fragment.carriers), where=fragment.name)
+    if base is not None and not differs(layout, base.layout):
+        layout = base.layout
+    return layout
+
+
+def differs(new: Layout, old: Layout) -> bool:
+    """Whether rows of one layout cannot simply be read as rows of the other."""
+    return (new.recipe.id, new.carriers, new.names) != (old.recipe.id, old.carriers, old.names)
+
+
+def check_carriers(layout: Layout, fragment: Fragment) -> None:
+    """Refuse a configuration whose carriers are no longer those of the published table."""
+    asked = lay_out(layout.recipe, dict(fragment.carriers), where=fragment.name)
+    changed = [
+        c.name
+        for c, a, b in zip(layout.recipe.columns, asked.carriers, layout.carriers, strict=True)
+        if a is not b
+    ]
+    if changed:
+        raise RecipeChanged(
+            f"`carriers` now asks for another Spark type of {', '.join(changed)}.",
+            where=fragment.name,
+            remedy=f"To go on: driftline refresh {fragment.name} --accept-schema",
+        )
+
+
+def explained(
+    error: RecipeChanged, reply: pb.DescribeReply, base: Snapshot, name: str
+) -> RecipeChanged:
+    """The refusal, column by column, with the command that goes on."""
+    found = column_changes(base.layout.recipe, recipe_of(reply.description))
+    changes = [one_line(change, LINE_CHARACTERS_MAX) for change in found]
+    return RecipeChanged(
+        f"The relation changed at the source: {'; '.join(changes)}.",
+        where=name,
+        remedy=f"To go on: driftline refresh {name} --accept-schema",
+        details={f"change {i + 1}": text for i, text in enumerate(changes)},
+    )
+
+
+def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
+    """What changed from one recipe to the other, a phrase per column."""
+    before = {c.name: c for c in old.columns}
+    after = {c.name: c for c in new.columns}
+    for name, column in after.items():
+        if name not in before:
+            yield f"column {name} ({column.type}) was added"
+        elif before[name].type != column.type:
+            yield f"column {name} was {before[name].type} and is {column.type}"
+    for name in before:
+        if name not in after:
+            yield f"column {name} was dropped"
+    keys = [", ".join(c.name for c in recipe.key) for recipe in (old, new)]
+    if keys[0] != keys[1]:
+        yield f"the key was ({keys[0]}) and is ({keys[1]})"
+    elif set(before) == set(after) and old.columns != new.columns:
+        order = [c.name for c in old.columns] != [c.name for c in new.columns]
+        if order:
+            yield "the columns stand in another order"
+    kinds = [fingerprint_kind(recipe) for recipe in (old, new)]
+    if kinds[0] != kinds[1]:
+        yield f"fingerprints were made by the {kinds[0]} and are made by the {kinds[1]}"
+
+
+def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -> DataFrame | None:
+    """Published rows under a new layout, with new fingerprints and their statistics; None: they
+    cannot be keyed."""
+    old = base.layout
+    known = {
+        c.name: (c, carrier, name)
+        for c, carrier, name in zip(old.recipe.columns, old.carriers, old.names, strict=True)
+    }
+    expressions = []
+    for i in layout.order:
+        column, carrier, name = layout.recipe.columns[i], layout.carriers[i], layout.names[i]
+        kept = known.get(column.name)
+        if kept is not None and kept[0].type == column.type and kept[1] is carrier:
+            expressions.append(F.col(quoted(kept[2])).alias(name))
+        elif i < layout.recipe.key_columns:
+            return None
+        else:
+            kind = layout.data_ddl[layout.order.index(i)].rsplit(" ", 1)[1]
+            expressions.append(F.lit(None).cast(kind).alias(name))
+    expressions += [F.col(name) for name, _ in STATISTICS]
+    rows = rows_of(spark, old, [f.uri for f in base.sound]).select(*expressions)
+    return by_place(rows).mapInArrow(task(_recompute(layout, key)), layout.ddl)
+
+
+def _recompute(layout: Layout, key: KeyFile) -> Task:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        fingerprints = key.fingerprints(layout.recipe)
+        seed = key.position_seed()
+        for batch in batches:
+            named = batch.rename_columns([*layout.data_names, *(name for name, _ in STATISTICS)])
+            block = layout.row_bytes(named)
+            has_key = ~null_keys(block, layout.recipe)
+            block = block.take(has_key)
+            if not len(block):
+                continue
+            hi, lo = fingerprints(block.rows())
+            columns = split(block, len(layout.recipe.columns))
+            found = layout.batch(columns, block, hi, lo, seed=seed)
+            kept = named.filter(pa.array(has_key)).columns[len(layout.data_names) :]
+            names = [name for name, _ in STATISTICS]
+            yield pa.RecordBatch.from_arrays(
+                [*found.columns, *kept], names=[*found.schema.names, *names]
+            )
+
+    return run

@@ -1,0 +1,326 @@
+"""Many fragments in one command: one stream per source, one failing does not stop the others.
+
+Fragments of a source are prepared, then exchanged one after the other in one stream, so that they
+share its snapshot, then settled. What fails is reported for its fragment; what is safe to retry is
+retried here, with what was staged kept, a few times and ever more patiently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import tenacity
+from driftline import wire_pb2 as pb
+from driftline.errors import (
+    DriftlineError,
+    DuplicateKey,
+    LimitExceeded,
+    NullKey,
+    RecipeChanged,
+    SourceUnreachable,
+    ValueDoesNotFit,
+    WarehouseUnavailable,
+)
+from pyspark.sql import SparkSession
+
+from warehouse_agent.config import Fragment, Source, WarehouseConfig
+from warehouse_agent.history import record
+from warehouse_agent.refresh import repair, schema_change
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.tiled import Sweep
+from warehouse_agent.refresh.whole import Options, Refresh
+from warehouse_agent.report import Report
+from warehouse_agent.runs import preflight
+from warehouse_agent.spark.executors import mistake
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage import delta_log
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.transport.channel import Link, Stream
+
+_OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
+ATTEMPTS = 4  # of a refresh that met something retryable
+WAIT_S_MAX = 30.0
+
+Said = Callable[[str, pb.Progress], None]
+Began = Callable[[str, str], None]
+Note = Callable[[str], None]
+
+
+@dataclass
+class Runner:
+    """Refreshes fragments of one configuration with one Spark session.
+
+    With a deferred session, Spark is started only when the source was reached, the lock of a
+    fragment is held and its relation was found.
+    """
+
+    spark: SparkSession | Deferred
+    config: WarehouseConfig
+    progress: Said = lambda name, progress: None
+    note: Note = lambda text: None
+    step: Began = lambda name, phase: None  # a phase of a fragment's report begins
+    sleep: Callable[[float], None] = field(default=tenacity.nap.sleep)
+    attempts: int = ATTEMPTS
+
+    @property
+    def store(self) -> Store:
+        return Store(self.config.path)
+
+    def refresh(self, fragments: Sequence[Fragment], options: Options) -> Iterator[Report]:
+        """A report for every fragment, as each is done; failures are in the reports."""
+        together: dict[tuple[str, str], list[Fragment]] = {}
+        for fragment in fragments:
+            # A pass takes its time, and shares no snapshot: what is none does not wait for it.
+            alone = fragment.name if fragment.incremental else ""
+            together.setdefault((fragment.source.name, alone), []).append(fragment)
+        for _, group in sorted(together.items(), key=lambda pair: bool(pair[0][1])):
+            yield from self._source(group[0].source, group, options)
+
+    def _source(
+        self, source: Source, fragments: list[Fragment], options: Options
+    ) -> Iterator[Report]:
+        reports = {f.name: Report(f.name) for f in fragments}
+        for report in reports.values():
+            report.entered = partial(self.step, report.name)
+        with contextlib.ExitStack() as locks:
+            left = []
+            for fragment in fragments:
+                try:
+                    locks.enter_context(self.store.lock(fragment.name))
+                    left.append(fragment)
+                except DriftlineError as locked:
+                    yield self._refused(reports[fragment.name], locked)
+            if (error := self._unreachable(source)) is not None:
+                for fragment in left:
+                    reports[fragment.name].attempts = 1
+                    yield self._refused(reports[fragment.name], error)
+                return
+            retrying = tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(self.attempts),
+                wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=WAIT_S_MAX),
+                retry=tenacity.retry_if_result(bool),
+                sleep=self.sleep,
+                retry_error_callback=lambda state: None,
+            )
+            for attempt in retrying if left else ():
+                left = yield from self._attempt(source, left, options, reports)
+                attempt.retry_state.set_result(left)
+            for fragment in left:
+                yield self._kept(reports[fragment.name])
+
+    def _attempt(
+        self,
+        source: Source,
+        fragments: list[Fragment],
+        options: Options,
+        reports: dict[str, Report],
+    ) -> Generator[Report, None, list[Fragment]]:
+        """One try at each fragment: a report of each that is done with, as it is.
+
+        Returns:
+            The fragments that are worth another try; their reports hold the error.
+        """
+        tries: list[Refresh] = []
+        failed: dict[str, DriftlineError] = {}
+        for fragment in fragments:
+            reports[fragment.name].attempts += 1
+        try:
+            with Link(source) as link:
+                described = self._ask(link, fragments, failed)
+                found = [f for f in fragments if f.name not in failed]
+                tries += self._begin(found, options, reports)
+                self._converse(link, tries, described, failed)
+        except DriftlineError as lost:
+            failed.update({f.name: lost for f in fragments if f.name not in failed})
+        begun = {one.job.name: one for one in tries}
+        again = []
+        for fragment in fragments:
+            report = reports[fragment.name]
+            if (one := begun.get(fragment.name)) is None:
+                self._published(report)
+            elif fragment.name not in failed:
+                with _catching(one, failed):
+                    one.settle()
+                    report.recovered()
+            if (error := failed.get(fragment.name)) is not None:
+                if one is not None:
+                    repair.note_failure(one.job, error)
+                    with contextlib.suppress(DriftlineError):
+                        one.job.discard()
+                report.fail(error)
+                if error.is_retryable:
+                    again.append(fragment)
+                    continue
+            yield self._kept(report)
+        self._note(again, failed, reports)
+        return again
+
+    def _unreachable(self, source: Source) -> DriftlineError | None:
+        """Find why nothing answers at the address, before Spark is started for it."""
+        try:
+            if isinstance(self.spark, Deferred):
+                preflight.reach(source)
+        except DriftlineError as error:
+            return error
+        return None
+
+    def _ask(
+        self, link: Link, fragments: list[Fragment], failed: dict[str, DriftlineError]
+    ) -> dict[str, pb.DescribeReply]:
+        """Ask what the source says of the relations before Spark is started."""
+        if not isinstance(self.spark, Deferred):
+            return {}
+        return preflight.ask(link, self.store, fragments, failed)
+
+    def _begin(
+        self, fragments: list[Fragment], options: Options, reports: dict[str, Report]
+    ) -> list[Refresh]:
+        """The refreshes of fragments whose relation is there; only they need Spark."""
+        if not fragments:
+            return []
+        spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
+        return [self._refresh(spark, f, options, reports[f.name]) for f in fragments]
+
+    def _note(
+        self,
+        fragments: list[Fragment],
+        failed: dict[str, DriftlineError],
+        reports: dict[str, Report],
+    ) -> None:
+        """Say why fragments are tried again, if they will be; one cause once."""
+        alike: dict[int, tuple[DriftlineError, list[str]]] = {}
+        for fragment in fragments:
+            error = failed[fragment.name]
+            if reports[fragment.name].attempts < self.attempts:
+                alike.setdefault(id(error), (error, []))[1].append(fragment.name)
+        for error, names in alike.values():
+            cause = f" The cause: {error.details['cause']}." if "cause" in error.details else ""
+            self.note(f"{', '.join(names)}: {error.message}{cause} Trying again.")
+
+    def _converse(
+        self,
+        link: Link,
+        tries: list[Refresh],
+        described: dict[str, pb.DescribeReply],
+        failed: dict[str, DriftlineError],
+    ) -> None:
+        """Prepare all, then exchange all in one stream; a broken stream is opened again."""
+        for one in tries:
+            with _catching(one, failed), one.job.report.phase("reduce"):
+                one.prepare(partial(_describe, link, one, described.get(one.job.name)))
+        ready = [one for one in tries if one.job.name not in failed]
+        for one in ready:
+            if isinstance(one, Sweep) and one.in_tiles:
+                self._walk(link, one, failed)
+        ready = [one for one in ready if not (isinstance(one, Sweep) and one.in_tiles)]
+        while ready:
+            with link.stream() as stream:
+                ready = self._exchange(link, stream, ready, failed)
+            if len(failed) < len(tries):  # a line that was not there is not waited for again
+                with contextlib.suppress(DriftlineError):  # it may be lost
+                    record.note_line(self.store, link, stream)
+
+    def _walk(self, link: Link, one: Sweep, failed: dict[str, DriftlineError]) -> None:
+        """Tile by tile, each in a stream of its own."""
+        with _catching(one, failed), one.job.report.phase("exchange"):
+            one.walk(link, self.sleep)
+        error = failed.get(one.job.name)
+        if isinstance(error, RecipeChanged):
+            failed[one.job.name] = self._explained(link, one.job, error)
+
+    def _exchange(
+        self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]
+    ) -> list[Refresh]:
+        """Exchange one after the other; returns those left when the stream is of no more use."""
+        for number, one in enumerate(ready):
+            sent, received = stream.bytes_sent, stream.bytes_received
+            report = one.job.report
+            with _catching(one, failed), report.phase("exchange"):
+                one.exchange(stream)
+            report.bytes_sent += stream.bytes_sent - sent
+            report.bytes_received += stream.bytes_received - received
+            left = ready[number + 1 :]
+            if not one.in_step:
+                stream.abandon()
+            error = failed.get(one.job.name)
+            if isinstance(error, SourceUnreachable):
+                failed.update({other.job.name: error for other in left})
+                return []
+            if isinstance(error, RecipeChanged):
+                failed[one.job.name] = self._explained(link, one.job, error)
+            if not one.in_step:
+                return left
+        return []
+
+    def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
+        base = delta_log.head(self.store, job.name)
+        if base is None or error.details:  # it says already what changed
+            return error
+        try:
+            return schema_change.explained(
+                error, link.describe(job.fragment.relation), base, job.name
+            )
+        except DriftlineError as other:
+            return other
+
+    def _refresh(
+        self, spark: SparkSession, fragment: Fragment, options: Options, report: Report
+    ) -> Refresh:
+        job = Job(spark, self.store, fragment, options, report)
+        kind = Refresh if fragment.incremental is None else Sweep
+        return kind(job, lambda progress: self.progress(fragment.name, progress))
+
+    def _refused(self, report: Report, error: DriftlineError) -> Report:
+        """The report of a fragment that was not even begun."""
+        self._published(report)
+        report.fail(error)
+        return self._kept(report)
+
+    def _published(self, report: Report) -> None:
+        """Note what readers see of a fragment that cannot be worked on."""
+        with contextlib.suppress(Exception):  # what is wrong with the table is in the report
+            if (snapshot := delta_log.head(self.store, report.name)) is not None:
+                report.version = report.previous_version = snapshot.version
+                report.rows_total = snapshot.rows
+
+    def _kept(self, report: Report) -> Report:
+        """The report, also written to the fragment's history of runs."""
+        with contextlib.suppress(DriftlineError):
+            self.store.append_line(report.to_json(), PRIVATE, "runs", f"{report.name}.jsonl")
+        return report
+
+
+@contextlib.contextmanager
+def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]:
+    """One fragment's failure is its own."""
+    try:
+        yield
+    except Exception as problem:
+        failed[one.job.name] = _placed(mistake(problem, one.job.name), one.job.fragment)
+
+
+def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
+    """Say of an error about rows which fragment, relation and column it is about."""
+    if isinstance(error, _OF_ROWS):
+        about = fragment.name
+        if fragment.relation != fragment.name:
+            about += f" (relation {fragment.relation})"
+        column = error.where
+        for name in (fragment.relation, fragment.name):
+            column = "" if column == name else column.removeprefix(f"{name}.")
+        error.where = f"{about}.{column}" if column else about
+    return error
+
+
+def _describe(
+    link: Link, one: Refresh, known: pb.DescribeReply | None, relation: str
+) -> pb.DescribeReply:
+    """The description of a relation: the one that is known already, or the source's answer."""
+    one.job.report.round_trips += 1
+    reply = link.describe(relation) if known is None else known
+    with contextlib.suppress(WarehouseUnavailable):  # it may be lost
+        record.note_limits(one.job.store, link.source, reply.description)
+    return reply

@@ -1,0 +1,1 @@
+"""The Spark session, a Java for it, and what all of its tasks share."""

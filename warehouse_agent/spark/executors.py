@@ -1,0 +1,171 @@
+"""What every Spark job of this agent shares: its tasks' secrets and its tasks' errors.
+
+A task gets the fragment key from a file by its URI, never from a closure, so that it is in no event
+log. A DriftlineError raised in a task would reach the driver as text inside a Java exception; it is
+written as JSON on its way out and raised again, typed, by `driver_errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from driftline.errors import (
+    DriftlineError,
+    InternalError,
+    SparkLost,
+    WarehouseUnavailable,
+    from_code,
+)
+from driftline.fingerprints import fingerprints, position_seed
+from driftline.frames import Fingerprints
+from driftline.types import Recipe
+from pyspark.errors import PySparkException
+
+from warehouse_agent.storage.store import read_at
+
+Batches = Iterable[pa.RecordBatch]
+Task = Callable[[Batches], Iterator[pa.RecordBatch]]
+
+DATA_FILE = "data file"  # of an error's details: which one cannot be read, or is not what it was
+_MARK = "driftline-error:"
+_MORE_MEMORY = (
+    "Run the command again; what arrived is kept. If it repeats, set more "
+    '`"spark.driver.memory"` or fewer tasks (`"spark.master" = "local[2]"`) in [spark].'
+)
+_READ_SPARK = (
+    "Check `[spark]`, and that Spark may read and write the warehouse; run with --debug for the "
+    "whole of Spark's message."
+)
+_LOST = re.compile(
+    "Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure"
+    "|java.lang.OutOfMemoryError|SparkOutOfMemoryError|MemoryError"
+)
+_FILE = re.compile(r"\S+\.parquet")
+_ABSENT = re.compile("FileNotFoundError: |FileNotFoundException|NoSuchFileException")
+_MARKED = re.compile(re.escape(_MARK) + r"(\{.*?\}):end")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """Where a task finds the fragment key."""
+
+    uri: str
+
+    def fingerprints(self, recipe: Recipe) -> Fingerprints:
+        return fingerprints(read_at(self.uri), recipe)
+
+    def position_seed(self) -> int:
+        return position_seed(read_at(self.uri))
+
+
+def task(function: Task) -> Task:
+    """The function as a Spark task whose typed errors survive the way to the driver."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from function(batches)
+        except DriftlineError as error:
+            text = json.dumps([error.code, error.message, error.remedy, error.where, error.details])
+            raise RuntimeError(_MARK + "{" + text.encode().hex() + "}:end") from None
+
+    return run
+
+
+def cause(error: Exception) -> str:
+    """The line of a Spark error that says what happened: its innermost cause."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    traceback = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    if traceback:  # of a task in Python: the line behind the frames, which are indented
+        behind = (line for line in lines[traceback[-1] + 1 :] if not line.startswith(" "))
+        return next(behind, lines[0]).strip()
+    causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
+    if causes:
+        return causes[-1].removeprefix("Caused by: ")
+    # py4j says first which of its calls failed; Java's own error is behind a colon.
+    of_java = (line[2:].strip() for line in lines if line.startswith(": "))
+    return next(of_java, lines[0].strip() if lines else type(error).__name__)
+
+
+@contextlib.contextmanager
+def driver_errors() -> Iterator[None]:
+    """Raise what a task or the storage meant instead of Spark's wrapping of it."""
+    try:
+        yield
+    except Exception as problem:
+        if (error := meaning(problem)) is None:
+            raise
+        raise error from problem
+
+
+def meaning(problem: Exception) -> DriftlineError | None:
+    """Return what a failure of Spark means; None if it is not of Spark, or a mistake of ours."""
+    if isinstance(problem, DriftlineError):
+        return problem
+    text = str(problem)
+    if _is_of_a_dead_jvm(problem, text):
+        return SparkLost(
+            "Spark's Java process ended: it was killed, or ran out of memory.",
+            remedy=_MORE_MEMORY,
+        )
+    # A failed write comes as py4j's own exception, which Spark Connect does not even have.
+    if not isinstance(problem, PySparkException) and type(problem).__name__ != "Py4JJavaError":
+        return None
+    if match := _MARKED.search(text):
+        code, message, remedy, where, details = json.loads(bytes.fromhex(match[1][1:-1]))
+        return from_code(code, message, remedy=remedy, where=where, details=details)
+    if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
+        return WarehouseUnavailable(
+            "The warehouse's disk is full.",
+            remedy="Free space and run the refresh again; the last published version is untouched.",
+        )
+    if "PATH_NOT_FOUND" in text or _ABSENT.search(text):
+        path = _FILE.search(text)
+        return WarehouseUnavailable(
+            f"A file of the warehouse is not there: {path[0] if path else cause(problem)}.",
+            remedy="`driftline verify` names the files that are missing.",
+            details={DATA_FILE: path[0] if path else "unknown"},
+        )
+    if lost := _LOST.search(text):
+        what = "ran out of memory" if "Memory" in lost[0] else "ended: it was killed, or crashed"
+        return SparkLost(f"A process of Spark {what}.", remedy=_MORE_MEMORY)
+    return None
+
+
+def mistake(problem: Exception, where: str) -> DriftlineError:
+    """Return a failure as an error of ours: with its cause if that is known, else INTERNAL."""
+    error = meaning(problem)
+    if error is None:
+        is_of_spark = isinstance(problem, PySparkException) or "Py4J" in type(problem).__name__
+        what = "Spark failed" if is_of_spark else type(problem).__name__
+        # A Python worker runs our code; else Spark speaks of its own settings and storage.
+        is_ours = not is_of_spark or "Traceback (most recent" in str(problem)
+        is_ours &= not (is_of_spark and "PermissionError" in str(problem))
+        remedy = "" if is_ours else _READ_SPARK
+        error = InternalError(f"{what}: {cause(problem)}", where=where, remedy=remedy)
+    if error is not problem:
+        error.__cause__ = problem
+        error.where = error.where or where
+    return error
+
+
+def _is_of_a_dead_jvm(problem: Exception, text: str) -> bool:
+    """Return True if py4j has nobody to speak to any more."""
+    kind = type(problem).__name__
+    if kind == "Py4JNetworkError" or "Answer from Java side is empty" in text:
+        return True
+    if kind == "Py4JError" and "Trace:" not in text:  # one with a trace was answered by the JVM
+        return True
+    if not isinstance(problem, ConnectionError):
+        return False
+    trace = problem.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith("py4j."):
+            return True
+        trace = trace.tb_next
+    return False

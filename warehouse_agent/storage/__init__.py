@@ -1,0 +1,1 @@
+"""The folder of a warehouse: files, locks, the published table and its readers."""

@@ -1,0 +1,130 @@
+"""Reading what is published: a pinned version as a DataFrame, without bookkeeping columns.
+
+A reader gets the file list of one version and keeps it: refreshes add files and never touch those
+of a version within its retention, so readers are never blocked and never see two versions mixed.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+from driftline.errors import NotFound
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.columns.layout import Layout, quoted
+from warehouse_agent.report import counted
+from warehouse_agent.storage.delta_log import Snapshot, head
+from warehouse_agent.storage.store import PRIVATE, Store
+
+
+def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+    """The published table of a fragment, and a temporary view of the same name.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        name: of the fragment.
+        version: None is the newest.
+
+    Raises:
+        NotFound: nothing was published under this name, or not this version.
+    """
+    store = open_store(path)
+    snapshot = head(store, name, version=version)
+    if snapshot is None:
+        raise NotFound(
+            "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    rows = rows_of(spark, snapshot.layout, snapshot.uris())
+    rows = rows.select(*(quoted(c) for c in snapshot.layout.data_names))
+    rows.createOrReplaceTempView(quoted(name))
+    return rows
+
+
+def changes(
+    spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
+) -> DataFrame:
+    """The change feed after version `since`, up to and including `upto` (None: the newest).
+
+    Columns: `_version`, `_op` (insert, update_before, update_after, delete), then the data columns.
+    Only feeds that a commit names are read.
+
+    Raises:
+        NotFound: there is no version `since`, as after a new first load; or a version in between
+            has no feed (the first load, a changed schema, damage that was repaired, a table that
+            was restored), or none any more (`clean`).
+    """
+    store = open_store(path)
+    newest = head(store, name)
+    if newest is None:
+        raise NotFound("Nothing has been published yet.", where=name)
+    if since > newest.version:
+        raise NotFound(
+            f"Version {since} is not there; the newest is {newest.version}.",
+            where=name,
+            remedy="The table began anew: read its newest version once and the feed from there on.",
+        )
+    last = newest.version if upto is None else upto
+    parts = []
+    for number in range(since + 1, last + 1):
+        snapshot = head(store, name, version=number)
+        feed = snapshot.meta.get("changes") if snapshot else None
+        if snapshot is None or feed is None:
+            raise _no_feed(name, number, _why_none(snapshot))
+        parts.append(_feed_rows(spark, store, name, snapshot, str(feed)))
+    if not parts:
+        empty = rows_of(spark, newest.layout, [])
+        return empty.selectExpr(
+            "0L as _version", "'' as _op", *(quoted(c) for c in newest.layout.data_names)
+        )
+    return reduce(DataFrame.unionByName, parts)  # no feed leads across a change of columns
+
+
+def _feed_rows(
+    spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
+) -> DataFrame:
+    """The feed of one version. Raises NotFound: it was removed."""
+    ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
+    place = (PRIVATE, "changes", name, *feed.split("/"))
+    files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
+    there = {"" for _ in store.files(*place)} | {file for file, _ in store.files(*place)}
+    if missing := set(files) - there:
+        lost = f"lost {counted(len(missing), 'file')} of its change feed"
+        raise _no_feed(name, snapshot.version, lost)
+    uris = [store.uri(*place, file) for file in files]
+    rows = spark.read.schema(ddl).parquet(*uris) if uris else spark.createDataFrame([], ddl)
+    return rows.selectExpr(f"{snapshot.version}L as _version", "*")
+
+
+def _why_none(snapshot: Snapshot | None) -> str:
+    meta = snapshot.meta if snapshot else {}
+    if lost := meta.get("repaired_rows"):
+        was = "was" if lost == 1 else "were"
+        return f"no change feed: {counted(int(lost), 'row')} of damaged files {was} pulled again"
+    if (restored := meta.get("restored")) is not None:
+        return f"no change feed: version {restored} was restored"
+    return "no change feed"
+
+
+def _no_feed(name: str, version: int, has: str) -> NotFound:
+    remedy = "Read the newest version once and the feed from there on."
+    return NotFound(f"Version {version} has {has}.", where=name, remedy=remedy)
+
+
+def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
+    """The rows of data files, bookkeeping included."""
+    if not uris:
+        return spark.createDataFrame([], layout.ddl)
+    return spark.read.schema(layout.ddl).parquet(*uris)
+
+
+def by_place(rows: DataFrame) -> DataFrame:
+    """The rows with their columns numbered: mapInArrow cannot read names with `.` or a backtick."""
+    return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))
+
+
+def open_store(path: str | Path) -> Store:
+    """The warehouse at a path; a relative one is made absolute."""
+    text = str(path)
+    return Store(text if "://" in text else str(Path(text).absolute()))

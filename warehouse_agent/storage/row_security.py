@@ -1,0 +1,130 @@
+"""The policies under which the source's login sees a relation: kept with a version, and compared.
+
+A version says under which policies its rows were read. When others apply, rows come or go that no
+one inserted or deleted: that is refused like a change of columns, until it is accepted. A version
+of before policies were told adopts the first that are; what a refresh without a new version adopts
+is a note, which may be lost, like when it was checked.
+
+A source that tells nothing (an older one, or an engine without row security) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from driftline import wire_pb2 as pb
+from driftline.errors import MalformedMessage, RecipeChanged
+from driftline.limits import NAME_BYTES_MAX, POLICIES_MAX
+from driftline.peer_text import visible
+
+from warehouse_agent.storage.delta_log import Snapshot
+
+META = "row_security"  # of a commit's metadata, and of a fragment's notes
+_DIGEST_BYTES, _POLICY_BYTES = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowSecurity:
+    """`digest`, hexadecimal, is of all policies; `policies` maps (table, name) to the digest of
+    what a policy says, for the first POLICIES_MAX of them."""
+
+    digest: str
+    policies: dict[tuple[str, str], str]
+
+    @property
+    def hides(self) -> bool:
+        """Return whether policies decide which rows the source's login sees."""
+        return bool(self.policies)
+
+    @classmethod
+    def told(cls, message: pb.Description | pb.Finished) -> Self | None:
+        """Return what a source says; None: nothing. Raises MalformedMessage."""
+        if not message.HasField("row_security"):
+            return None
+        said = message.row_security
+        is_bounded = len(said.policies) <= POLICIES_MAX and all(
+            len(p.digest) <= _POLICY_BYTES and len((p.table + p.name).encode()) <= NAME_BYTES_MAX
+            for p in said.policies
+        )
+        if len(said.digest) != _DIGEST_BYTES or not is_bounded:
+            raise MalformedMessage("What the source says of its row security is malformed.")
+        found = {(_clean(p.table), _clean(p.name)): p.digest.hex() for p in said.policies}
+        return cls(said.digest.hex(), found)
+
+    @classmethod
+    def from_json(cls, body: object) -> Self | None:
+        """Return what was kept; None: nothing, or it is damaged."""
+        try:
+            assert isinstance(body, dict)
+            found = {(str(t), str(n)): str(d) for t, n, d in body["policies"]}
+            return cls(str(body["digest"]), found)
+        except (AssertionError, KeyError, TypeError, ValueError):
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [[table, name, digest] for (table, name), digest in self.policies.items()]
+        return {"digest": self.digest, "policies": rows}
+
+
+def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
+    """Return the policies under which a version was read; None: it was not told. A note of another
+    version says nothing."""
+    kept = RowSecurity.from_json(version.meta.get(META))
+    noted = notes.get(META)
+    if kept is None and isinstance(noted, dict) and noted.get("version") == version.version:
+        return RowSecurity.from_json(noted)
+    return kept
+
+
+def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
+    """Return True if policies hide rows from what a version was read from. Then a part takes up
+    nothing that an unfinished exchange staged: under which policies it read is told at its end, and
+    what they hide would stay, and be published, where the part does not compare it."""
+    found = known(version, notes)
+    return found is not None and found.hides
+
+
+def note(found: RowSecurity | None, version: int) -> dict[str, object]:
+    """Return the note that `known` finds; empty where nothing was told."""
+    return {} if found is None else {META: found.to_json() | {"version": version}}
+
+
+def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: str) -> None:
+    """Raise RecipeChanged if other policies apply than those that a version was read under."""
+    found = changes(before, now)
+    if not found:
+        return
+    raise RecipeChanged(
+        f"Row security changed for the source's login: {'; '.join(found)}.",
+        where=name,
+        remedy=f"To go on: driftline refresh {name} --accept-schema",
+        details={f"change {i + 1}": text for i, text in enumerate(found)},
+    )
+
+
+def changes(before: RowSecurity | None, now: RowSecurity | None) -> list[str]:
+    """Return what changed, a phrase per policy; nothing where one of the two was not told."""
+    if before is None or now is None or before.digest == now.digest:
+        return []
+    return list(_changes(before, now)) or ["policies that are not named here changed"]
+
+
+def _changes(before: RowSecurity, now: RowSecurity) -> Iterator[str]:
+    for (table, name), digest in now.policies.items():
+        what = f"policy {name} of {table}" if name else f"no policy of {table}"
+        if (table, name) not in before.policies:
+            yield f"{what} applies now" if name else f"{what} shows the login a row"
+        elif before.policies[table, name] != digest:
+            yield f"{what} changed"
+    for table, name in sorted(before.policies.keys() - now.policies.keys()):
+        if name:
+            yield f"policy {name} of {table} no longer applies"
+        elif not any(other == table for other, _ in now.policies):
+            yield f"{table} no longer hides its rows"
+
+
+def _clean(text: str) -> str:
+    """Return text of the other side as one line, with escapes for what would act on a terminal."""
+    return visible(text).replace("\n", r"\x0a")

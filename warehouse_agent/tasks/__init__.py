@@ -1,0 +1,1 @@
+"""Spark jobs on data files and staged frames."""

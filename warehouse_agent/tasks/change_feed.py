@@ -1,0 +1,201 @@
+"""The change feed of a version: its differential file Δ+ Δ−, before- and after-images, no no-ops.
+
+    _driftline/changes/<name>/_version=N/<attempt>/…      `_op`, then the data columns
+
+A feed is of the files that the commit names, in a folder of the attempt's own: where storage has no
+locks two agents may write the same version, of which one is committed. Images are told by what the
+other side has under their key: looked up in Spark's tasks, a lot of it after the other (`write`),
+and where these are many, joined by Spark (`joined`): tasks read all lots, joins move all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.errors import ProofFailed
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.spark.executors import driver_errors
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks import key_lookup
+from warehouse_agent.tasks.key_lookup import Known
+from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
+from warehouse_agent.tasks.write import WRITTEN, Sink
+
+OPERATIONS = ("insert", "update_before", "update_after", "delete")
+# Of rows that are PAIRED and ALONE.
+_BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
+SAME, PAIRED, ALONE = range(3)  # as the other side has it; in another way; not at all
+LOTS_MAX = 8  # every task reads all lots; Spark's joins scale better, and begin at 20 s
+_THERE = f"{RESERVED}there"
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Its place below `changes/<name>`, its files, and how many rows each operation has.
+
+    `folder` is None where a version has none.
+    """
+
+    folder: str | None = None
+    files: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def write(
+    spark: SparkSession,
+    store: Store,
+    name: str,
+    version: int,
+    *,
+    before: Sequence[DataFile],
+    after: Sequence[DataFile],
+    layout: Layout,
+) -> Feed:
+    """The feed between the rows that a version lost and those that it got; one Spark job.
+
+    A task holds the keys and fingerprints of its rows of one side, of LOTS_MAX · ROWS_MAX at most,
+    and of the other side ROWS_MAX at once. A row that both have as it is was shipped, but is no
+    change.
+
+    Raises:
+        ProofFailed: the operations do not add up.
+    """
+    place, folder = _place(name, version)
+    store.make_folder(*place)
+    sides = [[f.uri for f in files] for files in (before, after)]
+    function = _write(store.uri(*place), layout, sides[0], sides[1])
+    with driver_errors():
+        rows = spread(spark, [*sides[0], *sides[1]], function, WRITTEN).collect()
+    counts = dict.fromkeys(OPERATIONS, 0)
+    for row in rows:
+        counts[row.path.partition("-")[0]] += row.rows
+    _check(counts, before, after, name)
+    return Feed(folder, tuple(sorted(row.path for row in rows)), counts)
+
+
+def joined(
+    spark: SparkSession,
+    store: Store,
+    name: str,
+    version: int,
+    *,
+    old: Sequence[DataFile],
+    new: Sequence[DataFile],
+    layout: Layout,
+) -> Feed:
+    """The feed between two sets of files of any size, which may have most rows in common.
+
+    Raises:
+        ProofFailed: the operations do not add up.
+    """
+    before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
+    on = [*layout.key_names, HI, LO]
+    gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
+    images = _imaged(gone, come, layout, *_BEFORE_OPERATIONS).unionByName(
+        _imaged(come, gone, layout, *_AFTER_OPERATIONS)
+    )
+    counted = Observation()
+    observed = images.observe(
+        counted, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
+    )
+    place, folder = _place(name, version)
+    with driver_errors():
+        observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
+        counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
+    _check(counts, old, new, name)
+    names = (file for file, _ in store.files(*place) if file.endswith(".parquet"))
+    return Feed(folder, tuple(names), counts)
+
+
+def _check(
+    counts: dict[str, int], before: Sequence[DataFile], after: Sequence[DataFile], name: str
+) -> None:
+    """Whether these operations can lead from so many rows to so many. Raises ProofFailed."""
+    more = sum(f.rows for f in after) - sum(f.rows for f in before)
+    is_paired = counts["update_before"] == counts["update_after"]
+    if not is_paired or counts["insert"] - counts["delete"] != more:
+        raise ProofFailed(
+            f"The change feed does not add up: {counts} for {more:+} rows; nothing was published.",
+            where=name,
+            remedy="Run the refresh again; report it if it happens twice.",
+        )
+
+
+def _place(name: str, version: int) -> tuple[tuple[str, ...], str]:
+    folder = f"_version={version}/{uuid4().hex[:12]}"
+    return (PRIVATE, "changes", name, *folder.split("/")), folder
+
+
+def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> OfFiles:
+    (key,) = layout.key_names
+    lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
+    data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
+    schema = pa.schema([pa.field("_op", pa.string()), *data])
+    lot_rows = key_lookup.ROWS_MAX  # bound here: what a test sets must reach the workers
+
+    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        mine = set(uris)
+        with ExitStack() as stack:
+            sinks = {op: stack.enter_context(Sink(folder, op, schema)) for op in OPERATIONS}
+            for side, others, operations in (
+                (before, after, _BEFORE_OPERATIONS),
+                (after, before, _AFTER_OPERATIONS),
+            ):
+                some = [uri for uri in side if uri in mine]
+                if not some:
+                    continue
+                told = _told(Known.read(some, lanes, key), Known.lots(others, lanes, key, lot_rows))
+                at = 0
+                for batch in (batch for uri in some for batch in read_batches(uri, data)):
+                    its = told[at : at + len(batch)]
+                    at += len(batch)
+                    for code, op in zip((PAIRED, ALONE), operations, strict=True):
+                        chosen = its == code
+                        if chosen.any():
+                            named = [pa.array([op] * len(batch), pa.string()), *batch.columns]
+                            images = pa.RecordBatch.from_arrays(named, schema=schema)
+                            sinks[op].add(images, chosen)
+            written = [row for sink in sinks.values() for row in sink.finish()]
+        yield from written
+
+    return run
+
+
+def _told(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
+    """What the others have under the key of each row, uint8 [n]: SAME, PAIRED or ALONE."""
+    keys = rows.columns[rows.key]
+    lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
+    told = np.full(len(keys), ALONE, np.uint8)
+    for lot in others:
+        where = lot.find(keys)
+        found = where >= 0
+        told[found] = PAIRED  # a key is in one lot
+        for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
+            found &= lane == theirs.fill_null(0).to_numpy()
+        told[found] = SAME
+        del lot  # before the next is read
+    return told
+
+
+def _imaged(
+    rows: DataFrame, others: DataFrame, layout: Layout, paired: str, alone: str
+) -> DataFrame:
+    """One side's images, of rows that differ from all others."""
+    # A key is NOT NULL and unique, so a plain equality join is exact.
+    keys = [quoted(k) for k in layout.key_names]
+    there = others.selectExpr(*keys, f"true as {_THERE}")
+    return rows.join(there, list(layout.key_names), "left").selectExpr(
+        f"if({_THERE} is null, '{alone}', '{paired}') as _op",
+        *(quoted(c) for c in layout.data_names),
+    )

@@ -1,0 +1,268 @@
+"""The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
+
+Each task reads positions and fingerprint lanes of some files, mixes them with the contract's own
+code and returns one small array; the driver adds them up. So both sides compute digests with the
+same lines, and what reaches the driver depends on the number of ranges, never on the table.
+
+Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
+formula would exist twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.digests import Digest, Salt, mix
+from driftline.errors import WarehouseUnavailable
+from driftline.ranges import Partition, RangeSums
+from driftline.sketches import CELL_BYTES, Cells, Embedding
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.planning.choice import everything
+from warehouse_agent.planning.sketch_size import Sketch
+from warehouse_agent.report import counted
+from warehouse_agent.spark.executors import DATA_FILE, driver_errors
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.tasks.scan import Function, Piece, scan
+
+Files = Sequence[DataFile]
+Integers = npt.NDArray[np.int64]
+
+TASKS_MAX = 64  # their partial sums meet on the driver
+PARTIALS_BYTES_MAX = 128 << 20  # of all of them: of 6 tasks at the largest, still ahead of a source
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some rows: coarse range (or k), position, row hash, number of the file."""
+
+    ranges: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Our side of a comparison: sums over ranges and, where there is a sketch, its cells."""
+
+    ranges: RangeSums
+    cells: Cells | None = None
+
+    @property
+    def total(self) -> Digest:
+        return self.ranges.total
+
+
+def reduced(
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    partition: Partition,
+    salt: Salt,
+    sketch: Sketch | None = None,
+) -> Sums:
+    """The sums over the rows of these files; one Spark job."""
+    found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
+    for row in partials(
+        spark,
+        files,
+        layout,
+        _sums(partition, salt, sketch),
+        "sums binary, cells binary, check bigint",
+        size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
+    ):
+        found.ranges.merge(RangeSums.from_bytes(row["sums"]))
+        if found.cells is not None:
+            part = Cells.from_bytes(row["cells"])
+            part.check = row["check"]
+            found.cells.merge(part)
+    check_rows(files, found.total.count)
+    return found
+
+
+def check_rows(files: Files, found: int) -> None:
+    """Whether so many rows are what these files hold. Raises WarehouseUnavailable."""
+    rows = sum(f.rows for f in files)
+    if found != rows:
+        raise WarehouseUnavailable(
+            f"Data files hold {counted(found, 'row')} and held {rows:,} when they were written.",
+            remedy="`driftline verify` names damaged files, and mends them with --repair.",
+            details={DATA_FILE: f"of {len(files)}"},
+        )
+
+
+def partials(
+    spark: SparkSession, files: Files, layout: Layout, function: Function, schema: str, *, size: int
+) -> Iterator[dict[str, Any]]:
+    """What the tasks of one Spark job found in the lanes of these files, `size` bytes each; none is
+    held once it was seen."""
+    at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
+    scanned = scan(spark, files, layout.lane_schema, function, schema, tasks_max=at_once)
+    with driver_errors():
+        found = scanned.toArrow().to_batches()
+    while found:
+        yield from found.pop().to_pylist()
+
+
+def total(spark: SparkSession, files: Files, layout: Layout, salt: Salt) -> Digest:
+    """The digest of the rows of these files from their stored fingerprints."""
+    return reduced(spark, files, layout, everything(), salt).total
+
+
+def list_rows(
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    partition: Partition,
+    salt: Salt,
+    *,
+    by: int,
+    chosen: npt.NDArray[np.bool_],
+    within: tuple[int, int] | None = None,
+) -> Listing:
+    """The rows in the chosen coarse ranges (bool [coarse ranges]); one Spark job.
+
+    `within`: only rows between these positions, both ends inclusive.
+    """
+    bits = np.packbits(chosen, bitorder="little").tobytes()
+
+    def place(where: Integers) -> Integers:
+        return _within(where, partition, by, bits, within)
+
+    return _listed(spark, files, layout, place, salt, within)
+
+
+def list_keys(
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    embedding: Embedding,
+    salt: Salt,
+    *,
+    ks: npt.NDArray[np.uint64],
+) -> Listing:
+    """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job."""
+    return _listed(spark, files, layout, lambda where: below(where, embedding, salt, ks), salt)
+
+
+def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
+    """k of a row in Spark SQL, where it is inside the embedding (protocol, section 7)."""
+    position = F.expr(position_sql)
+    if embedding.base is not None:
+        return position - F.lit(embedding.base).cast("bigint")
+    high = F.shiftrightunsigned(F.xxhash64(long(salt.s1), position), 32)
+    return F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
+
+
+def long(unsigned: int) -> Column:
+    """A bigint of these 64 bits."""
+    return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
+
+
+def below(
+    where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
+) -> Integers:
+    """int64 [n]: k of every position, −1 where it is none of `ks`, uint64 [m] ascending."""
+    found, inside = embedding.embed(where, salt)
+    at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
+    is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)
+    return np.where(is_named, found.astype(np.int64), np.int64(-1))
+
+
+def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        sums = RangeSums(partition.ranges)
+        cells = Cells(sketch.third if sketch else 0)
+        for piece in pieces:
+            where, hi, lo = (numbers(piece.batch, i) for i in range(3))
+            mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
+            sums.add(partition.indices(where), mixed)
+            if sketch is not None:
+                ks, inside = sketch.embedding.embed(where, salt)
+                if not inside.all():
+                    raise WarehouseUnavailable(
+                        "A row lies outside the bounds that the log has of its data file.",
+                        remedy="`driftline verify` names damaged files.",
+                        details={DATA_FILE: piece.file},
+                    )
+                cells.add(ks, mixed.m0, salt)
+        if sums.total.count:
+            found = {"sums": [sums.to_bytes()], "cells": [cells.to_bytes()], "check": [cells.check]}
+            yield pa.RecordBatch.from_pydict(found)
+
+    return run
+
+
+def _within(
+    where: Integers, partition: Partition, by: int, bits: bytes, bounds: tuple[int, int] | None
+) -> Integers:
+    """int64 [n]: the coarse range of every position, −1 where it is not chosen."""
+    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
+    at = partition.indices(where) >> by
+    is_chosen = chosen[at]
+    if bounds is not None:
+        is_chosen &= (bounds[0] <= where) & (where <= bounds[1])
+    return np.where(is_chosen, at, np.int64(-1))
+
+
+def _listed(
+    spark: SparkSession,
+    files: Files,
+    layout: Layout,
+    place: Callable[[Integers], Integers],
+    salt: Salt,
+    within: tuple[int, int] | None = None,
+) -> Listing:
+    """The rows whose position has a place that is not negative; `file` counts all the files."""
+    numbered = {f.path: i for i, f in enumerate(files)}
+    near = files if within is None else [f for f in files if f.meets(*within)]
+    scanned = scan(
+        spark,
+        near,
+        layout.lane_schema,
+        _list(place, salt, numbered),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    with driver_errors():
+        table = scanned.toArrow()
+    return Listing(
+        table["range"].to_numpy(),
+        table["position"].to_numpy(),
+        table["hash"].to_numpy().view(np.uint64),
+        table["file"].to_numpy(),
+    )
+
+
+def _list(place: Callable[[Integers], Integers], salt: Salt, numbered: dict[str, int]) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
+            where, hi, lo = (numbers(piece.batch, i) for i in range(3))
+            at = place(where)
+            keep = np.flatnonzero(at >= 0)
+            if not len(keep):
+                continue
+            hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(at[keep]),
+                    pa.array(where[keep]),
+                    pa.array(hashes.view(np.int64)),
+                    pa.array(np.full(len(keep), numbered[piece.file], np.int32)),
+                ],
+                names=["range", "position", "hash", "file"],
+            )
+
+    return run
+
+
+def numbers(batch: pa.RecordBatch, index: int) -> Integers:
+    """A column of a batch that has no nulls, int64 [rows]."""
+    return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

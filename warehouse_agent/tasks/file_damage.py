@@ -1,0 +1,168 @@
+"""Which data files of a version are missing or damaged, and what is wrong with each.
+
+    absent    from a listing: files that are not there, or not of the size that the log has
+    examine   by reading every row: each file as Spark's tasks read it anywhere else, with every row
+              fingerprinted again from its values
+
+Damage is told apart from a storage that does not answer. A file counts as damaged only when its
+folder can be listed and all of its bytes can be read, and they are not what was written, each time
+of two: an I/O error that passes, or a lack of memory that does, is no damage. When the
+storage refuses (permissions, I/O errors, a network), nothing is known about the file, and the
+storage's error is raised instead: what cannot be reached is never taken for lost.
+
+Nothing is written here, and no source is asked. What becomes of damaged files is decided by `mend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from driftline.errors import DriftlineError, SparkLost, WarehouseUnavailable
+from driftline.frames import Fingerprints
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from warehouse_agent.columns.layout import HI, LO, Layout
+from warehouse_agent.spark.executors import KeyFile, driver_errors
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.store import PRIVATE, Store, located
+from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
+
+# PySpark wraps some failures of its jobs; a file that cannot be read comes as Py4J leaves it.
+SPARK_FAILURES = (PySparkException, Py4JError)
+MISSING = "missing"
+NAMED_MAX = 10  # files that an error names in its details
+_FOUND = "path string, damage string, refusal string"
+_CHUNK_BYTES = 1 << 20  # of a file that is read for its bytes alone
+
+
+def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]:
+    """Return what is wrong with the files that are not there, or not of their size, by path.
+
+    Raises:
+        WarehouseUnavailable: a folder cannot be listed.
+    """
+    sizes: dict[str, int] = {}
+    for folder in sorted({file.path.rpartition("/")[0] for file in files}):
+        sizes |= {f"{folder}/{file}": size for file, size in store.files(name, folder)}
+    return {
+        f.path: MISSING if f.path not in sizes else f"{sizes[f.path]} bytes instead of {f.size}"
+        for f in files
+        if sizes.get(f.path) != f.size
+    }
+
+
+def examine(
+    spark: SparkSession, store: Store, name: str, layout: Layout, files: Sequence[DataFile]
+) -> dict[str, str]:
+    """Return what is wrong with the damaged ones among these files, by path; one Spark job.
+
+    Args:
+        files: all of them there (`absent`).
+
+    Raises:
+        WarehouseUnavailable: the storage does not let a file be read.
+        SparkLost, PySparkException, Py4JError: Spark failed on a single file, whatever that means.
+    """
+    key = KeyFile(store.uri(PRIVATE, "keys", f"{name}.key"))
+    known = {f.uri: f for f in files}
+
+    def examined(some: Sequence[DataFile]) -> dict[str, str]:
+        function = _examine(layout, key, known)
+        with driver_errors():
+            rows = spread(spark, [f.uri for f in some], function, _FOUND).collect()
+        for row in rows:
+            if row.refusal is not None:
+                raise WarehouseUnavailable(
+                    f"Data file {row.path} cannot be read: {row.refusal}",
+                    where=name,
+                    remedy="Check the disk and its permissions. If the disk can no longer read the "
+                    "file, remove the file: the next refresh pulls its rows again.",
+                )
+        return {row.path: row.damage for row in rows}
+
+    try:
+        return examined(files)
+    except (SparkLost, *SPARK_FAILURES):
+        if len(files) == 1:
+            raise
+    found: dict[str, str] = {}
+    for file in files:  # one may have ended the process that read the others as well
+        found |= examined([file])
+    return found
+
+
+def listed(wrong: dict[str, str]) -> dict[str, str]:
+    """Return the first files that are missing or damaged, as details of an error or report."""
+    some = list(wrong.items())[:NAMED_MAX]
+    return {f"file {n + 1}": f"{path}: {what}" for n, (path, what) in enumerate(some)}
+
+
+def _examine(layout: Layout, key: KeyFile, known: dict[str, DataFile]) -> OfFiles:
+    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        fingerprints = key.fingerprints(layout.recipe)
+        for uri in uris:
+            file = known[uri]
+            damage = _damage(file, layout, fingerprints)
+            if damage is None:
+                continue
+            refusal, lost = _storage_says(file)
+            if refusal is None and lost is None:  # what failed may have passed, or been memory
+                damage = _damage(file, layout, fingerprints)
+                if damage is None:
+                    continue
+            columns = [[file.path], [lost or damage], [refusal]]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, pa.string()) for column in columns],
+                names=["path", "damage", "refusal"],
+            )
+
+    return run
+
+
+def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str | None:
+    """Return why the rows of a file are not those that were written; None: they are."""
+    rows = bad = 0
+    try:
+        for batch in read_batches(file.uri, layout.file_schema):
+            hi, lo = fingerprints(layout.row_bytes(batch).rows())
+            is_bad = (hi.view(np.int64) != _numbers(batch, HI)) | (
+                lo.view(np.int64) != _numbers(batch, LO)
+            )
+            rows += len(batch)
+            bad += int(is_bad.sum())
+            if file.bounds is not None and layout.integer_key is not None and len(batch):
+                where = _numbers(batch, layout.integer_key)
+                if where.min() < file.bounds[0] or where.max() > file.bounds[1]:
+                    return "it has keys outside the bounds that the log records"
+    except DriftlineError as error:
+        return error.message
+    except (pa.ArrowException, ValueError, TypeError, MemoryError) as error:
+        return str(error) or type(error).__name__
+    if bad:
+        return f"{bad:,} of its rows read back with another fingerprint"
+    return None if rows == file.rows else f"rows: {rows:,} instead of {file.rows:,}"
+
+
+def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
+    """Return why the bytes of a file cannot be had from its storage, or what of them is lost; both
+    None where all are there, so that it is they that are wrong."""
+    try:
+        system, path = located(file.uri)
+        size = 0
+        with system.open_input_stream(path) as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                size += len(chunk)
+    except FileNotFoundError:
+        return None, MISSING
+    except OSError as error:
+        return str(error) or type(error).__name__, None
+    return None, None if size == file.size else f"bytes: {size:,} instead of {file.size:,}"
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    column = batch.column(batch.schema.get_field_index(name))
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)

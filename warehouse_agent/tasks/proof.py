@@ -1,0 +1,183 @@
+"""The proof: what was written is read back, re-encoded and added up (decision 9).
+
+Every file that a version adds is read in Spark's tasks, its rows encoded to row bytes again and
+fingerprinted again; each must have the fingerprint that is stored beside it, so a decoding or
+time-zone bug cannot be published with right fingerprints. The total of what was read back and of
+the untouched files must be the source's. A slice of the untouched files is read back as well,
+another one every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from driftline.digests import Digest, Salt, mix
+from driftline.errors import DuplicateKey, ProofFailed
+from driftline.fingerprints import receipt_hasher
+from driftline.limits import SAMPLES_MAX
+from driftline.types import Recipe
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
+from warehouse_agent.report import counted
+from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
+from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.tasks.digests import total
+from warehouse_agent.tasks.scan import Function, Piece, scan
+
+_ROWS = f"{RESERVED}rows"
+SLICES = 16  # untouched files are all read back within this many refreshes
+
+
+def prove(
+    spark: SparkSession,
+    layout: Layout,
+    key: KeyFile,
+    salt: Salt,
+    *,
+    added: Sequence[DataFile],
+    kept: Sequence[DataFile],
+    turn: int,
+    theirs: Digest,
+    name: str,
+) -> None:
+    """Prove that these files hold exactly what the source has.
+
+    Args:
+        turn: which slice of the kept files is read back this time.
+        theirs: the source's digest under `salt`.
+
+    Raises:
+        ProofFailed: a row read back differs from its fingerprint, or the totals differ.
+    """
+    slice_ = [f for i, f in enumerate(kept) if i % SLICES == turn % SLICES]
+    rest = [f for i, f in enumerate(kept) if i % SLICES != turn % SLICES]
+    read = [*added, *slice_]
+    ours = Digest()
+    if read:
+        ours += read_back(spark, read, layout, key, salt, name=name)
+    if rest:
+        ours += total(spark, rest, layout, salt)
+    if ours != theirs:
+        raise ProofFailed(
+            f"The result has {counted(ours.count, 'row')} and the source {theirs.count:,}, or "
+            "their contents differ; nothing was published.",
+            where=name,
+            remedy="Run the refresh again; report it if it happens twice.",
+        )
+
+
+def read_back(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    layout: Layout,
+    key: KeyFile,
+    salt: Salt,
+    *,
+    name: str,
+) -> Digest:
+    """The digest of published rows from their values, each checked against its fingerprint."""
+    columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, HI, LO)])
+    checked = scan(
+        spark, files, columns, _check(layout, key, salt), "count bigint, sum binary, bad bigint"
+    )
+    found, bad = Digest(), 0
+    with driver_errors():
+        for row in checked.collect():
+            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
+            bad += row["bad"]
+    if bad:
+        raise ProofFailed(
+            f"{counted(bad, 'row')} read back with another fingerprint: data files are damaged, or "
+            "a value did not survive being written.",
+            where=name,
+            remedy="`driftline verify` finds damaged files; report it if the disk is healthy.",
+            details={DATA_FILE: f"of {len(files)}"},
+        )
+    return found
+
+
+def values_digest(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    layout: Layout,
+    fragment_key: bytes,
+    salt: Salt,
+) -> Digest:
+    """The digest of published values under a one-off key, for a receipt."""
+
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        fingerprints = receipt_hasher(fragment_key, layout.recipe)
+        found = Digest()
+        for piece in pieces:
+            hi, lo = fingerprints(layout.row_bytes(piece.batch).rows())
+            found += mix(salt, hi, lo).digest()
+        yield pa.RecordBatch.from_pydict({"count": [found.count], "sum": [found.sum_bytes()]})
+
+    found = Digest()
+    columns = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
+    with driver_errors():
+        for row in scan(spark, files, columns, run, "count bigint, sum binary").collect():
+            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
+    return found
+
+
+def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool) -> None:
+    """Refuse a result in which two rows have one key.
+
+    Raises:
+        DuplicateKey: with up to SAMPLES_MAX keys.
+    """
+    keys = [quoted(k) for k in layout.key_names]
+    shown = [quoted(layout.names[i]) for i in range(layout.recipe.key_columns)]
+    grouped = rows.groupBy(*keys).agg(
+        F.count(F.lit(1)).alias(_ROWS),
+        *(F.first(c).alias(f"{RESERVED}{i}") for i, c in enumerate(shown)),
+    )
+    with driver_errors():
+        found = grouped.where(f"{_ROWS} > 1").limit(SAMPLES_MAX).collect()
+    if not found:
+        return
+    samples = {
+        f"sample {n + 1}": key_text(layout.recipe, [r[f"{RESERVED}{i}"] for i in range(len(shown))])
+        for n, r in enumerate(found)
+    }
+    cause = "" if exact else " (or the table changed while it was read, which this engine allows)"
+    raise DuplicateKey(
+        f"Two rows or more have the key {samples['sample 1']}{cause}; "
+        f"keys with such rows: {len(found)}{'' if len(found) < SAMPLES_MAX else ' or more'}.",
+        where=name,
+        remedy="Ask the DBA to publish the relation with a key that is unique.",
+        details=samples,
+    )
+
+
+def key_text(recipe: Recipe, values: Sequence[object]) -> str:
+    """A key for a person."""
+    pairs = zip((c.name for c in recipe.key), values, strict=True)
+    return ", ".join(f"{name} = {value!r}" for name, value in pairs)
+
+
+def _check(layout: Layout, key: KeyFile, salt: Salt) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        fingerprints = key.fingerprints(layout.recipe)
+        found, bad = Digest(), 0
+        for piece in pieces:
+            batch = piece.batch
+            hi, lo = fingerprints(layout.row_bytes(batch).rows())
+            bad += int((hi.view(np.int64) != _lane(batch, HI)).sum())
+            bad += int((lo.view(np.int64) != _lane(batch, LO)).sum())
+            found += mix(salt, hi, lo).digest()
+        yield pa.RecordBatch.from_pydict(
+            {"count": [found.count], "sum": [found.sum_bytes()], "bad": [bad]}
+        )
+
+    return run
+
+
+def _lane(batch: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    index = batch.schema.get_field_index(name)
+    return np.asarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

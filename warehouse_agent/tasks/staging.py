@@ -1,0 +1,168 @@
+"""Frames on their way in: written as they came, decoded by Spark later.
+
+An exchange has one folder of numbered files, each a run of length-prefixed frames, and a note of
+what it compared, and where (`Fragment.note`). Whatever arrived before a cut is kept there; the next
+attempt decodes it and compares the working copy with the source again (decision 4), so nothing
+staged is sent twice. Frames are admitted before they are kept (`admission`) and verify on their
+own, when they are decoded. A disk is not filled to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from driftline import frames, keys
+from driftline.errors import FrameDamaged
+from pyspark.sql import DataFrame, SparkSession
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.row_bytes import join
+from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.storage.store import PRIVATE, Store, read_at
+from warehouse_agent.tasks.scan import spread
+from warehouse_agent.transport.frame_admission import Room
+
+FILE_BYTES = 4 << 20  # a cut of this process loses less than this
+FREE_SHARE = 2  # half of what is free may be staged: data files need as much, and other fragments
+ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
+_LENGTH = struct.Struct("<I")
+_NOTE = "exchange.json"
+
+
+@dataclass
+class Staging:
+    """The staging folder of one fragment."""
+
+    store: Store
+    name: str
+
+    def leftovers(self, wanted: Mapping[str, object]) -> list[str]:
+        """Folders of unfinished exchanges whose notes say this, oldest first.
+
+        Others are of no use any more and are removed.
+        """
+        found = []
+        for folder in self.store.folders(PRIVATE, "staging", self.name):
+            note = self.store.read_json(PRIVATE, "staging", self.name, folder, _NOTE)
+            if note.items() >= wanted.items() and self._files(folder):
+                found.append(folder)
+            else:
+                self.store.remove(PRIVATE, "staging", self.name, folder)
+        return found
+
+    def begin(self, note: Mapping[str, object]) -> Writer:
+        """A new folder for an exchange."""
+        before = self.store.folders(PRIVATE, "staging", self.name)
+        number = int(before[-1]) + 1 if before else 1
+        folder = f"{number:06d}"
+        self.store.write(json.dumps(note).encode(), PRIVATE, "staging", self.name, folder, _NOTE)
+        return Writer(self.store, self.name, folder)
+
+    def clear(self) -> None:
+        """Everything staged has been published, or is of no use."""
+        self.store.remove(PRIVATE, "staging", self.name)
+
+    def frame_bytes(self) -> int:
+        """Of all staged frames, of a pass or not."""
+        staged = self.store.walk(PRIVATE, "staging", self.name)
+        return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
+
+    def room(self, at_most: int | None) -> Room | None:
+        """Return how much may be staged, by a setting or by what is free as an exchange begins;
+        None: nothing bounds it."""
+        staged = self.frame_bytes()
+        if at_most is not None:
+            return Room(at_most, staged, is_set=True)
+        free = self.store.free(PRIVATE, "staging", self.name)
+        if free is None:
+            return None
+        return Room(max((free + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
+
+    def uris(self, folder: str) -> list[str]:
+        """The files of an exchange, for Spark."""
+        return [
+            self.store.uri(PRIVATE, "staging", self.name, folder, file)
+            for file in self._files(folder)
+        ]
+
+    def _files(self, folder: str) -> list[str]:
+        files = self.store.files(PRIVATE, "staging", self.name, folder)
+        return [name for name, _ in files if name.endswith(".frames")]
+
+
+@dataclass
+class Writer:
+    """Writes the frames of one exchange, in flat memory."""
+
+    store: Store
+    name: str
+    folder: str
+    _pieces: list[bytes] = field(default_factory=list)
+    _bytes: int = 0
+    _number: int = 0
+
+    def add(self, frame: bytes) -> None:
+        self._pieces += [_LENGTH.pack(len(frame)), frame]
+        self._bytes += len(frame)
+        if self._bytes >= FILE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held; called after the last frame, and when the line is cut."""
+        if not self._pieces:
+            return
+        self.store.refuse_full(self._bytes, PRIVATE, "staging", self.name, self.folder)
+        self._number += 1
+        file = f"{self._number:06d}.frames"
+        self.store.write(b"".join(self._pieces), PRIVATE, "staging", self.name, self.folder, file)
+        self._pieces, self._bytes = [], 0
+
+    def drop(self) -> None:
+        """Remove everything that this attempt staged."""
+        self._pieces, self._bytes = [], 0
+        self.store.remove(PRIVATE, "staging", self.name, self.folder)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._number == 0 and not self._pieces
+
+
+def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
+    """The rows of staged files, verified, as rows of the published table without statistics.
+
+    Raises (in the job): FrameDamaged, ValueDoesNotFit.
+    """
+    return spread(spark, uris, lambda files: batches(files, layout, key), layout.decoded_ddl)
+
+
+def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
+    """The rows of staged files, verified, a frame at a time, of `layout.decoded_schema`.
+
+    Raises:
+        FrameDamaged, ValueDoesNotFit.
+    """
+    fingerprints = key.fingerprints(layout.recipe)
+    seed = key.position_seed()
+    for uri in uris:
+        for data in _frames(read_at(uri)):
+            frame = frames.decode(data)
+            keys.received(frame.columns, layout.recipe)
+            block, hi, lo = frames.verify(frame, fingerprints, join)
+            yield layout.batch(frame.columns, block, hi, lo, seed=seed)
+
+
+def _frames(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(content):
+        if at + _LENGTH.size > len(content):
+            raise FrameDamaged("A staged file ends in the middle of a frame.")
+        (size,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        if at + size > len(content):
+            raise FrameDamaged("A staged file ends in the middle of a frame.")
+        yield content[at : at + size]
+        at += size

@@ -1,0 +1,159 @@
+"""A Parquet data file as a task of Spark writes it, and what it says of it to the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyspark
+from driftline.sketches import Bools
+from pyarrow import fs
+from pyspark.sql import Row
+
+from warehouse_agent.storage.delta_log import DataFile, bounds_in
+from warehouse_agent.storage.store import Store, located, unavailable
+
+GROUP_BYTES = 64 << 20  # of a row group, as Arrow: what a task holds of each file
+DICTIONARY_SHARE = 0.5  # of distinct values in some rows, below which a column has one
+DICTIONARY_VALUE_BYTES = 1024  # in the mean; a reader would not see how large the values are
+# Spark may refuse old dates in a file that does not say, in this way, that they are Gregorian.
+_CALENDAR = {"org.apache.spark.version": pyspark.__version__}
+WRITTEN = "path string, size bigint, rows bigint, least bigint, greatest bigint"
+_WRITTEN = pa.schema(
+    [("path", pa.string()), *((n, pa.int64()) for n in ("size", "rows", "least", "greatest"))]
+)
+
+
+@dataclass
+class Sink:
+    """A file `<folder>/<part>-<random>.zstd.parquet` that begins with its first row.
+
+    Leaving it as a context removes it again, unless it is finished.
+
+    Attributes:
+        folder: its URI; it is there.
+        part: may have folders in it.
+        key: the column whose least and greatest values are told, if any.
+    """
+
+    folder: str
+    part: str
+    schema: pa.Schema
+    key: str | None = None
+    _held: list[pa.RecordBatch] = field(default_factory=list)
+    _held_bytes: int = 0
+    _writer: pq.ParquetWriter | None = None
+    _footers: list[pq.FileMetaData] = field(default_factory=list)
+    _is_begun: bool = False
+    _is_finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._place = f"{self.part}-{uuid.uuid4().hex}.zstd.parquet"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._is_begun or self._is_finished:
+            return
+        system, path = located(f"{self.folder}/{self._place}")
+        # What failed is on its way already; pyarrow adds that there is no footer to tell of.
+        with contextlib.suppress(OSError, RuntimeError, pa.ArrowException):
+            if self._writer is not None:
+                self._writer.close()
+        with contextlib.suppress(OSError):
+            system.delete_file(path)
+
+    def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> None:
+        """The chosen rows of a batch of the schema, or all."""
+        rows = batch
+        if chosen is not None and not chosen.all():
+            rows = batch.filter(pa.array(chosen))
+        if not len(rows):
+            return
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= GROUP_BYTES:
+            self._write()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The file, as a row of WRITTEN; nothing where no row came."""
+        self._write()
+        if self._writer is None:
+            return
+        system, path = located(f"{self.folder}/{self._place}")
+        with _storing(path):
+            self._writer.add_key_value_metadata(_CALENDAR)
+            self._writer.close()
+            size = system.get_file_info(path).size
+        (footer,) = self._footers
+        ends = bounds_in(footer, self.key) or (None, None)
+        values = [self._place, size, footer.num_rows, *ends]
+        self._is_finished = True
+        yield pa.RecordBatch.from_pydict(
+            {name: [value] for name, value in zip(_WRITTEN.names, values, strict=True)},
+            schema=_WRITTEN,
+        )
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows = pa.Table.from_batches(self._held)
+        system, path = located(f"{self.folder}/{self._place}")
+        with _storing(path):
+            if self._writer is None:
+                self._is_begun = True
+                self._writer = _writer(system, path, max(self._held, key=len), self._footers)
+            self._writer.write_table(rows, row_group_size=len(rows))
+        self._held, self._held_bytes = [], 0
+
+
+@contextlib.contextmanager
+def _storing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unavailable("written", path, error) from error
+
+
+def _writer(
+    system: fs.FileSystem, path: str, sample: pa.RecordBatch, footers: list[pq.FileMetaData]
+) -> pq.ParquetWriter:
+    """A file of the schema of a sample, which says what repeats; its footer goes to `footers`."""
+    few, most = DICTIONARY_SHARE * len(sample), DICTIONARY_VALUE_BYTES * len(sample)
+    columns = [(field, sample.column(i)) for i, field in enumerate(sample.schema)]
+    return pq.ParquetWriter(
+        path,
+        sample.schema,
+        filesystem=system,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=[
+            field.name
+            for field, column in columns
+            if column.nbytes <= most and pc.count_distinct(column).as_py() < few
+        ],
+        # Arrow leaves NaN out of bounds, and every reader takes it for the greatest value: it would
+        # not look for it, or for what is greater, where the bounds say that there is none.
+        write_statistics=[f.name for f, _ in columns if not pa.types.is_floating(f.type)],
+        store_decimal_as_integer=True,  # as Spark does, which reads these fastest
+        store_schema=False,
+        write_page_checksum=True,
+        metadata_collector=footers,
+    )
+
+
+def written(rows: list[Row], store: Store, name: str, folder: str) -> list[DataFile]:
+    """The files that the tasks of a job say they wrote into a folder of a table, by path."""
+    found = []
+    for row in rows:
+        path = f"{folder}/{row.path}"
+        ends = None if row.least is None else (row.least, row.greatest)
+        found.append(DataFile(path, store.uri(name, path), row.size, row.rows, ends))
+    return sorted(found, key=lambda file: file.path)

@@ -1,0 +1,1 @@
+"""The gRPC channel to a source agent, and what arrives over it."""

@@ -1,0 +1,303 @@
+"""The line to a source agent: one channel, bounded waits, every byte counted.
+
+Thin: it moves messages and turns gRPC's failures into ours; the conversation is `exchange.py`. A
+stream's replies are read by a thread of their own, so that a peer which falls silent is given up
+after NO_PROGRESS_S, and its heartbeats keep a long scan alive. Keep-alive settings are those
+measured ones: without `ping_timeout_ms` a half-open line takes a minute to notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from types import TracebackType
+from typing import cast
+
+import grpc
+from driftline import wire_pb2 as pb
+from driftline.errors import (
+    GRPC_STATUS,
+    DriftlineError,
+    InternalError,
+    LimitExceeded,
+    MalformedMessage,
+    NotNow,
+    SourceUnreachable,
+    VersionMismatch,
+)
+from driftline.limits import (
+    CONTROL_S,
+    NO_ADVANCE_S,
+    NO_PROGRESS_S,
+    RECEIVE_BYTES_MAX_WAREHOUSE,
+)
+from driftline.negotiation import Agreement, agree, is_negotiable
+from driftline.wire_pb2_grpc import SourceStub
+from google.protobuf.message import DecodeError
+
+from warehouse_agent.config import Source
+from warehouse_agent.transport.certificates import certificates
+from warehouse_agent.transport.handshake import connect, diagnose, proxy_between
+from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
+from warehouse_agent.transport.throughput import Advance, Meter
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX_WAREHOUSE),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+]
+REFUSED_METADATA = "driftline-refused-bin"  # trailing metadata of a Describe that failed
+_FRAMING_BYTES = 5  # gRPC's own prefix of a message
+# Statuses that the gRPC library gives when a connection breaks; an answer of the source agent has
+# its own error in the trailing metadata.
+_OF_THE_LINE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DATA_LOSS,
+}
+_OF_THE_HANDLER = ("Exception calling application", "Exception iterating responses")
+_STATUS_OF_CALL: dict[str, type[DriftlineError]] = {
+    **{status: kind for kind, status in reversed(GRPC_STATUS.items())},
+    "UNIMPLEMENTED": VersionMismatch,
+    "RESOURCE_EXHAUSTED": LimitExceeded,
+}
+_REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
+
+Reply = pb.Reply | Exception | None
+
+
+class Link:
+    """A channel to one source. Use as a context manager."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        options: list[tuple[str, object]] = list(_OPTIONS)
+        if source.insecure:
+            self._channel = grpc.insecure_channel(source.address, options)
+        else:
+            if source.server_name:
+                options.append(("grpc.ssl_target_name_override", source.server_name))
+            ca, certificate, key = certificates(source)
+            credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+            self._channel = grpc.secure_channel(source.address, credentials, options)
+        self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._agreed: Agreement | None = None
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def round_trip_s(self) -> float | None:
+        """A round trip of the line: how long a TCP connection takes that is closed at once. None
+        where none is made."""
+        if proxy_between(self.source) is not None:
+            return None
+        began = time.monotonic()
+        try:
+            with connect(self.source, CONTROL_S):
+                return time.monotonic() - began
+        except OSError:
+            return None
+
+    def describe(self, relation: str) -> pb.DescribeReply:
+        """Return the description of a relation; of an empty name, the names of all.
+
+        Fields of a newer source are ignored; what it speaks is noted for `agreed`.
+
+        Raises:
+            DriftlineError: the source refused, nothing answers, or no protocol is common.
+        """
+        protocol = (self._agreed or Agreement()).protocol
+        request = pb.DescribeRequest(protocol=protocol, relation=relation)
+        try:
+            reply: pb.DescribeReply = self._stub.Describe(request, timeout=CONTROL_S)
+        except grpc.RpcError as error:
+            raise self._meaning(error, relation) from None
+        check_description(reply)
+        self._agreed = agree(reply.protocols, reply.features)
+        return reply
+
+    def agreed(self) -> Agreement:
+        """Return what both sides speak. The source is asked once, and only if there is a choice.
+
+        Raises:
+            DriftlineError: as `describe`.
+        """
+        if self._agreed is None and is_negotiable():
+            self.describe("")
+        return self._agreed or Agreement()
+
+    def stream(self) -> Stream:
+        """A new exchange."""
+        return Stream(self, self._stub)
+
+    def _meaning(self, error: grpc.RpcError, where: str) -> DriftlineError:
+        """What a gRPC failure means to the user."""
+        call = cast("grpc.Call", error)
+        code, text = call.code(), call.details() or ""
+        for key, value in call.trailing_metadata() or ():
+            if key == REFUSED_METADATA and isinstance(value, bytes):
+                with contextlib.suppress(DecodeError):  # then it is as if it said nothing
+                    return refusal(pb.Refused.FromString(value))
+        if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
+            return diagnose(self.source) or SourceUnreachable(
+                _lost(self._address(), code, text),
+                where=f"source {self.source.name}",
+                remedy="Run the command again; what arrived is kept.",
+            )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text:
+            return NotNow(
+                f"All places of the source agent are taken ({text}).",
+                where=f"source {self.source.name}",
+                remedy="Run the command again later.",
+            )
+        if kind := _STATUS_OF_CALL.get(code.name):
+            return kind(text, where=where)
+        return InternalError(f"The source agent failed: {text}", where=where)
+
+    def _address(self) -> str:
+        """Return the source's address, and the proxy in between if there is one."""
+        proxy = proxy_between(self.source)
+        return self.source.address + (f" through the proxy {proxy}" if proxy else "")
+
+
+def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
+    """Return what happened to the line, without gRPC's own words where the case is known."""
+    if "TSI_DATA_CORRUPTED" in text or "TSI_PROTOCOL_FAILURE" in text:
+        state = "was damaged: TLS found a byte that is not what was sent"
+    elif "handshake" in text.lower():
+        state = "was cut off in the TLS handshake"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        waited = f"{CONTROL_S:.0f} s"
+        return f"Connected to {address}, but the source agent did not answer within {waited}."
+    else:
+        state = f"was lost ({text or code.name.lower()})"
+    return f"The line to {address} {state}."
+
+
+class Stream:
+    """One exchange: send requests, receive replies. Use as a context manager."""
+
+    def __init__(self, link: Link, stub: SourceStub) -> None:
+        self._link = link
+        self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
+        self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
+        self._closed = threading.Event()
+        self.bytes_sent = self.bytes_received = 0
+        self._meter = Meter()
+        self._advance = Advance(time.monotonic())
+        self._call = stub.Exchange(iter(self._requests.get, None))
+        self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._requests.put(None)
+        if error is None and not self._closed.is_set():
+            self._drain()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """It is lost or out of step: nothing that may still be on its way is waited for."""
+        self._closed.set()
+        self._call.cancel()
+
+    @property
+    def agreed(self) -> Agreement:
+        """Return what both sides speak: `Link.agreed`."""
+        return self._link.agreed()
+
+    def send(self, request: pb.Request) -> None:
+        self.bytes_sent += request.ByteSize() + _FRAMING_BYTES
+        self._requests.put(request)
+
+    def receive(self) -> pb.Reply:
+        """The next reply.
+
+        Raises:
+            SourceUnreachable: the line is lost, or silent for NO_PROGRESS_S; or nothing but
+                Progress came for NO_ADVANCE_S, and the rows that it counts did not grow.
+        """
+        try:
+            reply = self._replies.get(timeout=NO_PROGRESS_S)
+        except queue.Empty:
+            raise SourceUnreachable(
+                f"{self._link.source.address} has been silent for {NO_PROGRESS_S:.0f} s.",
+                where=f"source {self._link.source.name}",
+                remedy="Run the command again; what arrived is kept.",
+            ) from None
+        if isinstance(reply, grpc.RpcError):
+            raise self._link._meaning(reply, f"source {self._link.source.name}")
+        if isinstance(reply, Exception):
+            raise reply
+        if reply is None:
+            raise MalformedMessage("The source ended the exchange in the middle of a relation.")
+        self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
+        check_reply(reply)
+        now = time.monotonic()
+        self._meter.hear(reply, now)
+        if not self._advance.hear(reply, now):
+            raise SourceUnreachable(
+                f"{self._link.source.address} reported progress for {NO_ADVANCE_S:,.0f} s but read"
+                " no row.",
+                where=f"source {self._link.source.name}",
+                remedy="Ask its DBA to check the database and silence_timeout_s.",
+            )
+        return reply
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast rows came, where there were enough to tell."""
+        return self._meter.bytes_per_s
+
+    def _read(self) -> None:
+        try:
+            for reply in self._call:
+                self._hand_over(reply)
+            self._hand_over(None)
+        except Exception as error:
+            self._hand_over(error)
+
+    def _hand_over(self, reply: Reply) -> None:
+        while not self._closed.is_set():
+            try:
+                self._replies.put(reply, timeout=0.5)
+            except queue.Full:
+                continue
+            return
+
+    def _drain(self) -> None:
+        """Wait for the source to close its side, so that its audit line is written. It has nothing
+        left to say, and CONTROL_S for it."""
+        ends_at = time.monotonic() + CONTROL_S
+        for reply in iter(self._next_or_none, None):
+            if isinstance(reply, Exception) or time.monotonic() > ends_at:
+                return
+
+    def _next_or_none(self) -> Reply:
+        try:
+            return self._replies.get(timeout=CONTROL_S)
+        except queue.Empty:
+            return None

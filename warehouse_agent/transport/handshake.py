@@ -1,0 +1,288 @@
+"""Why a source cannot be reached, from a TCP connection and a TLS handshake made by hand.
+
+gRPC reports a refused certificate, a wrong name, a closed port and a cut line alike, as a retryable
+"Socket closed". Here the cause decides: what a certificate or a setting is to blame for is
+UNAUTHENTICATED and not tried again; what the line did is UNREACHABLE and is.
+
+A gRPC server that refuses our certificate says nothing: it ends the connection with FIN behind a
+handshake that is complete for us (TLS 1.3). A line that was cut at that very byte looks the same.
+So that alone is looked at LOOKS times, and only a server that ends the connection there each time
+has refused the certificate. A single byte from the server behind our certificate, or an RST, is not
+a refusal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import socket
+import ssl
+from datetime import UTC, datetime
+
+from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
+from driftline.limits import CONTROL_S
+
+from warehouse_agent.config import Source
+from warehouse_agent.transport.certificates import certificates, context_of, validity, validity_of
+from warehouse_agent.transport.proxy import proxy_of
+
+LOOKS = 3
+_NAMES_SHOWN = 10  # of a certificate
+
+_RECORD_BYTES = 1 << 14
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
+_WRONG_NAME = {62, 63, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, EMAIL, IP_ADDRESS
+_WRONG_TIME = {9, 10}  # X509_V_ERR_CERT_NOT_YET_VALID, CERT_HAS_EXPIRED
+# Alerts of a peer that understood us and refuses; others are of a line that changed a byte.
+_REFUSALS = re.compile(
+    "CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE|PROTOCOL_VERSION|INSUFFICIENT_SECURITY"
+    "|NO_APPLICATION_PROTOCOL|UNRECOGNIZED_NAME"
+)
+_TLS_FIRST_BYTES = b"\x15\x16"  # an alert or a handshake record
+# RFC 9113, section 3.4: the client's preface and an empty SETTINGS frame.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+
+
+class _NotTls(Exception):
+    """The server's first bytes are no TLS record."""
+
+
+def host_and_port(source: Source) -> tuple[str, int]:
+    """Return host and port of the source's address."""
+    name, _, port = source.address.rpartition(":")
+    return name.strip("[]"), int(port)
+
+
+def proxy_between(source: Source) -> str | None:
+    """Return HOST:PORT of the proxy through which gRPC reaches the source, or None."""
+    return proxy_of(host_and_port(source)[0])
+
+
+def connect(source: Source, timeout_s: float) -> socket.socket:
+    """Make a TCP connection to the source's address.
+
+    Raises:
+        OSError: it cannot be made, or the host is no name that could be looked up.
+    """
+    host, port = host_and_port(source)
+    try:
+        return socket.create_connection((host, port), timeout_s)
+    except UnicodeError as error:  # of the codec of host names
+        raise OSError(f"{host!r} is not a host name") from error
+
+
+def diagnose(source: Source) -> DriftlineError | None:
+    """Return why nothing answers, or None if a connection can be made now.
+
+    None, too, where a proxy is in between: what a direct connection meets says nothing then.
+
+    Raises:
+        ConfigurationError: our certificates cannot be used.
+    """
+    if proxy_between(source) is not None:
+        return None
+    try:
+        return _plain_text(source) if source.insecure else _secured(source)
+    except TimeoutError:
+        return nothing_answers(source, "does not answer in time")
+    except OSError as error:
+        return nothing_answers(source, error.strerror or str(error))
+
+
+def nothing_answers(source: Source, reason: str) -> SourceUnreachable:
+    """Return the error of an address at which no connection is accepted."""
+    return SourceUnreachable(
+        f"Nothing answers at {source.address}: {reason}.",
+        where=f"source {source.name}",
+        remedy="Check the address, the firewall and that `driftline-source serve` runs.",
+    )
+
+
+def _connect(source: Source) -> socket.socket:
+    plain = connect(source, CONTROL_S)
+    plain.settimeout(CONTROL_S)
+    return plain
+
+
+def _secured(source: Source) -> DriftlineError | None:
+    context = context_of(source)
+    for _ in range(LOOKS):
+        try:
+            if _has_answered(source, context):
+                return None
+        except _NotTls:
+            return _not_tls(source)
+        except ConnectionError:
+            with contextlib.suppress(OSError):
+                if _answers_in_plain_text(source):
+                    return _not_tls(source)
+            raise
+        except ssl.SSLCertVerificationError as error:
+            return _distrusted(source, error)
+        except ssl.SSLError as error:
+            return _alerted(source, error)
+    return _rejected(source)
+
+
+def _has_answered(source: Source, context: ssl.SSLContext) -> bool:
+    """Make a handshake; return True if the server sent anything after it had our certificate.
+
+    Returns False if it ended the connection in good order instead.
+
+    Raises:
+        ConnectionError: the connection ended in the middle of the handshake, or with RST.
+        ssl.SSLError: one side refused.
+    """
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    name = source.server_name or host_and_port(source)[0]
+    line = context.wrap_bio(incoming, outgoing, server_hostname=name)
+    with _connect(source) as plain:
+        is_first = True
+        while True:
+            try:
+                line.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                plain.sendall(outgoing.read())
+            data = plain.recv(_RECORD_BYTES)
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "the TLS handshake was cut off")
+            if is_first and data[0] not in _TLS_FIRST_BYTES:
+                raise _NotTls
+            is_first = False
+            incoming.write(data)
+        plain.sendall(outgoing.read())
+        if line.version() != "TLSv1.3":
+            return True  # up to TLS 1.2 the server's last word comes after our certificate
+        data = plain.recv(_RECORD_BYTES)
+        if data:
+            incoming.write(data)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                line.read(1)
+        return bool(data)
+
+
+def _distrusted(source: Source, error: ssl.SSLCertVerificationError) -> DriftlineError:
+    """Return why we do not accept the source's certificate."""
+    if error.verify_code in _WRONG_NAME | _WRONG_TIME:
+        names, dates = _certificate_of(source)
+        asked = source.server_name or host_and_port(source)[0]
+        if error.verify_code in _WRONG_TIME:
+            state = "is not valid yet" if error.verify_code == min(_WRONG_TIME) else "has expired"
+            return _refused(
+                source,
+                f"The source's certificate {state}{dates}.",
+                "Have the DBA renew it: `driftline-source enroll`. If its dates are right, "
+                "correct this machine's clock.",
+            )
+        choice = f'`server_name = "{names[0]}"`' if names else "`server_name`"
+        shown = ", ".join(names[:_NAMES_SHOWN]) or "no name"
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return _refused(
+            source,
+            f"The certificate of {source.address} is for {shown}{more}; {asked} was asked for.",
+            f"If that is the source, set {choice} in [sources.{source.name}]; else correct "
+            f"`address`, or have the DBA enroll again with --source-name {asked}.",
+        )
+    return _refused(
+        source,
+        f"The source's certificate is not from the authority in `ca` ({error.verify_message}).",
+        f"Ask the DBA for the ca.pem that issued it; {source.ca} holds another.",
+    )
+
+
+def _certificate_of(source: Source) -> tuple[list[str], str]:
+    """Return the names in the source's certificate, and its dates as a clause.
+
+    Its authority is verified; its name and dates are not.
+    """
+    context = context_of(source)
+    context.check_hostname = False
+    context.verify_flags |= _NO_CHECK_TIME
+    name = source.server_name or host_and_port(source)[0]
+    try:
+        with _connect(source) as plain, context.wrap_socket(plain, server_hostname=name) as line:
+            told, der = line.getpeercert(), line.getpeercert(True)
+    except OSError:
+        return [], ""
+    assert told is not None
+    assert der is not None  # verified, so there is one
+    begins, ends = validity_of(der)
+    names = [str(pair[1]) for pair in told.get("subjectAltName", ())]
+    return names, f": it is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}"
+
+
+def _alerted(source: Source, error: ssl.SSLError) -> DriftlineError:
+    """Return the meaning of a handshake that failed for another reason than its certificate."""
+    reason = error.reason or str(error)
+    if not _REFUSALS.search(reason):
+        return SourceUnreachable(
+            f"The line to {source.address} was damaged or cut in the TLS handshake ({reason}).",
+            where=f"source {source.name}",
+            remedy="Run the command again; if it repeats, look for what changes bytes on the way.",
+        )
+    return _refused(
+        source,
+        f"{source.address} refused the TLS handshake: {reason}.",
+        "Check that `certificate` was issued by the source's `client_ca`, and its dates.",
+    )
+
+
+def _rejected(source: Source) -> DriftlineError:
+    """Return why the server ended the connection when it had our certificate, each time."""
+    assert source.certificate is not None
+    begins, ends = validity(certificates(source)[1], source.certificate)
+    now = datetime.now(UTC)
+    if not begins <= now <= ends:
+        state = "is not valid yet" if now < begins else "has expired"
+        return _refused(
+            source,
+            f"Our certificate {state}: it is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}.",
+            "Have it made anew: `driftline-source enroll`. If its dates are right, correct "
+            "this machine's clock.",
+        )
+    return _refused(
+        source,
+        f"{source.address} closed the connection after it received our certificate.",
+        f"Check that {source.certificate} was issued by the source's `client_ca`.",
+    )
+
+
+def _answers_in_plain_text(source: Source) -> bool:
+    """Return True if the server answers the beginning of HTTP/2 with a frame of HTTP/2."""
+    with _connect(source) as plain:
+        plain.sendall(_HTTP2_PREFACE)
+        answer = plain.recv(_RECORD_BYTES)
+    return bool(answer) and answer[0] not in _TLS_FIRST_BYTES
+
+
+def _not_tls(source: Source) -> DriftlineError:
+    return _refused(
+        source,
+        f"{source.address} does not speak TLS.",
+        "Check that the address is the source agent's, and that its [server] has "
+        "`certificate`, `key` and `client_ca`.",
+    )
+
+
+def _plain_text(source: Source) -> DriftlineError | None:
+    """Speak HTTP/2 in plain text; a server that ends the line instead may want TLS."""
+    if _answers_in_plain_text(source):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with _connect(source) as plain, context.wrap_socket(plain):
+            pass
+    except OSError:
+        raise ConnectionResetError(errno.ECONNRESET, "the line was cut off") from None
+    return _refused(
+        source,
+        f"{source.address} speaks TLS, and `insecure = true` asks for plain text.",
+        "Remove `insecure` and set `ca`, `certificate` and `key`.",
+    )
+
+
+def _refused(source: Source, message: str, remedy: str) -> Unauthenticated:
+    return Unauthenticated(message, where=f"source {source.name}", remedy=remedy)
