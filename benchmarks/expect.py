@@ -37,7 +37,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from tests.histories import DATA, History, available
+from tests.harness.histories import DATA, History, available
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
 
 HISTORIES = ("ourairports_runways", "intl_football_results")

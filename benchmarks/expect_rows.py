@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
-from tests.histories import DATA, History, available
+from tests.harness.histories import DATA, History, available
 from warehouse_agent.planning import update_probability
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
 

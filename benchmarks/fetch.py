@@ -27,8 +27,8 @@ from driftline.keys import positions
 from benchmarks import tpch
 from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
-from tests.agents import FRAGMENT_KEY
-from tests.servers import MariaDB, PostgreSQL
+from tests.harness.agents import FRAGMENT_KEY
+from tests.harness.servers import MariaDB, PostgreSQL
 
 DATA = Path(".cache/tpch")
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0)

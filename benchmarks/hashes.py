@@ -31,8 +31,8 @@ from source_agent.engines.postgresql.sql import scan_sql
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import Found, plan_of
 from source_agent.scan.reader import Reader, Tally
-from tests.agents import FRAGMENT_KEY, SALT
-from tests.servers import PostgreSQL
+from tests.harness.agents import FRAGMENT_KEY, SALT
+from tests.harness.servers import PostgreSQL
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import flat

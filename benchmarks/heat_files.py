@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from benchmarks.expect import DAY_S, HISTORIES, Schedule
 from benchmarks.expect_rows import Integers, Step, Table, forecast, outlook_of, steps
-from tests.histories import DATA, available
+from tests.harness.histories import DATA, available
 from warehouse_agent.planning import update_probability
 from warehouse_agent.tasks.apply import SMALL_FILES_MAX
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.wan import Counters, Link
+from tests.wan.link import Counters, Link
 
 SAMPLE_S_MIN, SAMPLE_S_MAX, SAMPLE_GROWTH = 0.02, 0.2, 1.2  # short runs are looked at more often
 QUIET_S = 0.25  # beyond a round trip: the link rests when nothing has moved for so long

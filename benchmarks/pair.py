@@ -23,8 +23,8 @@ import click
 
 from benchmarks import tpch
 from benchmarks.source_memory import peak_mb, status_mb
-from tests.servers import PostgreSQL
-from tests.wan import SOURCE_ADDRESS, Link
+from tests.harness.servers import PostgreSQL
+from tests.wan.link import SOURCE_ADDRESS, Link
 
 DATA = Path(".cache/tpch")
 SOURCE_PORT = 7443

@@ -27,8 +27,8 @@ from benchmarks.meter import Meter
 from benchmarks.pair import SOURCE_PORT, Bench
 from benchmarks.peer_sites import READER, Side, Sites
 from benchmarks.tool import ERROR_CHARACTERS_MAX, Cell, Delivers, Outcome, Tool, ToolError
-from tests.servers import PostgreSQL
-from tests.wan import SOURCE_ADDRESS, Link
+from tests.harness.servers import PostgreSQL
+from tests.wan.link import SOURCE_ADDRESS, Link
 from warehouse_agent.planning.choice import Method
 
 PLANNER = "driftline"

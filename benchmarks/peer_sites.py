@@ -31,8 +31,8 @@ from typing import Any, Protocol
 import psycopg
 
 from benchmarks.changes import ChangeSet, Table
-from tests.servers import MariaDB, PostgreSQL
-from tests.wan import SOURCE_ADDRESS, WAREHOUSE_ADDRESS, Link
+from tests.harness.servers import MariaDB, PostgreSQL
+from tests.wan.link import SOURCE_ADDRESS, WAREHOUSE_ADDRESS, Link
 
 DATABASE = "bench"
 READER, WRITER = "reader", "writer"

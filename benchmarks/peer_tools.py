@@ -29,8 +29,8 @@ from benchmarks.peer_sites import (
 )
 from benchmarks.peer_tunnel import Tunnel
 from benchmarks.tool import TUNNELLED, Cell, Delivers, Outcome, Tool, ToolError, end
-from tests.servers import find_program
-from tests.wan import SOURCE_ADDRESS
+from tests.harness.servers import find_program
+from tests.wan.link import SOURCE_ADDRESS
 
 RELADIFF = "reladiff[postgresql]==0.6.0"
 VENVS = Path(".cache/venvs")

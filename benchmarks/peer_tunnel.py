@@ -19,8 +19,8 @@ from getpass import getuser
 from pathlib import Path
 
 from benchmarks.peer_sites import drop_rights
-from tests.servers import find_program
-from tests.wan import SOURCE_ADDRESS, Link
+from tests.harness.servers import find_program
+from tests.wan.link import SOURCE_ADDRESS, Link
 
 SSH_PORT = 7480  # and up, one for each tunnel; the same numbers at the warehouse's loopback
 START_S_MAX = 20.0

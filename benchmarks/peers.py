@@ -39,7 +39,7 @@ from benchmarks.peer_results import OURS
 from benchmarks.peer_sites import Sites
 from benchmarks.peer_tools import PEERS, SETTINGS
 from benchmarks.tool import TUNNELLED, Cell, family
-from tests import wan
+from tests.wan import link as wan
 
 RATES_PERCENT = (0.0, 0.01, 0.1, 1.0, 10.0, 50.0, 100.0)
 

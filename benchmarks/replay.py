@@ -7,7 +7,7 @@ commit; `Conversation` opens with the partition, sketch and prediction that `pre
 with, and learns from each refresh what `settle` would. Between them is a queue that serialises
 every message. Left out is Spark: our side is reduced and applied by the contract's numpy code
 (`replay_sides`), because 1,474 refreshes in Spark take an hour; the messages are the same, and
-`tests/test_replay.py` takes some of these commits through all of the product.
+`tests/pair/test_replay.py` takes some of these commits through all of the product.
 
  1. After every refresh ours − removed + shipped is, byte for byte, the state that the curators
     recorded; its digest is the one that the source told; the changes counted are the commit's.
@@ -41,7 +41,7 @@ from driftline.types import Recipe
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
 from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engines.interface import Session, Shape
-from tests.histories import DATA, History, available
+from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
 from warehouse_agent.methods.conversation import Conversation, Opening
 from warehouse_agent.planning import choice, prices, sketch_size

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 # TCP, mutual TLS, HTTP/2 and packet headers of a refresh that finds no change: bytes on the link of
-# tests/wan.py less its messages, median of 16 (7,943 to 8,456), with and without 100 ms and 10
+# tests/wan/link.py less its messages, median of 16 (7,943 to 8,456), with and without 100 ms and 10
 # Mbit/s. As RESULTS.md has it ("The pair": 9.7 kB, 35 packets) less 1.3 kB of messages. Headers of
 # further packets, 4 % of what is shipped in bulk, are left out, mostly in favour of full copies.
 CONNECTION_BYTES = 8_100

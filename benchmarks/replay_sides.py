@@ -3,7 +3,7 @@
 `Source` is edited by SQL as its owner would; the product's source agent reads the file. `Copy` does
 with the contract's own functions what `reduce`, `apply` and `prove` do in Spark: sums and cells,
 ours − removed + shipped, the proof by the total. `Recorded` is the independent oracle: what the
-curators wrote down (`tests/histories.py`) as row bytes of the slow reference. `Wire` counts.
+curators wrote down (`tests.harness.histories`) as row bytes of the slow reference. `Wire` counts.
 
 Nothing here decides anything: what is opened with and what follows is `replay.py`'s, which asks the
 product.
@@ -34,8 +34,8 @@ from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.frames_out import Shipper
 from source_agent.scan.held_rows import Batch
-from tests.exchange_pair import Pair
-from tests.histories import Commit, History, Row, apply
+from tests.harness.exchange_pair import Pair
+from tests.harness.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
 from warehouse_agent.planning.choice import QUANTILES
 from warehouse_agent.planning.network import LOAD_LEVEL

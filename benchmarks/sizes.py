@@ -38,7 +38,7 @@ from benchmarks.floor import floor_bytes
 from benchmarks.replay import Warehouse
 from benchmarks.replay_results import Record
 from benchmarks.replay_sides import Source, line_of
-from tests.histories import Commit, History, Row
+from tests.harness.histories import Commit, History, Row
 from warehouse_agent.planning import choice
 from warehouse_agent.planning.candidates import Known, refreshes
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect

@@ -29,7 +29,7 @@ import click
 from benchmarks import tpch
 from benchmarks.source_memory import measure_memory
 from benchmarks.source_speed import DATA, measure_drivers, measure_speed
-from tests.servers import PostgreSQL
+from tests.harness.servers import PostgreSQL
 
 
 @click.command()

@@ -29,8 +29,8 @@ from benchmarks import tpch
 from benchmarks.source_speed import Fingerprinted, partition_for
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
-from tests.agents import SALT, Peer, channel, opening
-from tests.servers import PostgreSQL
+from tests.harness.agents import SALT, Peer, channel, opening
+from tests.harness.servers import PostgreSQL
 
 CHANGED_ROWS = 15_000  # 1 % of 1.5 M, whatever the table's size
 ANSWER_S_MAX = 900

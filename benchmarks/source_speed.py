@@ -33,8 +33,8 @@ from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Filling
 from source_agent.scan.reader import Reader, Tally
 from source_agent.scan.workers import Crew, fill
-from tests.agents import FRAGMENT_KEY, SALT
-from tests.servers import PostgreSQL
+from tests.harness.agents import FRAGMENT_KEY, SALT
+from tests.harness.servers import PostgreSQL
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import flat

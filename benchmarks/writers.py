@@ -27,8 +27,8 @@ from driftline.ranges import POSITION_MIN, Partition
 from source_agent.engines.interface import Engine, Limits, Relation
 from source_agent.engines.registry import connect
 from source_agent.methods.comparison import Comparison, Tally
-from tests.agents import opening
-from tests.servers import MariaDB
+from tests.harness.agents import opening
+from tests.harness.servers import MariaDB
 from warehouse_agent.planning.tiling import tiling
 
 PAUSE_S = 0.05  # between two tiles

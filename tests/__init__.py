@@ -1,1 +1,10 @@
-"""Tests. `./tests/run` sets up and runs all of them; `tests/servers.py` starts the databases."""
+"""Tests, in the folders of what they test. `./tests/run` sets up and runs all of them.
+
+Beside them: `pair` (both agents together), `conformance` (one suite per interface), `faults`,
+`wan`, `conditions` (what went wrong, by cause), `project` (the tree and the documents),
+`golden` bytes and the slow `reference`; `harness`, `fixtures` and `samples` hold no tests of the product.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent

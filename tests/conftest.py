@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from warehouse_agent.refresh import prepare
 
 pytest_plugins = [
-    "tests.fixtures_databases",
-    "tests.fixtures_disk",
-    "tests.fixtures_spark",
-    "tests.fixtures_wan",
+    "tests.fixtures.databases",
+    "tests.fixtures.disk",
+    "tests.fixtures.spark",
+    "tests.fixtures.wan",
 ]
 
 # No deadline and no health check for slowness: shared machines stall, and a stall is no bug.
@@ -64,8 +64,9 @@ class _Drawn:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Each test draws its own salts and fragment keys, the same ones every time. Whether cells of a
+    """Each test draws its own salts and fragment keys, the same ones every time, wherever
+    the test lies. Whether cells of a
     small sketch suffice is chance: seven of a thousand take one more round trip, and a test that
     counts them would fail as often. Property tests draw salts of their own; the soak any."""
     if settings.get_current_profile_name() != "soak":
-        vars(digests)["secrets"] = vars(prepare)["secrets"] = _Drawn(item.nodeid)
+        vars(digests)["secrets"] = vars(prepare)["secrets"] = _Drawn(item.name)

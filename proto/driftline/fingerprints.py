@@ -11,7 +11,7 @@ over the network either, and what is shipped is proven as always.
 
 Rejected: PostgreSQL's hash of a whole record. It does not see the sign of a numeric, folds
 integers and times of 64 bits to 32, and adds columns up linearly, so that a sum over rows does not
-see two rows exchange a value (`benchmarks/RESULTS.md`; `tests/test_postgresql_hashes.py`).
+see two rows exchange a value (`benchmarks/RESULTS.md`; `test_postgresql_hashes.py`).
 
 One hasher per batch is reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
 per row and 1.9 M/s for `blake3(row, key=k)`.

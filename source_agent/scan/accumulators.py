@@ -1,7 +1,7 @@
 """What one scan adds up about a relation: total, range sums and, where one is asked for, a sketch.
 
 Everything here adds, so rows may come in any order and from several processes: what comes out is
-what one process would have, byte for byte (`tests/test_share.py`).
+what one process would have, byte for byte (`tests/source_agent/scan/test_workers.py`).
 """
 
 from __future__ import annotations

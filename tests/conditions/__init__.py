@@ -1,0 +1,1 @@
+"""The table of conditions in docs/errors.md, row by row."""

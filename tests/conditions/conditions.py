@@ -1,0 +1,116 @@
+"""The conditions of docs/errors.md as they are registered, and what they are made with.
+
+A condition is a generator that takes a `Bench`, makes the condition, yields the pair of agents that
+has it, and cleans up. No test here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.servers import MariaDB, PostgreSQL
+from tests.harness.tls_pair import TlsPair
+
+ROWS = 300
+
+
+class Bench:
+    """The fixtures of one test, made when they are asked for."""
+
+    def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
+        self.folder = folder
+        self._request = request
+
+    def fixture(self, name: str) -> Any:
+        return self._request.getfixturevalue(name)
+
+    @contextmanager
+    def sqlite(self, rows: int = ROWS, note_bytes: int = 0) -> Iterator[SqliteLegacy]:
+        """A SQLite file with `orders(id, note)`."""
+        made = SqliteLegacy(self.folder / "erp.db")
+        try:
+            fill(made, rows, note_bytes)
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def postgresql(
+        self, server: PostgreSQL | None = None, rows: int = ROWS, note_bytes: int = 0
+    ) -> Iterator[PostgresLegacy]:
+        """A database of PostgreSQL with `orders(id, note)`."""
+        made = PostgresLegacy(server or self.fixture("postgresql"))
+        try:
+            fill(made, rows, note_bytes)
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def mariadb(self, rows: int = ROWS, note_bytes: int = 0) -> Iterator[MariaLegacy]:
+        """A database of MariaDB with `orders(id, note)`."""
+        server: MariaDB = self.fixture("mariadb")
+        made = MariaLegacy(server)
+        try:
+            fill(made, rows, note_bytes)
+            yield made
+        finally:
+            made.close()
+
+    def pair(self, legacy: Legacy, **options: Any) -> TlsPair:
+        """Both agents; close it."""
+        return TlsPair(self.fixture("spark"), legacy, self.folder / "pair", **options)
+
+
+Provoke = Callable[[Bench], Iterator[TlsPair]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One row of the table, and how its condition is made.
+
+    `says`: words that the error must have in its place, message or remedy.
+    """
+
+    condition: str
+    code: str
+    exit: int
+    is_retried: bool
+    says: tuple[str, ...]
+    provoke: Provoke
+
+    def provoked(self, bench: Bench) -> AbstractContextManager[TlsPair]:
+        return contextmanager(self.provoke)(bench)
+
+
+CAUSES: list[Cause] = []
+
+
+def cause(
+    condition: str, code: str, exit_code: int, *says: str, retried: bool
+) -> Callable[[Provoke], Provoke]:
+    """Register a condition under its words in docs/errors.md."""
+
+    def register(provoke: Provoke) -> Provoke:
+        CAUSES.append(Cause(condition, code, exit_code, retried, says, provoke))
+        return provoke
+
+    return register
+
+
+def fill(legacy: Legacy, rows: int, note_bytes: int = 0) -> None:
+    """Make `orders` and fill it; each note ends with `note_bytes` that do not compress."""
+    rng = random.Random(3)
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    legacy.many(
+        "INSERT INTO orders VALUES (?, ?)",
+        [(i, f"n{i}" + rng.randbytes(note_bytes // 2).hex()) for i in range(rows)],
+    )

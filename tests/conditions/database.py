@@ -1,0 +1,239 @@
+"""Conditions of the source's database and of the machine that it is on."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.conditions.conditions import Bench, cause
+from tests.harness.legacy import MariaLegacy, PostgresLegacy
+from tests.harness.servers import PostgreSQL
+from tests.harness.standby import Standby
+from tests.harness.tls_pair import TlsPair
+
+CRASH_S_MAX = 60.0
+MANY_ROWS = 20_000  # some 4 MB, which do not fit into a disk of 1 MiB
+SORTED = "SELECT id, note, row_number() OVER (ORDER BY note) AS n FROM orders"
+SLOW = 250  # the id of a row that takes a minute to read
+SLOW_QUERY = {
+    "postgresql": "SELECT id, note || CASE id WHEN 250 THEN pg_sleep(60)::text ELSE '' END AS note"
+    " FROM orders",
+    "mariadb": "SELECT id, CONCAT(note, IF(id = 250, SLEEP(60), '')) AS note FROM orders",
+}
+
+
+@contextlib.contextmanager
+def _asleep(
+    bench: Bench, legacy: PostgresLegacy | MariaLegacy, act: Callable[[], object]
+) -> Iterator[TlsPair]:
+    """Yield agents whose scan sleeps at row SLOW; `act` is called when it does.
+
+    Later snapshots have no such row.
+    """
+    relation = {"orders": f'query = "{SLOW_QUERY[legacy.engine]}"\nkey = ["id"]'}
+    ended = threading.Event()
+    acted = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            if legacy.is_asleep():
+                legacy.execute(f"DELETE FROM orders WHERE id = {SLOW}")
+                act()
+                acted.set()
+                return
+            ended.wait(0.02)
+
+    watcher = threading.Thread(target=watch)
+    with bench.pair(legacy, relations=relation) as pair:
+        watcher.start()
+        try:
+            yield pair
+        finally:
+            ended.set()
+            watcher.join(60)
+        assert acted.is_set()
+
+
+@cause("the database is down", "DATABASE_UNAVAILABLE", 4, "cannot be reached", retried=True)
+def down(bench: Bench) -> Iterator[TlsPair]:
+    with bench.postgresql() as legacy:
+        up = legacy.url
+        legacy.url = up.replace(f":{bench.fixture('postgresql').port}/", ":9/")
+        assert legacy.url != up
+        with bench.pair(legacy) as pair:
+            yield pair
+
+
+@cause("the file of an SQLite database is gone", "DATABASE_UNAVAILABLE", 4, "erp.db", retried=True)
+def no_file(bench: Bench) -> Iterator[TlsPair]:
+    with bench.sqlite() as legacy, bench.pair(legacy) as pair:
+        (bench.folder / "erp.db").rename(bench.folder / "elsewhere.db")
+        yield pair
+
+
+@cause("the database refuses the password", "DATABASE_REFUSED", 1, "password", retried=False)
+def wrong_password(bench: Bench) -> Iterator[TlsPair]:
+    with bench.postgresql() as legacy:
+        legacy.password = "not-it"
+        with bench.pair(legacy) as pair:
+            yield pair
+
+
+@cause("SELECT is not granted", "DATABASE_REFUSED", 1, "GRANT SELECT ON orders", retried=False)
+def not_granted(bench: Bench) -> Iterator[TlsPair]:
+    with bench.postgresql() as legacy:
+        legacy.execute("REVOKE SELECT ON orders FROM PUBLIC")
+        legacy.execute(f"REVOKE SELECT ON orders FROM {legacy.login}")
+        with bench.pair(legacy) as pair:
+            yield pair
+
+
+@cause(
+    "a session is ended by pg_terminate_backend", "DATABASE_UNAVAILABLE", 4,
+    "orders", "terminating connection due to administrator command", retried=True,
+)  # fmt: skip
+def terminated(bench: Bench) -> Iterator[TlsPair]:
+    with (
+        bench.postgresql() as legacy,
+        _asleep(bench, legacy, lambda: legacy.signal("terminate")) as pair,
+    ):
+        yield pair
+
+
+@cause(
+    "a statement is cancelled by pg_cancel_backend", "DATABASE_REFUSED", 1,
+    "canceling statement due to user request", "ask the DBA", retried=False,
+)  # fmt: skip
+def cancelled(bench: Bench) -> Iterator[TlsPair]:
+    with (
+        bench.postgresql() as legacy,
+        _asleep(bench, legacy, lambda: legacy.signal("cancel")) as pair,
+    ):
+        yield pair
+
+
+@cause(
+    "a connection of MariaDB is killed", "DATABASE_UNAVAILABLE", 4, "MariaDB says",
+    retried=True,
+)  # fmt: skip
+def killed(bench: Bench) -> Iterator[TlsPair]:
+    with bench.mariadb() as legacy, _asleep(bench, legacy, legacy.kill_readers) as pair:
+        yield pair
+
+
+@cause(
+    "the database restarts",
+    "DATABASE_UNAVAILABLE",
+    4,
+    "ended the connection",
+    "its log",
+    retried=True,
+)
+def restarted(bench: Bench) -> Iterator[TlsPair]:
+    server: PostgreSQL = bench.fixture("own_postgresql")
+    crashed = threading.Event()
+    with bench.postgresql(server) as legacy:
+
+        def crash() -> None:
+            legacy.execute("CHECKPOINT")  # the test's server does not promise to keep a commit
+            server.crash()
+            crashed.set()
+
+        def start() -> None:
+            assert crashed.wait(CRASH_S_MAX)  # the error is here before the server has ended
+            server.start()
+
+        with _asleep(bench, legacy, crash) as pair:
+            pair.between = start
+            yield pair
+        legacy.reconnect()
+
+
+@cause(
+    "a standby cancels in favour of recovery", "SNAPSHOT_LOST", 75,
+    "due to conflict with recovery",
+    "User query might have needed to see row versions that must be removed", retried=True,
+)  # fmt: skip
+def conflict(bench: Bench) -> Iterator[TlsPair]:
+    primary: PostgreSQL = bench.fixture("own_postgresql")
+    with bench.postgresql(primary) as legacy, Standby(primary) as standby:
+        legacy.reconnect()
+        legacy.url = legacy.url.replace(f":{primary.port}/", f":{standby.port}/")
+
+        def clean_up() -> None:
+            legacy.execute("VACUUM orders")
+            standby.await_conflict(legacy.database)
+
+        legacy.watched = standby
+        with _asleep(bench, legacy, clean_up) as pair:
+            yield pair
+
+
+@cause("a lock is held for longer than lock_timeout_s", "DATABASE_UNAVAILABLE", 4,
+       "Someone holds a lock", retried=True)  # fmt: skip
+def locked(bench: Bench) -> Iterator[TlsPair]:
+    with bench.postgresql() as legacy, bench.pair(legacy, database="lock_timeout_s = 0.2") as pair:
+        server: PostgreSQL = bench.fixture("postgresql")
+        with server.superuser(legacy.database) as owner:
+            owner.autocommit = False
+            owner.execute("LOCK TABLE orders")
+            yield pair
+            owner.rollback()
+
+
+@cause("a statement takes longer than statement_timeout_s", "DATABASE_REFUSED", 1,
+       "statement timeout", "statement_timeout_s", retried=False)  # fmt: skip
+def slow(bench: Bench) -> Iterator[TlsPair]:
+    relation = {"orders": 'query = "SELECT id, pg_sleep(1)::text AS t FROM orders"\nkey = ["id"]'}
+    limit = "statement_timeout_s = 0.2"
+    with (
+        bench.postgresql() as legacy,
+        bench.pair(legacy, database=limit, relations=relation) as pair,
+    ):
+        yield pair
+
+
+@cause("the database's disk is full", "DATABASE_UNAVAILABLE", 4,
+       "No space left on device", "Free space on the database server", retried=True)  # fmt: skip
+def full(bench: Bench) -> Iterator[TlsPair]:
+    """Its sort does not fit into the disk of its temporary files."""
+    server: PostgreSQL = bench.fixture("postgresql")
+    # Below the server's own folder, which its system user may enter.
+    disk: Path = bench.fixture("small_disk")(1, at=server.folder / "small")
+    place = disk / "temporary"
+    place.mkdir()
+    owner = (server.folder / "data").stat()
+    shutil.chown(place, owner.st_uid, owner.st_gid)
+    relation = {"orders": f'query = "{SORTED}"\nkey = ["id"]'}
+    with bench.postgresql(rows=MANY_ROWS, note_bytes=200) as legacy:
+        legacy.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+        legacy.execute(f"GRANT CREATE ON TABLESPACE small TO {legacy.login}")
+        legacy.execute(f"ALTER ROLE {legacy.login} SET temp_tablespaces = 'small'")
+        legacy.execute(f"ALTER ROLE {legacy.login} SET work_mem = '64kB'")
+        try:
+            with bench.pair(legacy, relations=relation) as pair:
+                yield pair
+        finally:
+            legacy.execute(f"REVOKE ALL ON TABLESPACE small FROM {legacy.login}")
+            legacy.execute("DROP TABLESPACE small")
+
+
+@cause("the DBA has paused the agent", "NOT_NOW", 75, "pause", retried=True)
+def paused(bench: Bench) -> Iterator[TlsPair]:
+    pause = bench.folder / "pause"
+    with bench.sqlite() as legacy, bench.pair(legacy, limits=f'pause_file = "{pause}"') as pair:
+        pause.touch()
+        yield pair
+
+
+@cause("all places for scans are taken", "NOT_NOW", 75, "scans_at_once", retried=True)
+def busy(bench: Bench) -> Iterator[TlsPair]:
+    with (
+        bench.sqlite() as legacy,
+        bench.pair(legacy, limits="scans_at_once = 1") as pair,
+        pair.governor.slot(threading.Event(), "another client"),
+    ):
+        yield pair

@@ -1,0 +1,76 @@
+"""What went wrong is said by its cause: the table of conditions in docs/errors.md, row by row.
+
+Each condition is made between a real source agent with mutual TLS and the warehouse's own code. Its
+row says the code, the exit code, and whether `driftline refresh` tries it again by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driftline.errors import BY_CODE
+
+from tests import ROOT
+from tests.conditions import connection as causes_line
+from tests.conditions import database as causes_database
+from tests.conditions import warehouse as causes_warehouse
+from tests.conditions.conditions import CAUSES, Bench, Cause
+from tests.faults import test_stderr as test_noise
+from tests.harness.servers import PostgreSQL
+
+assert causes_database.__doc__
+assert causes_line.__doc__
+assert causes_warehouse.__doc__
+
+# Rows whose test is another, for it ends the JVM that the tests here share.
+ELSEWHERE = {
+    "the Java process of Spark is killed": (
+        ("SPARK", "75", "yes"),
+        test_noise.test_a_killed_jvm_is_started_again,
+    ),
+}
+
+_ROW = re.compile(r"^\| ([^|`]+?) \| `?([A-Z_]+)`? \| (\d+) \| (yes|no) \|$", re.M)
+
+
+@pytest.fixture(scope="module")
+def own_postgresql() -> Iterator[PostgreSQL]:
+    """A server that a condition may crash."""
+    with PostgreSQL() as server:
+        yield server
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return Bench(request, tmp_path)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.condition)
+def test_the_cause_is_said(cause: Cause, bench: Bench) -> None:
+    with cause.provoked(bench) as pair:
+        found = pair.attempt()
+    error = found.error
+    assert (error["code"], error["exit_code"]) == (cause.code, cause.exit), error
+    assert found.was_retried is cause.is_retried, error
+    assert error["safe_to_retry"] is BY_CODE[cause.code].is_retryable
+    text = f"{error['where']}: {error['message']} {error['remedy']}"
+    assert error["remedy"]
+    for words in cause.says:
+        assert words in text, text
+    assert "report it" not in text
+    assert "\n" not in text
+    for noise in ("Traceback", "  at ", "\tat ", "_ssl.c", "SSL_ERROR"):
+        assert noise not in text
+
+
+def test_the_table_in_the_docs_is_what_is_tested() -> None:
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    section = text.partition("## Causes\n")[2].partition("\n## ")[0]
+    rows = {row[0]: row[1:] for row in _ROW.findall(section)}
+    assert rows == {
+        cause.condition: (cause.code, str(cause.exit), "yes" if cause.is_retried else "no")
+        for cause in CAUSES
+    } | {condition: row for condition, (row, _) in ELSEWHERE.items()}

@@ -1,0 +1,1 @@
+"""One suite per interface, run for everything that fills it."""

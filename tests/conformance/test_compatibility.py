@@ -1,0 +1,144 @@
+"""Each side against the other side of an older release: two people upgrade on two days.
+
+BASE is the commit before the messages last changed. It is taken out of the repository's own
+history; its source agent runs as a process against this tree's warehouse, and its warehouse as a
+process against this tree's source agent. Whoever adds messages moves BASE to the commit before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import ROOT
+from tests.harness.absent import absent
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair, SourceProcess, environment
+
+BASE = "bc5714fcfca6d565553c8b32cba283bdcf2c1574"
+ROWS = 2000
+
+# Runs commands of a tree's own command line in one process, so that Spark starts once: arguments
+# as a JSON list per line in, and after the command's own output a line with its exit code.
+COMMANDS = """
+import json, sys
+from warehouse_agent import cli
+for line in sys.stdin:
+    code = 0
+    try:
+        cli.cli.main(json.loads(line), standalone_mode=False)
+    except SystemExit as ended:
+        code = ended.code
+    print(f"exit {code}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of BASE."""
+    words = ["git", "-C", str(ROOT), "archive", "--format=tar", BASE]
+    words += ["proto", "source_agent", "warehouse_agent"]
+    try:
+        taken = subprocess.run(words, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+        absent("OLDER RELEASE", f"this clone lacks commit {BASE}: {said}", is_required_in_ci=True)
+    folder = tmp_path_factory.mktemp("base")
+    with tarfile.open(fileobj=BytesIO(taken.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    """This tree's agents around one table; each test replaces one of them."""
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT, price REAL)")
+    orders = [(n, None if n % 7 == 0 else f"note {n * n}", n / 4) for n in range(ROWS)]
+    legacy.many("INSERT INTO orders VALUES (?, ?, ?)", orders)
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        yield made
+    legacy.close()
+
+
+def edit(pair: Pair) -> tuple[int, int, int]:
+    """Change the table; returns how many rows were inserted, updated, deleted."""
+    pair.legacy.execute("UPDATE orders SET note = 'updated' WHERE id % 100 = 3")
+    pair.legacy.execute("DELETE FROM orders WHERE id % 400 = 5")
+    pair.legacy.execute(
+        f"INSERT INTO orders SELECT id + {ROWS}, 'new', 0.5 FROM orders WHERE id % 200 = 7"
+    )
+    return 10, 20, 5
+
+
+def check_reports(reports: list[dict[str, Any]], changes: tuple[int, int, int] | None) -> None:
+    """The fragment is proven, and changed by so many rows; None: by a load."""
+    (report,) = reports
+    assert report["error"] is None, report
+    assert report["proof"] == "total"
+    found = tuple(report[f"rows_{what}"] for what in ("inserted", "updated", "deleted"))
+    assert found == (changes or (ROWS, 0, 0)), report
+
+
+def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=base) as source:
+        pair.address = source.address
+
+        def refresh(changes: tuple[int, int, int] | None) -> None:
+            check_reports([json.loads(report.to_json()) for report in pair.reports()], changes)
+            pair.check("orders")
+
+        refresh(None)
+        refresh(edit(pair))
+        refresh((0, 0, 0))
+        assert pair.version("orders") == 1
+
+
+def test_an_older_warehouse_refreshes_from_this_source(base: Path, pair: Pair) -> None:
+    words = ["--config", str(pair.warehouse_toml()), "refresh", "--all", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMANDS],
+        cwd=base,  # where this process imports from first
+        env=environment(base),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def refresh(changes: tuple[int, int, int] | None) -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(words) + "\n")
+            process.stdin.flush()
+            said = []
+            for line in process.stdout:
+                if line.startswith("exit "):
+                    break
+                said.append(json.loads(line))
+            assert line == "exit 0\n", (line, said)
+            check_reports(said, changes)
+            pair.check("orders")
+
+        try:
+            refresh(None)
+            refresh(edit(pair))
+            refresh((0, 0, 0))
+        finally:
+            process.stdin.close()
+            process.wait()
+    assert pair.version("orders") == 1
+    # This tree's warehouse goes on with the table that the older one wrote.
+    edited = [json.loads(report.to_json()) for report in pair.reports()]
+    check_reports(edited, (0, 0, 0))

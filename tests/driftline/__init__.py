@@ -1,0 +1,1 @@
+"""The contract: bytes, sums, sketches, messages."""

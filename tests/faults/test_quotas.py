@@ -1,0 +1,380 @@
+"""What one client can take from the others: streams, places for scans, descriptions.
+
+Over real mutual TLS, with two certificates of two authorities. The one who is refused speaks with
+the warehouse's own `Link`, which must find the refusal worth another try.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from driftline import wire_pb2 as pb
+from driftline import wire_pb2_grpc
+from driftline.digests import Digest
+from driftline.errors import DriftlineError, LimitExceeded, NotNow
+from driftline.limits import (
+    DESCRIBE_RPCS_PER_CLIENT_MAX,
+    EXCHANGE_RPCS_PER_CLIENT_MAX,
+    RECEIVE_BYTES_MAX_WAREHOUSE,
+)
+
+from source_agent.budgets.budget import Governor
+from source_agent.budgets.places import Places
+from source_agent.cli.enroll import enroll
+from source_agent.config import load
+from source_agent.server import conversation, service
+from source_agent.server.service import Server, start
+from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
+from tests.harness.servers import PostgreSQL
+from tests.source_agent.server.test_service import RECIPE, ROWS, independent_total
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.reply_validation import refusal
+
+LAKE, MART = "spiffe://driftline/warehouse/lake", "spiffe://driftline/warehouse/mart"
+
+
+@dataclass
+class Shared:
+    """A running agent, and the certificates of two clients of it."""
+
+    server: Server
+    engine: Recorded
+    lake: Path
+    mart: Path
+
+    def link(self, certs: Path) -> Link:
+        address = f"127.0.0.1:{self.server.port}"
+        ca, certificate, key = (certs / f for f in ("ca.pem", "warehouse.pem", "warehouse.key"))
+        return Link(Source("erp", address, ca=ca, certificate=certificate, key=key))
+
+    def audit(self) -> list[tuple[str, str, str]]:
+        """Client, relation and outcome of each line; all are written once it is stopped."""
+        self.server.stop()
+        lines = (self.lake.parent / "audit.jsonl").read_text().splitlines()
+        return [(x["client"], x["relation"], x["outcome"]) for x in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`lake` and `mart` in a folder: the certificates of each, and the one source's."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("lake", "mart"):
+        enroll(folder / name, source_names=["127.0.0.1"], warehouse_name=name)
+    own = folder / "own"
+    shutil.copytree(folder / "lake", own)
+    both = b"".join((folder / name / "ca.pem").read_bytes() for name in ("lake", "mart"))
+    (own / "ca.pem").write_bytes(both)
+    shutil.copy(own / "ca.pem", folder / "mart" / "ca.pem")  # the source's is lake's
+    return folder
+
+
+Begin = Callable[..., Shared]
+
+
+@pytest.fixture
+def running(tmp_path: Path, sets: Path) -> Iterator[Begin]:
+    for name in ("lake", "mart", "own"):
+        shutil.copytree(sets / name, tmp_path / name)
+    make_orders(tmp_path / "erp.db", ROWS)
+    with ExitStack() as stack:
+
+        def begin(more: str = "", *, url: str = "", slot_wait_s: float = 10.0) -> Shared:
+            config = configuration(tmp_path, tmp_path / "erp.db", certs=tmp_path / "own", more=more)
+            if url:
+                text = config.path.read_text().replace(config.database.url, url)
+                text = text.replace("[database]\n", "[database]\nlock_timeout_s = 60\n")
+                config.path.write_text(text)
+                config = load(config.path)
+            engine = Recorded(config)
+            governor = Governor(config.budget, slot_wait_s=slot_wait_s)
+            server = start(config, engine=engine, governor=governor, heartbeat_s=0.05)
+            stack.callback(server.stop)
+            return Shared(server, engine, tmp_path / "lake", tmp_path / "mart")
+
+        yield begin
+
+
+@contextmanager
+def silent(shared: Shared, certs: Path, count: int) -> Iterator[list[Peer]]:
+    """Streams over connections of their own that say nothing after a name that is not published:
+    its refusal tells that they are there."""
+    with ExitStack() as stack:
+        peers = []
+        for _ in range(count):
+            over = stack.enter_context(channel(shared.server.port, certs))
+            peers.append(stack.enter_context(Peer(over)))
+            peers[-1].send(opening(RECIPE, relation="nothing"))
+            assert peers[-1].reply().refused.code == "NOT_FOUND"
+        yield peers
+
+
+def refused(shared: Shared, certs: Path) -> DriftlineError:
+    """What a warehouse makes of it that its exchange is refused, by whichever way."""
+    with shared.link(certs) as link, link.stream() as stream:
+        try:
+            stream.send(opening(RECIPE))
+            while (reply := stream.receive()).WhichOneof("message") == "progress":
+                pass
+            return refusal(reply.refused)
+        except DriftlineError as error:
+            return error
+        finally:
+            stream.abandon()
+
+
+def equal(shared: Shared, certs: Path) -> None:
+    """An exchange that finds nothing to do."""
+    with shared.link(certs) as link, link.stream() as stream:
+        stream.send(opening(RECIPE, ours=independent_total(ROWS)))
+        while (reply := stream.receive()).WhichOneof("message") == "progress":
+            pass
+        assert reply.finished.equal
+
+
+def test_silent_streams_take_the_places_of_their_own_client_alone(running: Begin) -> None:
+    """Eight of anybody's shut everybody out for two minutes, with LIMIT."""
+    shared = running()
+    with silent(shared, shared.mart, EXCHANGE_RPCS_PER_CLIENT_MAX):
+        equal(shared, shared.lake)
+        error = refused(shared, shared.mart)
+        assert (error.code, error.exit_code, error.is_retryable) == ("NOT_NOW", 75, True)
+        with shared.link(shared.mart) as link:  # its other calls have places of their own
+            assert list(link.describe("").relations) == ["orders"]
+    found = shared.audit()
+    assert (LAKE, "orders", "equal") in found
+    assert (MART, "", "NOT_NOW") in found
+
+
+def test_a_stream_says_soon_what_it_wants(running: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "OPEN_S", 0.3)
+    shared = running()
+    with silent(shared, shared.mart, 1) as (peer,):
+        assert peer.reply().refused.code == "LIMIT"
+        with pytest.raises(AssertionError, match="ended"):
+            peer.reply()
+    assert shared.engine.opened == 0
+    assert (MART, "", "LIMIT") in shared.audit()
+
+
+def test_a_place_for_a_scan_is_not_held_by_silence(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
+    shared = running("[limits]\nscans_at_once = 1\n")
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=Digest(1, 1)))
+        assert holder.reply().WhichOneof("message") == "verdict"
+        equal(shared, shared.lake)
+        ended = holder.reply().refused
+        assert ended.code == "NOT_NOW"
+        assert "another client waits" in ended.message
+    assert (MART, "orders", "NOT_NOW") in shared.audit()
+
+
+def test_a_place_for_a_scan_is_not_held_by_who_takes_nothing(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "SILENT_S", 0.3)
+    shared = running("[limits]\nscans_at_once = 1\n")
+    noise = random.Random(7)
+    with sqlite3.connect(shared.lake.parent / "erp.db") as writer:
+        many = ((n, noise.randbytes(2_000).hex()) for n in range(1000, 21_000))
+        writer.executemany("INSERT INTO orders VALUES (?, ?)", many)
+    writer.close()
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE))
+        while not shared.engine.opened:
+            holder.reply(progress=True)
+        with shared.link(shared.lake) as link, link.stream() as stream:
+            stream.send(opening(RECIPE, ours=Digest(1, 1)))
+            while stream.receive().WhichOneof("message") == "progress":
+                pass
+            stream.abandon()
+    assert (MART, "orders", "NOT_NOW") in shared.audit()
+
+
+def test_one_client_has_as_many_sessions_as_scans(running: Begin) -> None:
+    """Streams keep theirs between relations, silent ones too: the login has four connections."""
+    shared = running("[limits]\nscans_at_once = 1\n", slot_wait_s=0.3)
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=independent_total(ROWS)))
+        assert holder.reply().finished.equal
+        assert refused(shared, shared.mart).code == "NOT_NOW"
+        equal(shared, shared.lake)
+        holder.send(opening(RECIPE, ours=independent_total(ROWS)))
+        assert holder.reply().finished.equal
+    equal(shared, shared.mart)
+    assert shared.engine.opened == 3
+
+
+def test_silence_is_borne_while_nobody_else_waits(
+    running: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "SILENT_S", 0.0)
+    shared = running("[limits]\nscans_at_once = 1\n", slot_wait_s=0.5)
+    with channel(shared.server.port, shared.mart) as over, Peer(over) as holder:
+        holder.send(opening(RECIPE, ours=Digest(1, 1)))
+        assert holder.reply().WhichOneof("message") == "verdict"
+        assert refused(shared, shared.mart).code == "NOT_NOW", "its own next one is no other"
+        holder.send(pb.Request(whole=pb.Whole()))
+        assert holder.until("finished")
+
+
+# Describe.
+
+
+def test_a_description_leaves_a_line(running: Begin) -> None:
+    shared = running()
+    with shared.link(shared.lake) as link:
+        link.describe("")
+        link.describe("orders")
+        with pytest.raises(DriftlineError):
+            link.describe("nothing")
+    assert shared.audit() == [
+        (LAKE, "", "described"),
+        (LAKE, "orders", "described"),
+        (LAKE, "nothing", "NOT_FOUND"),
+    ]
+
+
+@pytest.fixture
+def locked(postgresql: PostgreSQL) -> Iterator[tuple[str, threading.Event]]:
+    """A URL whose `orders` nobody can describe until the event is set: it is locked."""
+    database = postgresql.create_database("described")
+    with postgresql.superuser(database) as admin, admin.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (id bigint PRIMARY KEY, comment text)")
+        cursor.execute("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+        released = threading.Event()
+        watching = threading.Thread(target=lambda: released.wait() and cursor.execute("ROLLBACK"))
+        watching.start()
+        yield postgresql.url("postgres", database), released
+        released.set()
+        watching.join()
+    postgresql.drop_database(database)
+
+
+@pytest.mark.postgresql
+def test_descriptions_are_bounded_for_each_client(
+    running: Begin, locked: tuple[str, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DESCRIBE_WAIT_S", 0.2)
+    url, released = locked
+    shared = running(url=url)
+
+    def ask(certs: Path) -> str:
+        with shared.link(certs) as link:
+            try:
+                return link.describe("orders").relations[0]
+            except DriftlineError as error:
+                return error.code
+
+    with ThreadPoolExecutor(8) as pool:
+        marts = [pool.submit(ask, shared.mart) for _ in range(DESCRIBE_RPCS_PER_CLIENT_MAX + 2)]
+        first = list(itertools.islice(as_completed(marts), len(marts) - 1))
+        assert [future.result() for future in first] == ["NOT_NOW"] * (len(marts) - 1)
+        lake = pool.submit(ask, shared.lake)
+        while shared.engine.opened < 2:  # it asks the database, beside the other one
+            assert not lake.done(), lake.result()
+        released.set()
+        assert lake.result() == "orders"
+        assert [future.result() for future in marts].count("orders") == 1
+
+
+@pytest.mark.postgresql
+def test_a_description_takes_its_time_and_no_more(
+    running: Begin, locked: tuple[str, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CONTROL_S", 0.5)
+    shared = running(url=locked[0])
+    with shared.link(shared.lake) as link, pytest.raises(DriftlineError) as caught:
+        link.describe("orders")
+    assert caught.value.code == "DATABASE_UNAVAILABLE"
+    assert "0.5 s" in caught.value.message
+    assert shared.engine.closed.acquire(timeout=5)
+
+
+@pytest.mark.postgresql
+def test_a_description_ends_when_its_client_leaves(
+    running: Begin, locked: tuple[str, threading.Event]
+) -> None:
+    shared = running(url=locked[0])
+    with channel(shared.server.port, shared.lake) as over:
+        stub = wire_pb2_grpc.SourceStub(over)
+        with pytest.raises(grpc.RpcError):
+            stub.Describe(pb.DescribeRequest(protocol=1, relation="orders"), timeout=0.5)
+    assert shared.engine.closed.acquire(timeout=5)
+
+
+# What gRPC itself refuses, of an agent of before, or of a proxy.
+
+
+class Stuck(wire_pb2_grpc.SourceServicer):
+    """Answers with more than anybody takes, when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def Describe(self, request: pb.DescribeRequest, context: object) -> pb.DescribeReply:
+        self.entered.set()
+        self.leave.wait(20)
+        return pb.DescribeReply(agent="x" * (RECEIVE_BYTES_MAX_WAREHOUSE + 1))
+
+
+def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
+    stuck = Stuck()
+    server = grpc.server(ThreadPoolExecutor(2), maximum_concurrent_rpcs=1)
+    wire_pb2_grpc.add_SourceServicer_to_server(stuck, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with ThreadPoolExecutor(1) as pool, Link(Source("erp", address, insecure=True)) as link:
+            first = pool.submit(link.describe, "")
+            assert stuck.entered.wait(10)
+            with pytest.raises(NotNow, match="taken"):
+                link.describe("")
+            stuck.leave.set()
+            with pytest.raises(LimitExceeded):
+                first.result()
+    finally:
+        server.stop(0)
+
+
+# The places themselves.
+
+
+def test_places_of_one_client_and_of_all() -> None:
+    places = Places(lambda: 2, lambda: NotNow("no place"), of_one=lambda: 1)
+    with places.taken("a"):
+        with pytest.raises(NotNow), places.taken("a"):
+            pass
+        with places.taken("b"), pytest.raises(NotNow), places.taken("c"):
+            pass
+        with places.taken("c"):
+            assert not places.wanted_by_others("a")
+
+
+def test_a_place_is_waited_for_and_wanted() -> None:
+    places = Places(lambda: 1, lambda: NotNow("no place"))
+    waits = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with places.taken("a"):
+            future = pool.submit(
+                lambda: places.taken("b", wait_s=20, check=waits.set).__enter__() or "taken"
+            )
+            assert waits.wait(5)
+            assert places.wanted_by_others("a")
+            assert not places.wanted_by_others("b")
+        assert future.result(5) == "taken"

@@ -1,0 +1,1 @@
+"""Agents, servers, links and doubles that tests are made with."""

@@ -1,0 +1,188 @@
+"""A legacy system for a test: one database of one engine, written by its owner, read by us.
+
+The owner's connection edits the tables and is the oracle: `rows` reads them with the driver's own
+conversions, independently of everything that the agent does. The agent gets a login of its own that
+may SELECT and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.harness.servers import MariaDB, PostgreSQL
+
+_NUMBERS = itertools.count(1)
+
+
+class Legacy(Protocol):
+    """What a test does with its legacy system."""
+
+    engine: str
+    url: str
+    password: str | None
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        """One statement of the owner's, committed; parameters are written `?`."""
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None: ...
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]: ...
+
+    def close(self) -> None: ...
+
+
+class SqliteLegacy:
+    """A file; `wal` decides whether readers block writers."""
+
+    engine = "sqlite"
+    password: str | None = None
+
+    def __init__(self, path: Path, *, wal: bool = True) -> None:
+        self._connection = sqlite3.connect(path)
+        self._connection.execute(f"PRAGMA journal_mode={'wal' if wal else 'delete'}")
+        self.url = f"sqlite:///{path}"
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        self._connection.execute(sql, parameters)
+        self._connection.commit()
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.executemany(sql, rows)
+        self._connection.commit()
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(f'SELECT * FROM "{table}"').fetchall()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PostgresLegacy:
+    """A database of its own on the session's server."""
+
+    engine = "postgresql"
+
+    def __init__(self, server: PostgreSQL) -> None:
+        self._server = server
+        self.watched: PostgreSQL | None = None  # another server that the agent reads
+        number = next(_NUMBERS)
+        self.database = f"legacy{number}"
+        self.login = login = f"reader{number}"
+        server.create_database(self.database)
+        self.password: str | None = server.create_login(login)
+        self.url = server.tcp_url(login, self.database)
+        self._connection = server.superuser(self.database)
+        for grant in (
+            "REVOKE TEMPORARY ON DATABASE {d} FROM PUBLIC",
+            "GRANT USAGE ON SCHEMA public TO {r}",
+            "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO {r}",
+        ):
+            self.execute(grant.format(d=self.database, r=login))
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        self._connection.execute(_percent(sql, parameters), parameters or None)
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(f'SELECT * FROM "{table}"').fetchall()
+
+    def is_asleep(self) -> bool:
+        """Return True if a statement of the agent's is in pg_sleep, on the server it reads."""
+        with (self.watched or self._server).superuser(self.database) as connection:
+            found = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE usename = %s AND wait_event = 'PgSleep'",
+                (self.login,),
+            ).fetchone()
+        return found == (1,)
+
+    def signal(self, what: str) -> None:
+        """Cancel or terminate the agent's sessions, as the DBA does."""
+        self.execute(
+            f"SELECT pg_{what}_backend(pid) FROM pg_stat_activity WHERE usename = '{self.login}'"
+        )
+
+    def reconnect(self) -> None:
+        """After the server was restarted."""
+        self._connection.close()
+        self._connection = self._server.superuser(self.database)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._server.drop_database(self.database)
+
+
+class MariaLegacy:
+    """A database of its own on the session's server."""
+
+    engine = "mariadb"
+
+    def __init__(self, server: MariaDB) -> None:
+        self._server = server
+        number = next(_NUMBERS)
+        self.database = f"legacy{number}"
+        self.login = login = f"reader{number}"
+        server.create_database(self.database)
+        self.password: str | None = server.create_login(login)
+        self.url = server.tcp_url(login, self.database)
+        with closing(server.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(f"GRANT SELECT ON {self.database}.* TO '{login}'@'%'")
+        self._connection = server.admin(self.database)
+        self._connection.autocommit(True)
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(_percent(sql, parameters), parameters or None)
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.begin()
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), list(rows))
+        self._connection.commit()
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM `{table}`")
+            return list(cursor.fetchall())
+
+    def is_asleep(self) -> bool:
+        """Return True if a statement of the agent's is in SLEEP."""
+        with closing(self._server.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.processlist"
+                " WHERE user = %s AND state = 'User sleep'",
+                (self.login,),
+            )
+            return cursor.fetchone() == (1,)
+
+    def kill_readers(self) -> None:
+        """End the connections of the agent's login."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"KILL CONNECTION USER '{self.login}'@'%'")
+
+    def close(self) -> None:
+        self._connection.close()
+        self._server.drop_database(self.database)
+
+
+def _percent(sql: str, parameters: Sequence[Any]) -> str:
+    return sql.replace("?", "%s") if parameters else sql
+
+
+def legacy_of(engine: str, request: pytest.FixtureRequest, folder: Path) -> Legacy:
+    """A new legacy system: `sqlite`, `sqlite-journal`, `postgresql` or `mariadb`. Close it."""
+    if engine.startswith("sqlite"):
+        return SqliteLegacy(folder / "erp.db", wal=engine == "sqlite")
+    if engine == "postgresql":
+        return PostgresLegacy(request.getfixturevalue("postgresql"))
+    return MariaLegacy(request.getfixturevalue("mariadb"))

@@ -1,0 +1,267 @@
+"""Both agents around one legacy system, for tests: real gRPC, real Spark, real Delta tables.
+
+`Pair` serves the source agent in this process and refreshes with the session's warm Spark. After
+every refresh `check` compares what was published with what the owner's own connection reads, as
+multisets of rows: the independent oracle.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pyspark.sql import SparkSession
+
+from source_agent import config as source_configure
+from source_agent.server.service import Server, start
+from tests import ROOT
+from tests.harness.legacy import Legacy
+from warehouse_agent import config as configure
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.report import Report
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark import session
+from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.readers import changes, read
+from warehouse_agent.storage.store import Store
+
+START_S_MAX = 60.0
+
+
+class Pair:
+    """A source agent, a warehouse, and one fragment for each published relation."""
+
+    def __init__(
+        self, spark: SparkSession, legacy: Legacy, folder: Path, relations: dict[str, str]
+    ) -> None:
+        """`relations`: name to the TOML lines of its table in source.toml."""
+        self.spark = session.prepare(spark)
+        self.legacy = legacy
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._relations = relations
+        self._server: Server | None = None
+        self.warehouse = folder / "warehouse"
+        self.fragment_lines: dict[str, str] = {}
+        self.source_lines: str | None = None
+        self.serve()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def publish(self, name: str, lines: str) -> None:
+        """Change what the DBA publishes under a name."""
+        self._relations[name] = lines
+        self.restart()
+
+    def serve(self, port: int = 0) -> None:
+        """Start the source agent with the relations as they are now, where it is free to listen."""
+        lines = f'listen = "127.0.0.1:{port}"\ninsecure = true'
+        self._server = start(source_configure.load(self.source_toml(lines)))
+        self.address = f"127.0.0.1:{self._server.port}"
+
+    def source_toml(self, server: str | None = None) -> Path:
+        """Write the DBA's file; `server`: the lines of its [server], by default plain loopback."""
+        file = self.folder / "source.toml"
+        lines = server or 'listen = "127.0.0.1:0"\ninsecure = true'
+        password = ""
+        if self.legacy.password is not None:
+            secret = self.folder / "reader.password"
+            secret.write_text(self.legacy.password)
+            secret.chmod(0o600)
+            password = 'password_file = "reader.password"\n'
+        parts = [
+            f'[database]\nurl = "{self.legacy.url}"\n{password}',
+            f'[server]\n{lines}\naudit_file = "audit.jsonl"\n',
+            *(f"[relations.{name}]\n{relation}\n" for name, relation in self._relations.items()),
+        ]
+        file.write_text("\n".join(parts))
+        return file
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.serve()
+
+    def config(self) -> configure.WarehouseConfig:
+        return configure.load(self.warehouse_toml())
+
+    def warehouse_toml(self, more: str = "") -> Path:
+        """Write the data engineer's file. `source_lines`, once set, are those of [sources.erp]."""
+        file = self.folder / "warehouse.toml"
+        lines = self.source_lines or f'address = "{self.address}"\ninsecure = true'
+        parts = [
+            f'[warehouse]\npath = "{self.warehouse}"\n{more}\n',
+            f"[sources.erp]\n{lines}\n",
+            *(
+                f'[fragments.{name}]\nsource = "erp"\n{self.fragment_lines.get(name, "")}\n'
+                for name in self._relations
+            ),
+        ]
+        file.write_text("\n".join(parts))
+        return file
+
+    def reports(
+        self, *names: str, options: Options | None = None, attempts: int = 1
+    ) -> list[Report]:
+        """Refresh fragments (all when none is named)."""
+        config = self.config()
+        runner = Runner(self.spark, config, attempts=attempts, sleep=lambda seconds: None)
+        chosen = configure.select(config, names, not names)
+        return list(runner.refresh(chosen, options or Options()))
+
+    def refresh(self, *names: str, options: Options | None = None, attempts: int = 1) -> Report:
+        """Refresh one fragment, which must go well and leave it equal to the source."""
+        (report,) = self.reports(*names, options=options, attempts=attempts)
+        assert report.error is None, report.error
+        return report
+
+    def published(self, name: str, version: int | None = None) -> list[tuple[Any, ...]]:
+        """What a reader sees."""
+        rows = read(self.spark, self.warehouse, name, version).collect()
+        return [tuple(row) for row in rows]
+
+    def error(self, name: str, options: Options | None = None) -> dict[str, Any]:
+        """The refusal of a refresh that must fail, and change nothing that a reader sees."""
+        before = self.version(name)
+        (report,) = self.reports(name, options=options)
+        assert report.error is not None, report
+        assert report.version in (before, None)
+        assert self.version(name) == before
+        assert report.error["message"]
+        return report.error
+
+    def version(self, name: str) -> int | None:
+        """The newest published version, None before the first."""
+        snapshot = head(Store(str(self.warehouse)), name)
+        return None if snapshot is None else snapshot.version
+
+    def check_feed(self, name: str, version: int) -> None:
+        """The change feed says of each key what became of it since the version before."""
+        snapshot = head(Store(str(self.warehouse)), name, version=version)
+        assert snapshot is not None
+        layout = snapshot.layout
+        keys = layout.names[: layout.recipe.key_columns]
+        at = [layout.data_names.index(key) for key in keys]
+        before, after = (
+            {tuple(row[i] for i in at): row for row in (tuple(map(plain, r)) for r in rows)}
+            for rows in (self.published(name, version - 1), self.published(name, version))
+        )
+        expected: Counter[tuple[Any, ...]] = Counter()
+        for key in before.keys() | after.keys():
+            old, new = before.get(key), after.get(key)
+            if new is None:
+                expected["delete", old] += 1
+            elif old is None:
+                expected["insert", new] += 1
+            elif old != new:
+                expected["update_before", old] += 1
+                expected["update_after", new] += 1
+        feed = changes(self.spark, self.warehouse, name, since=version - 1, upto=version).collect()
+        assert {row[0] for row in feed} <= {version}
+        found = Counter((row[1], tuple(map(plain, row[2:]))) for row in feed)
+        assert found == expected, (found - expected, expected - found)
+
+    def check(self, name: str, table: str | None = None) -> None:
+        """Published == source, row for row."""
+        expect_equal(self.published(name), self.legacy.rows(table or name))
+
+
+class SourceProcess:
+    """`driftline-source serve` of a tree, on a source.toml. A context manager."""
+
+    def __init__(self, config: Path, *, tree: Path = ROOT) -> None:
+        self._port_file = config.with_name("source.port")
+        self._port_file.unlink(missing_ok=True)
+        words = ["--config", str(config), "serve", "--port-file", str(self._port_file)]
+        with config.with_name("source.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "source_agent.cli", *words],
+                stdout=log,
+                stderr=log,
+                cwd=tree,  # `-m` looks here first
+                env=environment(tree),
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S_MAX
+        while not self._port_file.exists():
+            said = config.with_name("source.log")
+            assert self.process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        self.address = f"127.0.0.1:{int(self._port_file.read_text())}"
+
+    def kill(self) -> None:
+        """At once, without a word to anybody."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> SourceProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+def environment(tree: Path = ROOT, /, **more: str) -> dict[str, str]:
+    """Of a child process that runs one of the agents from a tree, by default this one."""
+    path = f"{tree}{os.pathsep}{tree / 'proto'}"
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def expect_equal(published: Sequence[Sequence[Any]], source: Sequence[Sequence[Any]]) -> None:
+    """Two tables are equal as multisets of rows, whatever Python types carry their values."""
+    ours, theirs = (Counter(tuple(map(plain, row)) for row in rows) for rows in (published, source))
+    missing, extra = theirs - ours, ours - theirs
+    assert not missing, f"missing {sum(missing.values())}: {list(missing)[:3]} {list(extra)[:3]}"
+    assert not extra, f"not at the source {sum(extra.values())}: {list(extra)[:3]}"
+
+
+def plain(value: Any) -> Any:
+    """A value in one form: numbers by exact value, times in UTC, bytes as bytes."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value) or (value == 0 and math.copysign(1, value) < 0):
+            return repr(value)
+        return Decimal(repr(value)).normalize()
+    if isinstance(value, Decimal):
+        return value.normalize() if value else Decimal(0)
+    if isinstance(value, int):
+        return Decimal(value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC).replace(tzinfo=None)
+    return value

@@ -1,0 +1,1 @@
+"""Both agents together: exchanges, refreshes, passes."""

@@ -1,0 +1,151 @@
+"""Real tables, commit by commit: after each the published table equals the source.
+
+The histories are those of `../shared/data`; a replay applies one commit's inserts, updates and
+deletes at the source, refreshes, and compares everything. Twenty successive commits by default, one
+of them in bulk; several hundred under `./tests/run --soak`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.harness import histories
+from tests.harness.histories import DATA, Commit, History
+from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.pair import Pair
+from warehouse_agent import read
+from warehouse_agent.refresh.whole import Options
+
+RUNWAYS, FOOTBALL = "ourairports_runways", "intl_football_results"
+TYPES = {
+    "sqlite": {"INTEGER": "INTEGER", "DOUBLE": "REAL", "VARCHAR": "TEXT"},
+    "postgresql": {"INTEGER": "integer", "DOUBLE": "double precision", "VARCHAR": "text"},
+    "mariadb": {
+        "INTEGER": "INT",
+        "DOUBLE": "DOUBLE",
+        "VARCHAR": "VARCHAR(120) COLLATE utf8mb4_nopad_bin",
+    },
+}
+
+pytestmark = pytest.mark.skipif(
+    not (histories.available(RUNWAYS) and histories.available(FOOTBALL)),
+    reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there",
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+    made: Legacy
+    if request.param == "sqlite":
+        made = SqliteLegacy(tmp_path / "erp.db")
+    elif request.param == "postgresql":
+        made = PostgresLegacy(request.getfixturevalue("postgresql"))
+    else:
+        made = MariaLegacy(request.getfixturevalue("mariadb"))
+    yield made
+    made.close()
+
+
+class Table:
+    """The table `t` at the source, kept at one commit of a history."""
+
+    def __init__(self, legacy: Legacy, history: History) -> None:
+        self._legacy, self._history = legacy, history
+        self._quote = "`" if legacy.engine == "mariadb" else '"'
+        kinds = TYPES[legacy.engine]
+        columns = [
+            f"{self._name(name)} {kinds[kind]}{' NOT NULL' if name in history.key else ''}"
+            for name, kind in zip(history.columns, history.types, strict=True)
+        ]
+        key = ", ".join(map(self._name, history.key))
+        legacy.execute(f"CREATE TABLE t ({', '.join(columns)}, PRIMARY KEY ({key}))")
+        self._where = " AND ".join(f"{self._name(name)} = ?" for name in history.key)
+
+    def load(self, rows: list[tuple[Any, ...]]) -> None:
+        marks = ", ".join("?" * len(self._history.columns))
+        self._legacy.many(f"INSERT INTO t VALUES ({marks})", rows)
+
+    def edit(self, commit: Commit) -> None:
+        history = self._history
+        if commit.deletes:
+            self._legacy.many(f"DELETE FROM t WHERE {self._where}", commit.deletes)
+        if commit.updates:
+            settings = ", ".join(f"{self._name(name)} = ?" for name in history.columns)
+            self._legacy.many(
+                f"UPDATE t SET {settings} WHERE {self._where}",
+                [(*row, *history.key_of(row)) for row in commit.updates],
+            )
+        if commit.inserts:
+            self.load(commit.inserts)
+
+    def _name(self, name: str) -> str:
+        return f"{self._quote}{name}{self._quote}"
+
+
+def replay(
+    spark: SparkSession, legacy: Legacy, folder: Path, name: str, first: int, last: int
+) -> None:
+    history = History(name)
+    expected = history.rows_at(first)
+    table = Table(legacy, history)
+    table.load(list(expected.values()))
+    with Pair(spark, legacy, folder, {"t": 'table = "t"'}) as pair:
+        pair.refresh("t")
+        version = 0
+        for commit in history.commits(first, last):
+            table.edit(commit)
+            histories.apply(commit, expected, history)
+            report = pair.refresh("t", options=Options(allow_shrink=True))
+            where = f"{name}, commit {commit.number}"
+            version += 1 if len(commit) else 0
+            assert report.version == version, where
+            found = (report.rows_inserted, report.rows_updated, report.rows_deleted)
+            assert found == tuple(map(len, (commit.inserts, commit.updates, commit.deletes))), where
+            source = Counter(legacy.rows("t"))
+            assert source == Counter(published(pair)), where
+            if commit.number == last:
+                assert source == Counter(expected.values()), where
+
+
+def published(pair: Pair) -> Iterator[tuple[Any, ...]]:
+    """What a reader sees. Arrow, because rows of Spark take a second for each of these tables."""
+    rows = read(pair.spark, pair.warehouse, "t").toArrow()
+    return zip(*(column.to_pylist() for column in rows.columns), strict=True)
+
+
+def test_integer_key(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
+    """With commit 116: a third of the table re-exported through float32."""
+    replay(spark, legacy, tmp_path / "pair", RUNWAYS, 100, 120)
+
+
+def test_composite_text_key(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
+    """With commit 9: countries renamed, so that a quarter of the keys is new."""
+    replay(spark, legacy, tmp_path / "pair", FOOTBALL, 0, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(86_400)
+def test_integer_key_for_hours(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
+    replay(spark, legacy, tmp_path / "pair", RUNWAYS, 1000, 1475)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(86_400)
+def test_composite_text_key_for_hours(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> None:
+    replay(spark, legacy, tmp_path / "pair", FOOTBALL, 0, 269)
+
+
+@pytest.mark.parametrize(("name", "last"), [(RUNWAYS, 1475), (FOOTBALL, 269)])
+def test_the_last_commit_is_the_last_snapshot(name: str, last: int) -> None:
+    """The log, materialised, is the file that the curators wrote beside it."""
+    history = History(name)
+    snapshot = pq.read_table(DATA / name / "v039.parquet").select(history.columns)
+    rows = zip(*(column.to_pylist() for column in snapshot.columns), strict=True)
+    assert Counter(history.rows_at(last).values()) == Counter(rows)

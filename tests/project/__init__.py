@@ -1,0 +1,1 @@
+"""The tree, the documents and the configuration files of the project."""

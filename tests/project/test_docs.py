@@ -1,0 +1,542 @@
+"""What the pages say is so: commands run, files load, examples work, lists are complete.
+
+A fenced block runs unless its info string says `no-run reason="…"`. Blocks of shell with
+`scenario=NAME` run in one folder around an SQLite database, each command once (see `world`); the
+others run in an empty folder. TOML goes to the loader of its side. Python compiles, and runs where
+it may.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from driftline import errors
+from driftline.types import WIDTHS, parse_type
+
+from source_agent import config as source_configure
+from source_agent.budgets.audit import Entry
+from source_agent.cli import main as source_cli
+from source_agent.engines.interface import Limits
+from tests import ROOT
+from tests.harness.servers import PostgreSQL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(1200)  # the first test of `world` waits for all of its commands
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+TABLES_OF_SOURCE = {
+    "database": source_configure._DATABASE,
+    "server": source_configure._SERVER,
+    "limits": source_configure._LIMITS,
+    "relations.NAME": source_configure._RELATION,
+}
+PROGRAMS = {"driftline": "warehouse_agent.cli", "driftline-source": "source_agent.cli"}
+ROWS = 20_000
+COMMAND_S_MAX = 300
+START_S_MAX = 60.0
+LANGUAGES = {"sh", "console", "toml", "python", "text"}
+EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 75, 130}
+
+_FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
+_ATTRIBUTE = re.compile(r'([a-z-]+)(?:=(?:"([^"]*)"|(\S+)))?')
+_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(([^)\s]+)\)")
+_AGE = re.compile(r"just now|\d+ \w+ ago")
+_NUMBER = re.compile(r"\d[\d,.:TZe+-]*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def runs(self) -> bool:
+        return "no-run" not in self.attributes
+
+    @property
+    def commands(self) -> list[str]:
+        """The command lines of a shell block, without comments."""
+        lines = self.text.splitlines()
+        if self.language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [c for line in lines if (c := _COMMENT.sub("", line).strip())]
+
+
+def _blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _FENCE.finditer(text):
+            attributes = {a: b or c for a, b, c in _ATTRIBUTE.findall(match[2])}
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page.name, line, match[1], match[3], attributes))
+    return found
+
+
+BLOCKS = _blocks()
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def page(name: str) -> str:
+    path = ROOT / name if name == "README.md" else ROOT / "docs" / name
+    return path.read_text(encoding="utf-8")
+
+
+def rows_of_tables(text: str) -> list[list[str]]:
+    """The cells of every row of every table."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def coded(text: str) -> set[str]:
+    """Everything between backticks, outside of fenced blocks."""
+    return set(re.findall(r"`([^`\n]+)`", _FENCE.sub("", text)))
+
+
+# The fences themselves.
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_says_what_it_is(block: Block) -> None:
+    assert block.language in LANGUAGES, "no language, or one that no test here knows"
+    assert set(block.attributes) <= {"no-run", "reason", "scenario"}
+    assert block.runs or len(block.attributes.get("reason") or "") > 10, "why is it not run?"
+
+
+def test_few_blocks_are_not_run() -> None:
+    assert len([b for b in of("sh", "console", "python") if not b.runs]) <= 5
+
+
+# Shell.
+def environment(folder: Path) -> dict[str, str]:
+    """Both console scripts on the PATH, from this tree."""
+    programs = folder / ".programs"
+    programs.mkdir(exist_ok=True)
+    for name, module in PROGRAMS.items():
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+        script.chmod(0o755)
+    return os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def run(folder: Path, command: str) -> str:
+    """What it prints; it must succeed."""
+    done = subprocess.run(
+        ["bash", "-ec", command],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_S_MAX,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in of("sh") if b.runs and "scenario" not in b.attributes], ids=str
+)
+def test_commands_that_need_nothing(block: Block, tmp_path: Path) -> None:
+    for command in block.commands:
+        run(tmp_path, command)
+
+
+def scenario(name: str) -> list[str]:
+    """The commands of a scenario, from all pages, each once; those of the README come first."""
+    chosen = [b for b in of("sh", "console") if b.attributes.get("scenario") == name]
+    chosen.sort(key=lambda block: block.page != "README.md")
+    return list(dict.fromkeys(command for block in chosen for command in block.commands))
+
+
+def in_readme(language: str, beginning: str) -> str:
+    return next(
+        b.text for b in of(language) if b.page == "README.md" and b.text.startswith(beginning)
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def make_legacy(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE orders (o_orderkey INTEGER PRIMARY KEY NOT NULL,"
+            " o_totalprice DECIMAL(15,2), o_comment VARCHAR(79))"
+        )
+        rows = [
+            (i, i * 1.25, f"comment {i} {'of some length ' * (i % 3)}") for i in range(1, ROWS + 1)
+        ]
+        connection.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)
+        connection.commit()
+
+
+def change_legacy(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE orders SET o_comment = 'x' WHERE o_orderkey % 100 = 7")
+        connection.execute("DELETE FROM orders WHERE o_orderkey % 1000 = 5")
+        connection.execute("INSERT INTO orders VALUES (30000, 1.5, 'new')")
+        connection.commit()
+
+
+@contextmanager
+def served(folder: Path, command: str) -> Iterator[None]:
+    with (folder / "serve.log").open("w+") as log:
+        process = subprocess.Popen(
+            shlex.split(command), cwd=folder, env=environment(folder), stdout=log, stderr=log
+        )
+        try:
+            deadline = time.monotonic() + START_S_MAX
+            while "listening on" not in (said := (folder / "serve.log").read_text()):
+                assert process.poll() is None, said
+                assert time.monotonic() < deadline, said
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+            process.wait(timeout=START_S_MAX)
+
+
+@dataclass
+class World:
+    """A folder in which the pages were followed, and what the commands printed."""
+
+    folder: Path
+    said: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, name: str) -> None:
+        commands = scenario(name)
+        assert commands, f"no page has a scenario {name}"
+        for command in commands:
+            self.said[command] = run(self.folder, command)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> World:
+    """Follow the README, as DBA and as data engineer, and then the pages; with SQLite."""
+    folder = tmp_path_factory.mktemp("pages")
+    make_legacy(folder / "erp.db")
+    port = free_port()
+    ours = in_readme("toml", "[database]").replace(
+        "postgresql+psycopg://driftline@localhost/erp", "sqlite:///erp.db"
+    )
+    ours = ours.replace("public.orders", "orders").replace("0.0.0.0:7443", f"127.0.0.1:{port}")
+    (folder / "source.toml").write_text(ours)
+    password = folder / "driftline.password"
+    password.write_text("not needed by SQLite\n")
+    password.chmod(0o600)
+    theirs = in_readme("toml", "[warehouse]").replace(
+        '"erp.example:7443"', f'"127.0.0.1:{port}"\nserver_name = "erp.example"'
+    )
+    settings = '[spark]\n"spark.master" = "local[2]"\n"spark.driver.memory" = "1g"\n'
+    (folder / "warehouse.toml").write_text(f'{theirs}method = "sketch"\n{settings}')
+    lived = World(folder)
+    lived.follow("source")
+    for name in ("ca.pem", "warehouse.pem", "warehouse.key"):
+        shutil.copy2(folder / "certs" / name, folder)  # with its mode: the key is private
+    (serve,) = scenario("serve")
+    with served(folder, serve):
+        lived.follow("warehouse")
+        lived.follow("receipt")
+        change_legacy(folder / "erp.db")
+        for block in of("console"):
+            for command in block.commands:
+                lived.said[command] = run(folder, command)
+    return lived
+
+
+@pytest.mark.spark
+def test_the_pages_can_be_followed(world: World) -> None:
+    (total,) = scenario("receipt")
+    assert "equal to the receipt" in world.said[total]
+    assert "relation     orders" in world.said["driftline-source check"]
+    assert "FAIL" not in world.said["driftline doctor"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("block", of("console"), ids=str)
+def test_a_console_shows_what_comes(block: Block, world: World) -> None:
+    shown = [line for line in block.text.splitlines() if line]
+    printed = []
+    for command in block.commands:
+        printed += [f"$ {command}", *world.said[command].splitlines()]
+    assert [_form(line) for line in shown] == [_form(line) for line in printed]
+
+
+@pytest.mark.spark
+def test_the_quick_start_can_be_followed(postgresql: PostgreSQL, tmp_path: Path) -> None:
+    """On a PostgreSQL of somebody's own, with no file touched by hand."""
+    database = postgresql.create_database("quickstart")
+    with postgresql.superuser(database) as admin:
+        admin.execute("CREATE TABLE customers (id INT PRIMARY KEY, name TEXT, since DATE)")
+        admin.execute(
+            "INSERT INTO customers SELECT n, 'c' || n, '2026-01-01' FROM generate_series(1, 500) n"
+        )
+        admin.execute("CREATE TABLE log (line TEXT)")
+    port = free_port()
+
+    def ours(command: str) -> str:
+        listen = f"--url '{postgresql.url('postgres', database)}' --listen 127.0.0.1:{port}"
+        command = command.replace("--url postgresql://you@localhost/erp", listen)
+        return command.replace("localhost:7443", f"localhost:{port}")
+
+    steps = [scenario(name) for name in ("quickstart", "quickstart-serve", "quickstart-warehouse")]
+    assert sum(map(len, steps)) <= 7, "with the installation, at most eight"
+    for command in steps[0]:
+        run(tmp_path, ours(command))
+    (serve,) = steps[1]
+    try:
+        with served(tmp_path, serve):
+            said = [run(tmp_path, ours(command)) for command in steps[2]]
+    finally:
+        postgresql.drop_database(database)
+    assert (
+        "is not published: The table has no primary key" in (tmp_path / "source.toml").read_text()
+    )
+    assert "customers" in said[-1]
+    assert "500" in said[-1]
+    assert "log" not in said[-1]
+
+
+def _form(line: str) -> str:
+    """A line without its numbers and ages, and without what they do to the width of a column."""
+    return " ".join(_NUMBER.sub("0", _AGE.sub("then", line)).split())
+
+
+# Python.
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("block", [b for b in of("python") if b.runs], ids=str)
+def test_reading_examples_run(block: Block, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world.folder)
+    names: dict[str, object] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    assert names["orders"].count() == ROWS - 20 + 1  # type: ignore[attr-defined]
+    assert names["orders"].columns == ["o_orderkey", "o_totalprice", "o_comment"]  # type: ignore[attr-defined]
+    if "feed" in names:
+        counted = dict(names["feed"].groupBy("_op").count().collect())  # type: ignore[attr-defined]
+        expected = {"update_before": 200, "update_after": 200, "delete": 20, "insert": 1}
+        assert counted == expected
+
+
+# TOML.
+@pytest.mark.parametrize("block", of("toml"), ids=str)
+def test_toml_is_accepted_by_its_agent(block: Block, tmp_path: Path) -> None:
+    from warehouse_agent import config as warehouse_configure
+
+    parsed = tomllib.loads(block.text)
+    for name in re.findall(r'"([\w/.-]+\.(?:pem|key|password))"', block.text):
+        stand_in = tmp_path / name
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text("stand-in\n")
+        stand_in.chmod(0o600)
+    file = tmp_path / "file.toml"
+    file.write_text(block.text)
+    if "warehouse" in parsed:
+        assert warehouse_configure.load(file).fragments
+    else:
+        assert source_configure.load(file).relations
+
+
+# Lists that must be complete, and not longer than the truth.
+def test_every_error_is_documented() -> None:
+    text = page("errors.md")
+    listed = {}
+    for cells in rows_of_tables(text):
+        if match := re.fullmatch(r"\[([A-Z_]+)\]\(#([a-z_]+)\)", cells[0]):
+            assert match[2] == match[1].lower()
+            listed[match[1]] = (int(cells[1]), cells[2] == "yes")
+    assert listed == {code: (e.exit_code, e.is_retryable) for code, e in errors.BY_CODE.items()}
+    headings = set(re.findall(r"^### ([A-Z_]+)$", text, re.M))
+    assert headings == set(listed)
+
+
+def test_every_exit_code_is_documented() -> None:
+    listed = {int(c[0]) for c in rows_of_tables(page("errors.md")) if c[0].isdigit()}
+    assert listed == EXIT_CODES
+    assert {e.exit_code for e in errors.BY_CODE.values()} <= listed
+
+
+def test_every_setting_is_documented() -> None:
+    from warehouse_agent import config as warehouse_configure
+
+    known = {
+        **TABLES_OF_SOURCE,
+        "warehouse": ("path",),
+        "sources.NAME": warehouse_configure._SOURCE,
+        "fragments.NAME": warehouse_configure._FRAGMENT,
+    }
+    expected = {f"{table}.{key}" for table, keys in known.items() for key in keys}
+    listed = {
+        name
+        for cells in rows_of_tables(page("operating.md"))
+        for name in coded(cells[0])
+        if re.fullmatch(rf"(?:{'|'.join(map(re.escape, known))})\.[a-z_]+", name)
+    }
+    assert listed == expected
+
+
+def test_defaults_are_those_of_the_code() -> None:
+    limits, budget = Limits(), source_configure.Budget()
+    expected = {
+        "database.lock_timeout_s": limits.lock_s,
+        "database.idle_timeout_s": limits.idle_s,
+        "database.connect_timeout_s": limits.connect_s,
+        "database.silence_timeout_s": limits.silence_s,
+        "limits.scans_at_once": budget.scans_at_once,
+        "limits.readers": budget.readers,
+    }
+    listed = {c[0].strip("`"): c[1] for c in rows_of_tables(page("operating.md")) if len(c) == 3}
+    assert {name: float(listed[name]) for name in expected} == expected
+    # The DBA's guide says them again, in parentheses.
+    said = dict(re.findall(r"`([a-z]+\.[a-z_]+)` \((\d+)\)", page("dba-guide.md")))
+    assert {name: float(value) for name, value in said.items()} == expected
+
+
+def test_every_field_is_documented() -> None:
+    from warehouse_agent.cli.status import Status
+    from warehouse_agent.report import Report
+
+    operating = coded(page("operating.md"))
+    for kind in (Report, Status):
+        assert {f.name for f in fields(kind)} <= operating
+    failed = Report("orders")
+    failed.fail(errors.Locked("…"))
+    assert failed.error is not None
+    assert set(failed.error) <= operating
+    assert {f.name for f in fields(Entry)} <= coded(page("dba-guide.md"))
+
+
+def _options(command: click.Command) -> set[str]:
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    return {next(o for o in p.opts if o.startswith("--")) for p in options} - {"--help"}
+
+
+def test_every_command_and_option_is_documented() -> None:
+    from warehouse_agent.cli import main as warehouse_cli
+
+    for side, group in (("source", source_cli.cli), ("warehouse", warehouse_cli.cli)):
+        text = page("operating.md").split(f"## Commands of the {side} agent")[1].split("\n## ")[0]
+        for name, command in group.commands.items():
+            line = re.search(rf"^\| `{name}[` ].*$", text, re.M)
+            assert line is not None, name
+            for option in _options(command) - {"--all", "--json"}:
+                assert option in line[0], f"{name} {option}"
+
+
+def test_every_module_has_its_place() -> None:
+    text = page("architecture.md")
+    for package in ("proto/driftline", "source_agent", "warehouse_agent"):
+        section = text.split(f"### {package}\n")[1].split("\n#")[0]
+        room, listed = "", set()
+        for *first, modules, _ in rows_of_tables(section)[2:]:
+            if first:  # a table with rooms: an empty cell continues the room above
+                room = next(iter(coded(first[0])), "" if first[0] == "." else room)
+            listed |= {room + name for name in coded(modules)}
+        files = (p.relative_to(ROOT / package) for p in (ROOT / package).rglob("*.py"))
+        names = {str(f.with_suffix("")) for f in files}
+        modules_there = {n for n in names if not n.endswith(("__init__", "__main__"))}
+        assert listed - {"wire.proto"} == modules_there, package
+
+
+def test_types_are_those_of_the_code() -> None:
+    from warehouse_agent.columns.arrow import Carrier, spark_type
+
+    section = page("types.md").split("## Declared types and Spark types")[1].split("\n### ")[0]
+    listed: dict[str, str] = {}
+    for cells in rows_of_tables(section)[2:]:
+        names = re.findall(r"`([^`]+)`", cells[0])
+        spark = [part.strip() for part in cells[1].split(", ")]
+        spark = spark * len(names) if len(spark) == 1 else spark
+        listed |= dict(zip(names, spark, strict=True))
+    assert listed.pop("numeric(p,s)") == "decimal(p,s)"
+    assert spark_type(parse_type("numeric(9,2)"), Carrier.NATIVE) == "decimal(9,2)"
+    assert listed == {kind: spark_type(parse_type(kind), Carrier.NATIVE) for kind in WIDTHS}
+
+
+def test_every_type_of_mariadb_is_listed() -> None:
+    from source_agent.engines.mariadb import values
+
+    known = {
+        *values._INTEGERS, *values.TEXT, *values._BYTES, *values._DATES, *values._AS_CHAR,
+        "decimal", "float", "double", "bit", "year", "geometry",
+    }  # fmt: skip
+    section = page("types.md").split("## MariaDB and MySQL")[1].split("\n## ")[0]
+    words = set(re.findall(r"[a-z0-9]+", " ".join(coded(section))))
+    assert known <= words
+
+
+# Links.
+def _anchors(path: Path) -> set[str]:
+    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    for target in _LINK.findall(text):
+        place, _, anchor = target.partition("#")
+        assert "://" not in place, f"{target}: the project speaks of itself alone"
+        found = (path.parent / place).resolve() if place else path
+        assert found.is_relative_to(ROOT), target
+        assert found.exists(), target
+        if anchor:
+            assert anchor in _anchors(found), target
+
+
+def test_pictures_have_words() -> None:
+    for path in PAGES:
+        for words in re.findall(r"!\[([^\]]*)\]", path.read_text(encoding="utf-8")):
+            assert len(words) > 40, path.name
+    for name in ("flow.svg", "replay.svg"):
+        picture = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert "<desc" in picture
+        assert "prefers-color-scheme: dark" in picture
+
+
+def test_the_two_commands_are_there() -> None:
+    for name in ("deploy/demo", "tests/run"):
+        assert os.access(ROOT / name, os.X_OK), name
+        assert f"./{name}" in page("README.md")

@@ -1,0 +1,94 @@
+"""Tidiness is a test: the shape that the house style asks for, checked on every file."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGES = ("proto/driftline", "source_agent", "warehouse_agent")
+MODULE_LINES_MAX = 500  # split by subject before that; a splinter belongs to its neighbour
+FOLDER_MODULES_MAX = 14  # of an agent; more want rooms
+FUNCTION_LINES_MAX = 70
+GRAB_BAGS = {"utils", "util", "common", "base", "helpers", "core", "manager", "misc"}
+TEXT_BYTES_MAX = 1_000_000  # larger files are data
+# Put together here, so that this file passes its own test.
+MACHINE_PATH = "/" + "work" + "/"
+UNFINISHED = ("TO" + "DO", "FIX" + "ME")
+
+MODULES = sorted(
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if not path.name.startswith("wire_pb2")
+)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _texts() -> dict[str, str]:
+    """Every text file that is, or is about to be, tracked."""
+    listed = subprocess.run(
+        [
+            "git",
+            "-c",
+            "safe.directory=*",
+            "-C",
+            str(ROOT),
+            "ls-files",
+            "-z",
+            "-co",
+            "--exclude-standard",
+        ],
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git work tree")
+    texts = {}
+    for name in listed.stdout.decode().split("\0"):
+        path = ROOT / name
+        if name and path.is_file() and path.stat().st_size <= TEXT_BYTES_MAX:
+            try:
+                texts[name] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+    return texts
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_module(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "no header that says what, why and what not"
+    lines = len(text.splitlines())
+    assert lines <= MODULE_LINES_MAX, f"{lines} lines: split it by what it is about"
+    assert path.stem not in GRAB_BAGS, "named after nothing"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("agent", ["source_agent", "warehouse_agent"])
+def test_no_folder_is_a_heap(agent: str) -> None:
+    for folder in {path.parent for path in MODULES if path.is_relative_to(ROOT / agent)}:
+        modules = [p.stem for p in folder.glob("*.py") if p.stem != "__init__"]
+        assert len(modules) <= FOLDER_MODULES_MAX, f"{_name(folder)}: {sorted(modules)}"
+
+
+def test_no_file_knows_this_machine_or_waits_to_be_finished() -> None:
+    found = [
+        f"{name}:{number}: {word}"
+        for name, text in _texts().items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        for word in (MACHINE_PATH, *UNFINISHED)
+        if word in line
+    ]
+    assert not found, "\n".join(found)

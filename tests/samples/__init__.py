@@ -1,0 +1,1 @@
+"""Chosen and random values, rows and sketches."""

@@ -1,0 +1,1 @@
+"""The source agent, by room."""

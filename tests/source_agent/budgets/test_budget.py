@@ -1,0 +1,65 @@
+"""Budgets: the arithmetic of the bucket under an injected clock."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+from driftline.errors import NotNow
+
+from source_agent.budgets.budget import Bucket, GovernedSession, Governor, Stopped
+from source_agent.config import Budget
+from tests.harness.agents import Recorded, configuration, make_orders
+
+
+def test_a_bucket_lets_through_its_rate_and_no_more() -> None:
+    now = [0.0]
+    bucket = Bucket(100, clock=lambda: now[0])
+    assert bucket.take(100) == 0, "a second's worth at once"
+    assert bucket.take(50) == 0.5
+    now[0] = 0.5
+    assert bucket.take(0) == 0
+    now[0] = 1000.0
+    assert bucket.take(100) == 0
+    assert bucket.take(300) == 3.0, "idle time is not saved up"
+
+
+def test_a_long_run_takes_what_the_rate_says() -> None:
+    now = [0.0]
+    bucket = Bucket(1000, clock=lambda: now[0])
+    for _ in range(50):
+        now[0] += bucket.take(16_384)
+    assert now[0] == pytest.approx(50 * 16.384 - 1)
+
+
+def test_a_wait_ends_when_the_exchange_does() -> None:
+    governor = Governor(Budget(rows_per_second=1, bytes_per_second=1))
+    stop = threading.Event()
+    stop.set()
+    for wait in (governor.wait_rows, governor.wait_bytes):
+        with pytest.raises(Stopped):
+            wait(10_000, stop)
+    Governor(Budget()).wait_rows(10_000, stop)
+
+
+def test_the_pause_file_works_in_the_middle_of_a_scan(tmp_path: Path) -> None:
+    make_orders(tmp_path / "erp.db", [(n, "x" * 100) for n in range(60_000)])
+    limits = '[limits]\npause_file = "pause"\n'
+    config = configuration(tmp_path, tmp_path / "erp.db", certs=None, more=limits)
+    seconds = itertools.count(step=2)
+    governor = Governor(config.budget, clock=lambda: next(seconds))
+    engine = Recorded(config)
+    session = GovernedSession(engine.open(), governor, threading.Event())
+    try:
+        shape = session.describe(config.relations["orders"].relation)
+        batches = session.scan(shape)
+        assert next(batches)
+        (tmp_path / "pause").touch()
+        with pytest.raises(NotNow, match="pause_file"):
+            next(batches)
+        (tmp_path / "pause").unlink()
+        assert sum(map(len, session.scan(shape))) == 60_000
+    finally:
+        session.close()

@@ -1,0 +1,359 @@
+"""`check`, `explain` and `grants` as a DBA meets them, on real engines and real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+import uuid
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import psycopg
+import pymysql
+import pytest
+from cryptography import x509
+from driftline.errors import MalformedMessage
+from driftline.x509 import read_pem
+
+from source_agent.cli.check_columns import warnings
+from source_agent.cli.check_endpoint import EndpointReport, examine
+from source_agent.cli.enroll import enroll
+from source_agent.config import load
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
+from source_agent.server.service import start
+from tests.harness.agents import configuration, make_orders
+from tests.harness.pair import environment
+from tests.harness.servers import MariaDB, PostgreSQL
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    names = ["localhost", "127.0.0.1", "::1"]
+    enroll(folder, source_names=names, days=90, now=NOW)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_orders(tmp_path / "erp.db", [(1, "a")])
+    configuration(tmp_path, tmp_path / "erp.db", certs=None)
+    return tmp_path
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "source_agent.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+
+
+def settings(
+    folder: Path, certs: Path | None, listen: str = "127.0.0.1:0", now: datetime = NOW
+) -> dict[str, EndpointReport]:
+    """What `check` finds of [server], by setting."""
+    config = configuration(folder, folder / "erp.db", certs=certs)
+    text = config.path.read_text().replace("127.0.0.1:0", listen)
+    config.path.write_text(text)
+    return {found.what: found for found in examine(load(config.path), now=now)}
+
+
+# Certificates
+
+
+def test_a_certificate_is_read_as_cryptography_reads_it(certs: Path) -> None:
+    for name in ("ca", "source", "warehouse"):
+        data = (certs / f"{name}.pem").read_bytes()
+        found, theirs = read_pem(data), x509.load_pem_x509_certificate(data)
+        assert (found.begins, found.ends) == (
+            theirs.not_valid_before_utc,
+            theirs.not_valid_after_utc,
+        )
+    assert read_pem((certs / "source.pem").read_bytes()).names == ("localhost", "127.0.0.1", "::1")
+    uri = "spiffe://driftline/warehouse/warehouse"
+    assert read_pem((certs / "warehouse.pem").read_bytes()).names == (uri,)
+    assert read_pem((certs / "ca.pem").read_bytes()).names == ()
+    pem = (certs / "source.pem").read_bytes()
+    for data in (b"", b"no certificate", pem[:200] + pem[-26:], pem[:60] + pem[80:]):
+        with pytest.raises(MalformedMessage):
+            read_pem(data)
+
+
+def test_good_certificates_and_a_free_port(folder: Path, certs: Path) -> None:
+    found = settings(folder, certs, now=NOW + timedelta(days=10))
+    assert not any(report.problem for report in found.values())
+    assert found["listen"].text.endswith("is free")
+    assert "for localhost, 127.0.0.1, ::1; valid until 2026-08-" in found["certificate"].text
+    assert found["certificate"].text.endswith("days left")
+    soon = settings(folder, certs, now=NOW + timedelta(days=70))
+    assert not soon["certificate"].problem
+    assert "RENEW IT SOON" in soon["certificate"].text
+
+
+@pytest.mark.parametrize(
+    ("days", "says"), [(91, "has expired"), (-2, "is not valid yet")], ids=["expired", "early"]
+)
+def test_a_certificate_outside_its_dates(folder: Path, certs: Path, days: int, says: str) -> None:
+    found = settings(folder, certs, now=NOW + timedelta(days=days))
+    assert found["certificate"].problem
+    assert says in found["certificate"].text
+    assert "2026-05-31 to 2026-08-" in found["certificate"].text
+    assert not found["certificates"].problem
+
+
+def test_certificates_that_do_not_fit_or_are_not_there(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    enroll(own, source_names=["localhost"])
+    (own / "source.key").write_bytes((own / "warehouse.key").read_bytes())
+    found = settings(folder, own)
+    assert found["certificates"].problem
+    assert "does not go with its key" in found["certificates"].text
+    (own / "source.key").unlink()
+    found = settings(folder, own)
+    assert "source.key cannot be read" in found["certificates"].text
+    done = command(folder, "check")
+    assert done.returncode == 1, done
+    assert "\n[server] has 1 problem: " in done.stdout
+    assert done.stdout.endswith("\n1 of 1 relation can be served\n")
+    report = json.loads(command(folder, "check", "--json").stdout)
+    assert (report["ok"], report["served"]) == (False, 1)
+    assert [found["what"] for found in report["server"] if found["problem"]] == ["certificates"]
+
+
+# The address
+
+
+@pytest.mark.parametrize("is_tls", [True, False], ids=["tls", "plain"])
+def test_a_running_agent_is_no_problem_and_a_stranger_is(
+    folder: Path, certs: Path, tmp_path: Path, is_tls: bool
+) -> None:
+    chosen = certs if is_tls else None
+    config = configuration(folder, folder / "erp.db", certs=chosen)
+    server = start(config)
+    try:
+        found = settings(folder, chosen, f"127.0.0.1:{server.port}")["listen"]
+        assert (found.problem, "listens" in found.text) == (False, True)
+        other = tmp_path / "others"
+        enroll(other, source_names=["localhost"])
+        if is_tls:  # another agent's
+            assert settings(folder, other, f"127.0.0.1:{server.port}")["listen"].problem
+    finally:
+        server.stop()
+    with closing(socket.create_server(("127.0.0.1", 0))) as stranger:
+        taken = stranger.getsockname()[1]
+        if is_tls:  # in plain text gRPC would wait for its answer
+            hangs_up(stranger)
+            found = settings(folder, chosen, f"127.0.0.1:{taken}")["listen"]
+            assert found.problem
+            assert "Something that is not this agent" in found.text
+
+
+def hangs_up(listening: socket.socket) -> None:
+    """Accept one line and close it at once, in a thread of its own."""
+    listening.settimeout(20)
+
+    def accept() -> None:
+        listening.accept()[0].close()
+
+    Thread(target=accept, daemon=True).start()
+
+
+@pytest.mark.parametrize(
+    ("listen", "says"),
+    [
+        ("192.0.2.1:7443", "not an address of this machine"),
+        ("no.such.host.invalid:7443", "not known"),
+    ],
+)
+def test_an_address_that_is_none_of_ours(folder: Path, certs: Path, listen: str, says: str) -> None:
+    found = settings(folder, certs, listen)["listen"]
+    assert found.problem
+    assert says in found.text
+
+
+def test_a_database_that_is_away_does_not_hide_the_server(folder: Path, certs: Path) -> None:
+    settings(folder, certs, "192.0.2.1:7443")
+    (folder / "erp.db").unlink()
+    done = command(folder, "check")
+    assert done.returncode == 4
+    assert "server.listen: It is not possible to listen on 192.0.2.1:7443" in done.stderr
+
+
+# Relations
+
+
+def test_explain_goes_on_past_a_relation_that_cannot_be_served(folder: Path) -> None:
+    with (folder / "source.toml").open("a") as file:
+        file.write('[relations.a]\nquery = "SELECT nope FROM orders"\nkey = ["nope"]\n')
+        file.write('[relations.z]\ntable = "orders"\n')
+    done = command(folder, "explain")
+    assert done.returncode == 1, done
+    headings = [line for line in done.stdout.splitlines() if line.startswith("-- ")]
+    assert headings[:3] == ["-- every session", "-- relation orders", "-- relation a"]
+    assert headings[3].startswith("-- cannot be served: ")
+    assert headings[4] == "-- The agent issues these statements to describe it:"
+    assert headings[-1] == "-- relation z"
+    assert "AS SELECT nope FROM orders;" in done.stdout
+    assert done.stderr.startswith("relation a cannot be served: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_total_counts_one_row(folder: Path) -> None:
+    facts = {
+        "relation": "orders", "columns": [["id", "int8"], ["comment", "text"]], "key_columns": 1,
+        "as_of": "2026-01-01T00:00:00Z", "version": 3, "count": 2, "sum": "00" * 16,
+        "fragment_key": "00" * 32, "salt": "00" * 16,
+    }  # fmt: skip
+    (folder / "receipt.json").write_text(json.dumps(facts))
+    done = command(folder, "total", "--receipt", "receipt.json")
+    assert done.returncode == 1
+    assert done.stdout.startswith("orders: 1 row, total ")
+    assert ": 2 rows, total 00" in done.stdout
+    assert "may have changed since: version 3 was read as of 2026-01-01T00:00:00Z" in done.stdout
+    assert "this total as of 20" in done.stdout
+
+
+COLUMNS = (
+    "id BIGINT NOT NULL PRIMARY KEY, day DATE, at TIMESTAMP NULL, price DECIMAL(9,2), n VARCHAR(9)"
+)
+
+
+def test_columns_that_can_hold_what_is_refused(
+    postgresql: PostgreSQL, mariadb: MariaDB, folder: Path
+) -> None:
+    with sqlite3.connect(folder / "erp.db") as connection:
+        connection.execute(f"CREATE TABLE t ({COLUMNS}, x NUMERIC, y DATETIME)")
+    connection.close()
+    name = f"w{uuid.uuid4().hex[:10]}"
+    with postgresql.superuser(postgresql.create_database(name)) as admin:
+        more = "at2 TIMESTAMPTZ, free NUMERIC, d DATE, paid MONEY"
+        admin.execute(f"CREATE TABLE t ({COLUMNS}, {more})")
+    with mariadb.admin(mariadb.create_database(name)) as root, root.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE t ({COLUMNS}, at2 DATETIME)")
+    try:
+        found = {}
+        for url in (
+            postgresql.url("postgres", name),
+            mariadb.url("root", name),
+            f"sqlite:///{folder / 'erp.db'}",
+        ):
+            engine = connect(url, None, Limits())
+            with closing(engine.open()) as session:
+                shape = session.describe(Relation("t", table="t", columns=None))
+            found[engine.name] = warnings(engine.name, shape)
+        typed = connect(f"sqlite:///{folder / 'erp.db'}", None, Limits())
+        types = (("day", "date"), ("x", "numeric(20,2)"), ("y", "timestamp"))
+        with closing(typed.open()) as session:
+            shape = session.describe(Relation("t", table="t", types=types))
+        *declared, _ = warnings("sqlite", shape)
+        assert [w.split(":")[0] for w in declared] == ["day", "x", "y"]
+        assert "can hold infinity" in declared[0]
+        assert "can hold NaN" in declared[1]
+        as_text = connect(postgresql.url("postgres", name), None, Limits())
+        with closing(as_text.open()) as session:
+            shape = session.describe(Relation("t", table="t", as_text=("day", "at", "at2", "d")))
+        assert [w.split(":")[0] for w in warnings("postgresql", shape)] == ["price"]
+    finally:
+        postgresql.drop_database(name)
+        mariadb.drop_database(name)
+    named = {engine: [note.split(":")[0] for note in notes] for engine, notes in found.items()}
+    assert named["postgresql"] == ["day", "at", "price", "at2", "d"]
+    assert "can hold infinity" in found["postgresql"][0]
+    assert 'carriers = {"day" = "string"}' in found["postgresql"][0]
+    assert "can hold NaN" in found["postgresql"][2]
+    assert named["mariadb"] == ["day", "at", "at2"]
+    assert "'0000-00-00'" in found["mariadb"][0]
+    assert 'as_text = ["day"]' in found["mariadb"][0]
+    assert len(found["sqlite"]) == 1
+
+
+# Grants, run as they are printed
+
+
+@pytest.fixture
+def database() -> str:
+    return f"g{uuid.uuid4().hex[:10]}"
+
+
+def printed(folder: Path, url: str) -> str:
+    (folder / "source.toml").write_text(
+        f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[relations.orders]\ntable = "orders"\n'
+    )
+    done = command(folder, "grants")
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def statements_of(script: str) -> list[str]:
+    kept = "\n".join(line for line in script.splitlines() if not line.startswith("--"))
+    return [sql.strip() for sql in kept.split(";") if sql.strip()]
+
+
+def test_the_script_of_mariadb_makes_no_account_that_anybody_can_use(
+    mariadb: MariaDB, database: str, tmp_path: Path
+) -> None:
+    mariadb.create_database(database)
+    script = printed(tmp_path, mariadb.tcp_url("reader", database))
+    with mariadb.admin(database) as root, root.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+        for sql in statements_of(script):
+            cursor.execute(sql)
+        try:
+            for password in ("", "…", "reader"):
+                with pytest.raises(pymysql.Error, match=r"locked|denied"):
+                    login(mariadb, database, password)
+            (unlock,) = [line for line in script.splitlines() if line.startswith("-- ALTER USER")]
+            cursor.execute(unlock.removeprefix("-- ").replace("'…'", "'a password'"))
+            login(mariadb, database, "a password").close()
+            with pytest.raises(pymysql.Error, match="denied"):
+                login(mariadb, database, "…")
+        finally:
+            cursor.execute("DROP USER IF EXISTS 'reader'@'%'")
+    mariadb.drop_database(database)
+
+
+def login(mariadb: MariaDB, database: str, password: str) -> pymysql.Connection:
+    return pymysql.connect(
+        host=mariadb.host,
+        port=mariadb.port,
+        user="reader",
+        password=password.encode(),
+        database=database,
+    )
+
+
+def test_the_script_of_postgresql_makes_no_login_that_anybody_can_use(
+    postgresql: PostgreSQL, database: str, tmp_path: Path
+) -> None:
+    postgresql.create_database(database)
+    role = f"r{database}"
+    script = printed(tmp_path, postgresql.tcp_url(role, database))
+    assert f'-- \\password "{role}"' in script
+    with postgresql.superuser(database) as admin:
+        admin.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+        admin.execute(script)
+        url = f"postgresql://{role}@{postgresql.host}:{postgresql.port}/{database}"
+        try:
+            for password in ("", "…", role):
+                with pytest.raises(psycopg.OperationalError, match="password"):
+                    psycopg.connect(url, password=password)
+            admin.execute(f"ALTER ROLE \"{role}\" PASSWORD 'a password'")
+            psycopg.connect(url, password="a password").close()
+        finally:
+            admin.execute(f'DROP OWNED BY "{role}"')
+            admin.execute(f'DROP ROLE "{role}"')
+    postgresql.drop_database(database)

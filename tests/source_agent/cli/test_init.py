@@ -1,0 +1,313 @@
+"""`driftline-source init` against real databases: what it writes is what the agent then serves."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
+from sqlalchemy.engine import make_url
+
+from source_agent.cli import check, init
+from source_agent.cli.init import Made, Request
+from source_agent.config import SourceConfig, load
+from source_agent.engines.interface import Relation
+from source_agent.engines.registry import connect
+from tests.harness.pair import environment
+from tests.harness.servers import MariaDB, PostgreSQL
+
+# {q} quotes a name, {t} is the schema or database of the second place.
+TABLES = [
+    "CREATE TABLE keyed (id INTEGER NOT NULL PRIMARY KEY, note VARCHAR(9))",
+    """CREATE TABLE pair (
+        a INTEGER NOT NULL, b INTEGER NOT NULL, c INTEGER NOT NULL UNIQUE, d INTEGER, UNIQUE (a, b)
+    )""",
+    "CREATE TABLE loose (a INTEGER UNIQUE, note VARCHAR(9))",
+    "CREATE TABLE {q}We.ird name{q} (id INTEGER NOT NULL PRIMARY KEY)",
+    "CREATE VIEW seen AS SELECT id FROM keyed",
+    "INSERT INTO keyed VALUES (1, 'a'), (2, 'b')",
+]
+SECOND = "CREATE TABLE {t}.keyed (id INTEGER NOT NULL, k VARCHAR(9) NOT NULL, PRIMARY KEY (k, id))"
+
+
+class Place:
+    """A database with tables of every sort; `url` of a login whose password is `password`."""
+
+    def __init__(self, name: str, url: str, password: str | None, second: str | None) -> None:
+        self.name, self.url, self.password, self.second = name, url, password, second
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    name = f"i{uuid.uuid4().hex[:10]}"
+    login = f"l{name}"
+    if request.param == "sqlite":
+        with sqlite3.connect(tmp_path / "erp.db") as connection:
+            for sql in TABLES:
+                connection.execute(sql.format(q='"'))
+        connection.close()
+        yield Place("sqlite", f"sqlite:///{tmp_path / 'erp.db'}", None, None)
+        return
+    server: Any = request.getfixturevalue(request.param)
+    server.create_database(name)
+    password = server.create_login(login)
+    second = f"{name}_b"
+    if isinstance(server, PostgreSQL):
+        with server.superuser(name) as admin:
+            for sql in [*TABLES, f"CREATE SCHEMA {second}", SECOND.format(t=second)]:
+                admin.execute(sql.format(q='"'))
+            admin.execute(
+                "CREATE TABLE parts (id INT NOT NULL PRIMARY KEY) PARTITION BY RANGE (id)"
+            )
+            admin.execute("CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (9)")
+            admin.execute(f"GRANT USAGE ON SCHEMA {second} TO {login}")
+            for schema in ("public", second):
+                admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {login}")
+        yield Place("postgresql", server.tcp_url(login, name), password, second)
+        server.drop_database(name)
+        with server.superuser() as admin:
+            admin.execute(f"DROP ROLE {login}")
+        return
+    assert isinstance(server, MariaDB)
+    server.create_database(second)
+    with server.admin(name) as root, root.cursor() as cursor:
+        for sql in [*TABLES, SECOND.format(t=second)]:
+            cursor.execute(sql.format(q="`"))
+        for database in (name, second):
+            cursor.execute(f"GRANT SELECT ON {database}.* TO '{login}'@'%'")
+        root.commit()
+        yield Place("mariadb", server.tcp_url(login, name), password, second)
+        cursor.execute(f"DROP USER '{login}'@'%'")
+    for database in (name, second):
+        server.drop_database(database)
+
+
+def requested(folder: Path, place: Place, **more: Any) -> Request:
+    options: dict[str, Any] = {
+        "config": folder / "source.toml",
+        "url": place.url,
+        "patterns": (),
+        "login": None,
+        "password_file": None,
+        "listen": "127.0.0.1:0",
+        "force": False,
+        "ask_password": lambda prompt: place.password,
+    }
+    return Request(**options | more)
+
+
+def published(config: SourceConfig) -> dict[str, tuple[str, tuple[str, ...] | None]]:
+    found = {}
+    for name, publication in config.relations.items():
+        relation = publication.relation
+        found[name] = (relation.table or "", relation.key)
+    return found
+
+
+def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    made = init.init(requested(folder, place))
+    text = (folder / "source.toml").read_text()
+    config = load(folder / "source.toml")
+    quote = "`" if place.name == "mariadb" else '"'
+    here = "public." if place.name == "postgresql" else ""
+    weird = f"{here}{quote}We.ird name{quote}"
+    expected: dict[str, tuple[str, tuple[str, ...] | None]] = {
+        "pair": (f"{here}pair", ("c",)),
+        "We.ird name": (weird, None),
+    }
+    if place.second is None:
+        expected["keyed"] = ("keyed", None)
+    else:
+        first = "public" if place.name == "postgresql" else str(place.second).removesuffix("_b")
+        expected[f"{first}.keyed"] = (f"{here}keyed", None)
+        expected[f"{place.second}.keyed"] = (f"{place.second}.keyed", None)
+    if place.name == "postgresql":
+        expected["parts"] = ("public.parts", None)
+    assert published(config) == expected
+    assert (made.published, made.offered) == (len(expected), len(expected) + 2)
+    for left_out in ("loose", "seen"):
+        (reason,) = [
+            lines for lines in text.split("\n\n") if lines.startswith(f"# [relations.{left_out}]")
+        ]
+        assert "is not published: The table has no primary key" in reason
+    database = config.database
+    report = check.check(config, connect(database.url, database.password, database.limits))
+    assert report.served == len(report.relations) == len(expected)
+    assert all(relation.vouched for relation in report.relations)
+    _check_files(made, place, folder)
+
+
+def _check_files(made: Made, place: Place, folder: Path) -> None:
+    """No file but that of the password holds it, and that one is nobody else's."""
+    assert sorted(path.name for path in folder.iterdir()) == sorted(p.name for p in made.files)
+    if place.password is None:
+        assert [path.name for path in made.files] == ["source.toml", "grants.sh"]
+        return
+    config, script, secret = made.files
+    assert (config.name, script.name) == ("source.toml", "grants.sql")
+    assert secret.read_text() == place.password
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    for path in (config, script):
+        assert place.password not in path.read_text()
+    assert "GRANT SELECT" in script.read_text()
+
+
+def test_patterns_another_login_and_a_password_file(place: Place, tmp_path: Path) -> None:
+    if place.password is None:
+        with pytest.raises(UsageError, match="No table or view is called 'order"):
+            init.init(requested(tmp_path / "a", place, patterns=("orders",)))
+        made = init.init(requested(tmp_path / "b", place, patterns=("main.k*", "pair")))
+        assert sorted(load(made.files[0]).relations) == ["keyed", "pair"]
+        return
+    secret = tmp_path / "mine"
+    secret.write_text(place.password)
+    secret.chmod(0o600)
+
+    def nobody(prompt: str) -> str | None:
+        raise AssertionError(prompt)
+
+    chosen = {"password_file": secret, "ask_password": nobody, "patterns": (f"{place.second}.*",)}
+    made = init.init(requested(tmp_path / "a", place, **chosen))
+    config = load(made.files[0])
+    assert list(config.relations) == ["keyed"]
+    assert config.database.password == place.password
+    made = init.init(requested(tmp_path / "b", place, login="reader", **chosen))
+    text = made.files[0].read_text()
+    assert "://reader@" in text
+    assert 'password_file = "reader.password"' in text
+    assert "reader" in made.files[1].read_text()
+    assert [path.name for path in made.files] == ["source.toml", "grants.sql"]
+    assert made.password_to_write == "reader.password"
+    secret.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="is open to others than its owner"):
+        init.init(requested(tmp_path / "c", place, **chosen))
+    # Nobody to ask, as in a script.
+    with pytest.raises(DatabaseRefused) as caught:
+        init.init(requested(tmp_path / "d", place, ask_password=lambda prompt: None))
+    assert "--password-file" in caught.value.remedy
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_url_without_a_user_stays_without_one(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs `init` is who runs `serve`: both log in as libpq's default user."""
+    name = postgresql.create_database(f"i{uuid.uuid4().hex[:10]}")
+    url = postgresql.url("postgres", name).replace("//postgres@", "//")
+    monkeypatch.setenv("PGUSER", "postgres")
+    try:
+        with postgresql.superuser(name) as admin:
+            admin.execute(TABLES[0])
+        place = Place("postgresql", url, None, None)
+        made = init.init(requested(tmp_path / "a", place))
+        database = load(made.files[0]).database
+        assert make_url(database.url).username is None
+        with closing(connect(database.url, None, database.limits).open()) as session:
+            assert session.describe(Relation("keyed", table="keyed")).vouched
+        script = made.files[1].read_text()
+        assert "driftline" in script
+        assert "CONNECTION LIMIT 8;" in script
+        assert made.password_to_write is None
+        (tmp_path / "b").mkdir()
+        done = command(
+            tmp_path / "b", "init", "--url", place.url, "--login", "reader", "--listen", "[::1]:0"
+        )
+        assert done.returncode == 0, done
+        assert "next: run grants.sql, put the password into reader.password, " in done.stderr
+        assert "://reader@" in (tmp_path / "b" / "source.toml").read_text()
+    finally:
+        postgresql.drop_database(name)
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "source_agent.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with sqlite3.connect(tmp_path / "erp.db") as connection:
+        connection.execute(TABLES[0])
+    connection.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@h/d",
+        "postgresql://me@h/d?password=hunter2",
+        "postgresql://me@h/d?sslpassword=hunter2",
+        "mariadb://me@h/d?ssl_key_password=hunter2",
+        "mariadb://:hunter2@h/d",
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(folder: Path, url: str) -> None:
+    done = command(folder, "init", "--url", url)
+    assert done.returncode == 2, done
+    assert "The URL holds a password" in done.stderr
+    assert "--password-file" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not (folder / "source.toml").exists()
+
+
+def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
+    done = command(folder, "init", "--url", "sqlite:///erp.db")
+    assert (done.returncode, done.stdout) == (0, "source.toml\ngrants.sh\n"), done
+    assert "1 relation can be served" in done.stderr
+    before = (folder / "source.toml").read_bytes()
+    (folder / "grants.sh").write_text("mine")
+    done = command(folder, "init", "--url", "sqlite:///erp.db", "--listen", "127.0.0.1:7999")
+    assert done.returncode == 2
+    assert "source.toml, grants.sh would be overwritten" in done.stderr
+    assert (folder / "source.toml").read_bytes() == before
+    assert (folder / "grants.sh").read_text() == "mine"
+    forced = ("--url", "sqlite:///erp.db", "--listen", "127.0.0.1:7999", "--force")
+    assert command(folder, "init", *forced).returncode == 0
+    assert 'listen = "127.0.0.1:7999"' in (folder / "source.toml").read_text()
+    assert (folder / "grants.sh").read_text() != "mine"
+
+
+def test_a_database_without_a_relation_that_can_be_served(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "erp.db").close()
+    done = command(tmp_path, "init", "--url", "sqlite:///erp.db")
+    assert done.returncode == 2
+    assert "The database has no tables" in done.stderr
+    with sqlite3.connect(tmp_path / "erp.db") as connection:
+        connection.execute('CREATE TABLE loose ("a\nb" INT)')
+    connection.close()
+    done = command(tmp_path, "init", "--url", "sqlite:///erp.db")
+    assert done.returncode == 1
+    assert "0 of 1 relation can be served" in done.stderr
+    assert "# [relations.loose]" in (tmp_path / "source.toml").read_text()
+
+
+def test_options_that_cannot_be_used(folder: Path) -> None:
+    for options, says in (
+        (("--url", "nonsense"), "--url is not a database URL"),
+        (("--url", "oracle://me@h/d"), "is not supported"),
+        (("--url", "sqlite:///erp.db", "--listen", "7443"), "is not an address"),
+    ):
+        done = command(folder, "init", *options)
+        assert done.returncode == 2, done
+        assert says in done.stderr
+    done = command(folder, "init", "--url", "sqlite:///absent.db")
+    assert done.returncode == 4, done
+    assert not (folder / "source.toml").exists()

@@ -1,0 +1,249 @@
+"""`driftline-source` as a DBA meets it: stdout, stderr, exit codes, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from driftline import wire_pb2 as pb
+from driftline.digests import Salt, mix
+from driftline.fingerprints import hasher, row_key
+from driftline.types import Column, Recipe, parse_type
+from driftline.values import encode_int, encode_text, encode_tuple
+from driftline.wire_pb2_grpc import SourceStub
+
+from source_agent.cli.grants import grants
+from source_agent.config import load
+from source_agent.engines.registry import connect
+from source_agent.printable import printable_row
+from tests import ROOT
+from tests.harness.agents import configuration, make_orders
+
+ROWS = [(n, f"comment {n}") for n in range(1, 101)]
+RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_orders(tmp_path / "erp.db", ROWS)
+    configuration(tmp_path, tmp_path / "erp.db", certs=None)
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "source_agent.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+
+
+def failed(folder: Path, code: int, *arguments: str) -> str:
+    done = command(folder, *arguments)
+    assert done.returncode == code, done
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def receipt(folder: Path, **changes: object) -> Path:
+    """What the warehouse writes for ROWS; its total is computed here."""
+    key, salt = bytes(range(32)), bytes(range(16))
+    rows = [encode_tuple([encode_int("int8", number), encode_text(text)]) for number, text in ROWS]
+    digest = mix(Salt.from_bytes(salt), *hasher(row_key(key, RECIPE))(rows)).digest()
+    facts: dict[str, object] = {
+        "relation": "orders",
+        "columns": [[c.name, str(c.type)] for c in RECIPE.columns],
+        "key_columns": 1,
+        "as_of": "2026-01-01T00:00:00Z",
+        "version": 3,
+        "count": digest.count,
+        "sum": digest.sum_bytes().hex(),
+        "fragment_key": key.hex(),
+        "salt": salt.hex(),
+    }
+    path = folder / "receipt.json"
+    path.write_text(json.dumps(facts | changes))
+    return path
+
+
+def test_check(folder: Path) -> None:
+    done = command(folder, "check")
+    assert done.returncode == 0, done
+    for expected in ("orders", "every certificate", "id", "comment", "int8", "read-only", "a scan"):
+        assert expected in done.stdout
+    done = command(folder, "check", "--json")
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    (orders,) = report["relations"]
+    assert [c["name"] for c in orders["columns"] if c["key"]] == ["id"]
+    assert orders["scan_cost"]
+
+
+def test_check_reports_what_cannot_be_served_and_goes_on(folder: Path) -> None:
+    with (folder / "source.toml").open("a") as file:
+        file.write('[relations.a]\ntable = "absent"\n[relations.z]\ntable = "orders"\n')
+    done = command(folder, "check", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert [r["error_code"] for r in report["relations"]] == [None, "CONFIGURATION", None]
+    assert "FAILED" in command(folder, "check").stdout
+
+
+def test_grants_and_explain(folder: Path) -> None:
+    done = command(folder, "grants")
+    assert done.returncode == 0, done
+    assert done.stdout.strip()
+    done = command(folder, "explain")
+    assert done.returncode == 0, done
+    assert "SELECT" in done.stdout
+    assert "orders" in done.stdout
+    assert "INSERT" not in done.stdout
+
+
+def test_total_of_a_receipt(folder: Path) -> None:
+    path = receipt(folder)
+    done = command(folder, "total", "--receipt", str(path))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    stated = json.loads(path.read_text())["sum"]
+    line = f"orders: 100 rows, total {stated}, equal to the receipt of 2026-01-01T00:00:00Z\n"
+    assert done.stdout == line
+    with sqlite3.connect(folder / "erp.db") as writer:
+        writer.execute("UPDATE orders SET comment = 'x' WHERE id = 7")
+    writer.close()
+    done = command(folder, "total", "--receipt", str(path))
+    assert done.returncode == 1
+    assert "differs from the receipt" in done.stdout
+    assert stated in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"columns": [["id", "int8"], ["remark", "text"]]}, 6, "remark text at the warehouse"),
+        ({"columns": [["id", "int8"]]}, 6, "nothing at the warehouse, comment text here"),
+        ({"key_columns": 2}, 6, "2 key columns"),
+        ({"key_columns": 3}, 2, "no recipe"),
+        ({"columns": [["id", "integer"]]}, 2, "declared type"),
+        ({"columns": ["id"]}, 2, "[name, type]"),
+        ({"salt": "00"}, 2, "'salt' is not 16 bytes"),
+        ({"count": -1}, 2, "'count'"),
+        ({"relation": "order"}, 1, "Did you mean 'orders'?"),
+    ],
+)
+def test_receipts_that_are_refused(
+    folder: Path, changes: dict[str, object], code: int, says: str
+) -> None:
+    assert says in failed(folder, code, "total", "--receipt", str(receipt(folder, **changes)))
+
+
+def test_files_that_are_no_receipts(folder: Path) -> None:
+    assert "cannot be read" in failed(folder, 2, "total", "--receipt", "absent.json")
+    (folder / "bad.json").write_text("{")
+    assert "no receipt" in failed(folder, 2, "total", "--receipt", "bad.json")
+    (folder / "bad.json").write_text("[]")
+    assert "no receipt" in failed(folder, 2, "total", "--receipt", "bad.json")
+
+
+def test_errors_are_a_line_and_a_code(folder: Path) -> None:
+    says = failed(folder, 2, "--config", "absent.toml", "check")
+    assert says.startswith("error CONFIGURATION: There is no file absent.toml.")
+    (folder / "source.toml").write_text("[databse]\n")
+    assert "Did you mean 'database'?" in failed(folder, 2, "serve")
+    done = command(folder, "--debug", "serve")
+    assert "Traceback" in done.stderr
+    assert failed(folder, 2, "chek").startswith("Usage:")
+
+
+def test_a_database_that_is_not_there(folder: Path) -> None:
+    (folder / "erp.db").unlink()
+    assert failed(folder, 4, "check").startswith("error DATABASE_UNAVAILABLE")
+
+
+def test_version(folder: Path) -> None:
+    done = command(folder, "--version")
+    assert done.stdout.startswith("driftline-source ")
+
+
+def test_enroll(folder: Path) -> None:
+    arguments = ("enroll", "--directory", "certs", "--source-name", "localhost")
+    done = command(folder, *arguments)
+    assert done.returncode == 0, done
+    assert len(done.stdout.splitlines()) == 6
+    assert "would be overwritten" in failed(folder, 2, *arguments)
+    assert "--source-name" in failed(folder, 2, "enroll")
+
+
+BOTH = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("asked", [BOTH[:1], BOTH[1:], BOTH * 300], ids=["TERM", "INT", "burst"])
+def test_serve_says_where_it_listens_and_ends_on_sigterm(
+    folder: Path, asked: list[signal.Signals]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "source_agent.cli", "serve", "--port-file", "port"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        port = (folder / "port").read_text().strip()
+        assert said == f"listening on 127.0.0.1:{port}\n"
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            reply = SourceStub(channel).Describe(pb.DescribeRequest(protocol=1), timeout=10)
+        assert list(reply.relations) == ["orders"]
+        for number in asked:  # it may be in the midst of hearing the one before
+            process.send_signal(number)
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_a_key_is_printed_short_and_harmless() -> None:
+    columns = (Column("n", parse_type("int8")), Column("t", parse_type("text")))
+    row = encode_tuple([encode_int("int8", -3), encode_text("a\n\u202e\x1b[1m'" + "x" * 100)])
+    shown = printable_row(row, Recipe(columns, 2))
+    assert shown.startswith("n=-3, t=")
+    assert shown.isprintable()
+    assert len(shown) < 120
+    row = encode_tuple([None, b"\xff\xfe"])
+    assert printable_row(row, Recipe(columns, 2)) == "n=NULL, t=0xfffe"
+
+
+def test_grants_of_a_file_name_an_account(tmp_path: Path) -> None:
+    """An SQLite URL has no login: the script is complete all the same."""
+    (tmp_path / "source.toml").write_text(
+        f'[database]\nurl = "sqlite:///{tmp_path / "erp.db"}"\n'
+        '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[relations.orders]\ntable = "orders"\n'
+    )
+    sqlite3.connect(tmp_path / "erp.db").close()
+    config = load(tmp_path / "source.toml")
+    engine = connect(config.database.url, None, config.database.limits)
+    script = grants(config, engine)
+    assert "driftline-readers" in script
+    assert "''" not in script

@@ -1,0 +1,251 @@
+"""`explain` is complete: whatever a real server logs of the agent's login is one of its templates.
+
+The agent runs as its own processes, as a DBA would run it: `check`, `explain`, `total` and a
+`serve` that is asked for descriptions, for a table and for a tile of it. The server's statement log
+is switched on for the agent's login, and read by this test alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline import wire_pb2 as pb
+from driftline.types import Column, Recipe, parse_type
+from driftline.wire_pb2_grpc import SourceStub
+
+from tests.harness.agents import Peer, channel, opening
+from tests.harness.pair import SourceProcess, environment
+from tests.harness.servers import MariaDB, PostgreSQL
+
+ROWS = 300
+TABLE = "CREATE TABLE orders (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR(40), price DECIMAL(9,2))"
+LOOSE = (
+    "CREATE TABLE loose (id BIGINT, note VARCHAR(40))",
+    "CREATE INDEX i ON loose (id)",
+    "CREATE TABLE secret (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR(40))",
+)
+RELATIONS = """
+[relations.orders]
+table = "orders"
+[relations.filtered]
+table = "orders"
+where = "note LIKE 'n%' AND id % 2 = 0"
+columns = ["id", "note"]
+[relations.asked]
+query = "SELECT note AS k, id FROM orders WHERE id < 100"
+key = ["k"]
+[relations.loose]
+table = "loose"
+key = ["id"]
+[relations.secret]
+table = "secret"
+[relations.hidden]
+query = "SELECT id, note FROM secret"
+key = ["id"]
+[relations.absent]
+table = "absent"
+[relations.keyless]
+table = "loose"
+"""
+
+
+class OnPostgreSQL:
+    """Logs to the server's own log, for the agent's role alone."""
+
+    more = '[relations.hashed]\ntable = "orders"\nfingerprint = "database"\n'
+
+    def __init__(self, server: PostgreSQL) -> None:
+        self._server = server
+        self.database = server.create_database(f"s{uuid.uuid4().hex[:10]}")
+        self.login = f"l{self.database}"
+        self.password = server.create_login(self.login)
+        with server.superuser(self.database) as connection:
+            for sql in (TABLE, *LOOSE):
+                connection.execute(sql)
+            connection.execute(
+                "INSERT INTO orders SELECT n, 'n' || n, n FROM generate_series(1, %s) n", (ROWS,)
+            )
+            connection.execute(f'GRANT SELECT ON orders, loose TO "{self.login}"')
+            connection.execute(f"ALTER ROLE \"{self.login}\" SET log_statement = 'all'")
+        self.url = server.url(self.login, self.database)
+        self._log = server.folder / "log"
+        self._from = self._log.stat().st_size
+
+    def statements(self) -> list[str]:
+        with self._log.open("rb") as log:
+            log.seek(self._from)
+            text = log.read().decode()
+        # An entry begins with the date; its further lines are indented by a tab.
+        found = re.findall(
+            r"^[^\t].*? LOG:  (?:statement|execute [^:]+): (.*(?:\n\t.*)*)", text, re.MULTILINE
+        )
+        return [statement.replace("\n\t", "\n") for statement in found]
+
+    def close(self) -> None:
+        self._server.drop_database(self.database)
+        with self._server.superuser() as connection:
+            connection.execute(f'DROP ROLE "{self.login}"')
+
+
+class OnMariaDB:
+    """Logs to mysql.general_log."""
+
+    more = ""
+
+    def __init__(self, server: MariaDB) -> None:
+        self._server = server
+        self.database = server.create_database(f"s{uuid.uuid4().hex[:10]}")
+        self.login = f"l{self.database}"
+        self.password = server.create_login(self.login)
+        self._admin = server.admin(self.database)
+        self._run(TABLE, *LOOSE)
+        self._run(f"INSERT INTO orders SELECT seq, CONCAT('n', seq), seq FROM seq_1_to_{ROWS}")
+        for table in ("orders", "loose"):
+            self._run(f"GRANT SELECT ON {self.database}.{table} TO '{self.login}'@'%'")
+        self._run("SET GLOBAL log_output = 'TABLE'", "SET GLOBAL general_log = 1")
+        self.url = server.url(self.login, self.database)
+
+    def _run(self, *statements: str) -> Sequence[Sequence[Any]]:
+        with self._admin.cursor() as cursor:
+            for sql in statements:
+                cursor.execute(sql)
+            self._admin.commit()
+            return cursor.fetchall()
+
+    def statements(self) -> list[str]:
+        rows = self._run(
+            "SELECT argument FROM mysql.general_log WHERE command_type IN ('Query', 'Execute') "
+            f"AND user_host LIKE '{self.login}%'"
+        )
+        return [row[0].decode() if isinstance(row[0], bytes) else str(row[0]) for row in rows]
+
+    def close(self) -> None:
+        self._run(
+            "SET GLOBAL general_log = 0",
+            "TRUNCATE mysql.general_log",
+            "SET GLOBAL log_output = 'FILE'",
+            f"DROP USER '{self.login}'@'%'",
+        )
+        self._admin.close()
+        self._server.drop_database(self.database)
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Iterator[OnPostgreSQL | OnMariaDB]:
+    made: OnPostgreSQL | OnMariaDB
+    if request.param == "postgresql":
+        made = OnPostgreSQL(request.getfixturevalue("postgresql"))
+    else:
+        made = OnMariaDB(request.getfixturevalue("mariadb"))
+    yield made
+    made.close()
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "source_agent.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+
+
+def recipe_of(description: pb.Description) -> Recipe:
+    columns = tuple(
+        Column(c.name, parse_type(c.type), c.nullable, c.ordinal) for c in description.columns
+    )
+    return Recipe(columns, description.key_columns, description.fingerprint_version)
+
+
+def use(config: Path) -> None:
+    """Ask a running agent for everything that costs a statement of its own."""
+    with (
+        SourceProcess(config) as source,
+        channel(int(source.address.rpartition(":")[2]), None) as c,
+    ):
+        describe = SourceStub(c).Describe
+        assert len(describe(pb.DescribeRequest(protocol=1), timeout=30).relations) >= 6
+        for relation in ("orders", "filtered", "asked", "loose"):
+            request = pb.DescribeRequest(protocol=1, relation=relation)
+            recipe = recipe_of(describe(request, timeout=30).description)
+            for within in (None, pb.Within(first=-(1 << 63), last=50)):
+                if within is not None and relation not in {"orders", "filtered", "loose"}:
+                    continue
+                asked = opening(recipe.id, relation=relation)
+                if within is not None:
+                    asked.open.within.CopyFrom(within)
+                with Peer(c) as peer:
+                    peer.send(asked)
+                    assert peer.until("finished")
+
+
+def receipt(folder: Path) -> str:
+    """A receipt of nothing: the scan is what matters."""
+    columns = [["id", "int8"], ["note", "text"], ["price", "numeric(9,2)"]]
+    facts = {"relation": "orders", "columns": columns, "key_columns": 1, "as_of": "2026-01-01"}
+    facts |= {"version": 0, "count": 0, "sum": "00" * 16}
+    facts |= {"fragment_key": "00" * 32, "salt": "00" * 16}
+    path = folder / "receipt.json"
+    path.write_text(json.dumps(facts))
+    return str(path)
+
+
+def test_every_statement_of_the_log_is_a_template(
+    server: OnPostgreSQL | OnMariaDB, tmp_path: Path
+) -> None:
+    secret = tmp_path / "reader.password"
+    secret.write_text(server.password)
+    secret.chmod(0o600)
+    config = tmp_path / "source.toml"
+    config.write_text(
+        f'[database]\nurl = "{server.url}"\npassword_file = "reader.password"\n'
+        'statement_timeout_s = 60\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        f"{RELATIONS}{server.more}"
+    )
+    explained = command(tmp_path, "explain")
+    assert explained.returncode == 1, explained
+    assert "relation absent cannot be served" in explained.stderr
+    checked = command(tmp_path, "check")
+    assert checked.returncode == 1, checked
+    served = 5 if server.more else 4
+    assert checked.stdout.endswith(f"\n{served} of {served + 4} relations can be served\n")
+    differs = command(tmp_path, "total", "--receipt", receipt(tmp_path))
+    assert "The table may have changed since" in differs.stdout, differs
+    use(config)
+    seen = set(server.statements())
+    assert len(seen) > 20
+    assert any("NULL" in sql and "LIMIT 1" in sql for sql in seen), "of the tile"
+    assert any(sql.startswith("EXPLAIN") for sql in seen)
+    known = templates_of(explained.stdout)
+    strangers = [sql for sql in seen if not any(t.fullmatch(_flat(sql)) for t in known)]
+    assert strangers == []
+
+
+def templates_of(script: str) -> list[re.Pattern[str]]:
+    """The templates of `explain` as patterns: a placeholder stands for any value."""
+    patterns = []
+    for template in re.split(r";\n", "\n".join(_uncommented(script)) + "\n"):
+        text = re.escape(_flat(template.replace("%%", "%")))
+        text = text.replace("%s", r".+?").replace("…", r".+?")
+        if text:
+            patterns.append(re.compile(text))
+    return patterns
+
+
+def _uncommented(script: str) -> Iterator[str]:
+    return (line for line in script.splitlines() if not line.startswith("-- "))
+
+
+def _flat(sql: str) -> str:
+    return " ".join(sql.split()).removesuffix(";")

@@ -1,0 +1,1 @@
+"""The simulated wide area link, and the pair over it."""

@@ -1,0 +1,1 @@
+"""The warehouse agent, by room."""

@@ -1,0 +1,508 @@
+"""The warehouse's command line: exit codes, what goes to stdout, and what a user is told.
+
+Commands that need Spark run in this process with the warm session; what only a process can show
+(stdout of the JVM, exit codes of the console script) is shown by processes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from driftline.errors import ConfigurationError
+from pyspark.sql import SparkSession
+
+from source_agent.cli.enroll import enroll
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair, SourceProcess, environment
+from tests.warehouse_agent.storage.test_store import held
+from warehouse_agent.cli import commands, main
+from warehouse_agent.report import Report
+
+REPORT = [
+    "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
+    "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",
+    "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
+    "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "method",
+    "consistency", "proof", "fingerprint", "miss_probability", "as_of", "checked_at", "attempts",
+    "retried", "tiles", "tiles_done", "resumed_at", "error",
+]  # fmt: skip
+ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
+STATUS = [
+    "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
+    "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
+    "row_security",
+]  # fmt: skip
+HISTORY = {
+    "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
+    "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
+    "repaired_files", "repaired_rows",
+}  # fmt: skip
+RECEIPT = [
+    "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",
+    "salt",
+]  # fmt: skip
+NOBODY = "127.0.0.1:9"  # the discard port: nobody listens
+
+Run = Callable[..., "Ended"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """stdout as JSON Lines, nothing else among them."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def command(*words: object, config: Path | None = None) -> Ended:
+    """The agent as a process."""
+    chosen = [] if config is None else ["--config", str(config)]
+    done = subprocess.run(
+        [sys.executable, "-m", "warehouse_agent.cli", *chosen, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def run(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """The agent in this process, with the warm session."""
+
+    def run(*words: object, config: Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["driftline", "--config", str(config), *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        said = capsys.readouterr()
+        code = ended.value.code
+        return Ended(code if isinstance(code, int) else 0, said.out, said.err)
+
+    monkeypatch.setattr("warehouse_agent.spark.session.start", lambda settings: spark)
+    return run
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_of_a_part_it_is_said_what_was_not_compared(version: int) -> None:
+    report = Report("orders", version=version, previous_version=3, rows_total=5000, as_of="then")
+    assert "not compared" not in commands._said(report)
+    said = commands._said(replace(report, proof="part", rows_left=1234))
+    assert "as of then, 1,234 rows not compared (" in said
+
+
+def written(folder: Path, address: str = NOBODY, more: str = "") -> Path:
+    """A configuration of the fragments `orders` and `items`, in plain text to loopback."""
+    file = folder / "warehouse.toml"
+    file.write_text(
+        f'[warehouse]\npath = "warehouse"\n{more}\n[sources.erp]\naddress = "{address}"\n'
+        'insecure = true\n[fragments.orders]\nsource = "erp"\n[fragments.items]\nsource = "erp"\n'
+    )
+    return file
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    for name in ("orders", "items"):
+        legacy.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, note TEXT)")
+        rows = [(i, f"{name} {i * i}") for i in range(300)]
+        legacy.many(f"INSERT INTO {name} VALUES (?, ?)", rows)
+    relations = {name: f'table = "{name}"' for name in ("orders", "items")}
+    with Pair(spark, legacy, tmp_path / "pair", relations) as made:
+        yield made
+    legacy.close()
+
+
+# what the user did wrong
+
+
+def test_no_configuration(tmp_path: Path) -> None:
+    ended = command("status", config=tmp_path / "none.toml")
+    assert (ended.code, ended.out) == (2, "")
+    assert "There is no file" in ended.err
+    assert "Name it with --config FILE, or write one with `init`." in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_an_unknown_key_with_the_nearest_name(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    file.write_text(file.read_text().replace("insecure = true", "insecur = true"))
+    ended = command("refresh", "--all", "--json", config=file)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Did you mean 'insecure'?" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    ended = command("--debug", "status", config=tmp_path / "none.toml")
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+
+
+def test_debug_shows_the_traceback_of_what_failed_for_one_fragment(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path)
+    assert run("verify", "orders", config=file).code == 1
+    assert "Traceback" not in caplog.text
+    assert run("--debug", "verify", "orders", config=file).code == 1
+    assert "orders failed\nTraceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Usage"),
+        (["frobnicate"], "No such command"),
+        (["refresh", "--al"], "No such option"),
+        (["gc"], "No fragment is named"),
+        (["refresh", "--all", "orders"], "--all goes with no names"),
+        (["refresh", "ordres"], "Did you mean 'orders'?"),
+        (["plan", "x*"], "No fragment of warehouse.toml matches"),
+        (["gc", "orders", "--keep-hours", "-1"], "too few"),
+        (["demo", "--scale", "0"], "not between"),
+    ],
+)
+def test_usage(tmp_path: Path, words: list[str], said: str) -> None:
+    ended = command(*words, config=written(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_help_and_version() -> None:
+    assert "refresh" in command("--help").out
+    assert command("--version").out.startswith("driftline ")
+
+
+def test_init(tmp_path: Path) -> None:
+    file = tmp_path / "new.toml"
+    assert command("init", config=file).code == 0
+    # What it writes is valid but for certificates, which are read when they are used.
+    assert command("status", config=file).out == ("fragment\norders    nothing published yet\n")
+    again = command("init", config=file)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert command("init", "--force", config=file).code == 0
+
+
+# what happens to a refresh
+
+
+def test_an_unreachable_source(tmp_path: Path, run: Run) -> None:
+    config = written(tmp_path)
+    ended = run("refresh", "--all", "--json", config=config)
+    assert ended.code == 4
+    assert [(r["name"], r["error"]["code"], r["attempts"]) for r in ended.lines] == [
+        ("orders", "UNREACHABLE", 1),
+        ("items", "UNREACHABLE", 1),
+    ]
+    assert ended.err.count(NOBODY) == 1, "one cause is said once"
+    assert "items: same cause as orders." in ended.err
+    assert "Trying again" not in ended.err
+    assert "Traceback" not in ended.err
+    planned = run("plan", "--json", config=config)
+    assert planned.code == 4, "a price without the source is half a price"
+    assert ["Nothing answers" in line["source_error"] for line in planned.lines] == [True, True]
+    assert "the source could not be asked: Nothing" in run("plan", "orders", config=config).out
+
+
+@pytest.fixture
+def secure(pair: Pair, tmp_path: Path) -> Iterator[Pair]:
+    """The pair over mutual TLS; the warehouse of another authority is in `foreign`."""
+    for name in ("certs", "foreign"):
+        enroll(tmp_path / name, source_names=["127.0.0.1"])
+    certs = tmp_path / "certs"
+    pair.stop()
+    lines = (
+        f'listen = "127.0.0.1:0"\ncertificate = "{certs}/source.pem"\nkey = "{certs}/source.key"\n'
+        f'client_ca = "{certs}/ca.pem"'
+    )
+    with SourceProcess(pair.source_toml(lines)) as agent:
+        pair.address = agent.address
+        yield pair
+
+
+def tls(pair: Pair, ca: Path, certificates: Path) -> Path:
+    pair.source_lines = (
+        f'address = "{pair.address}"\nca = "{ca}/ca.pem"\n'
+        f'certificate = "{certificates}/warehouse.pem"\nkey = "{certificates}/warehouse.key"'
+    )
+    return pair.warehouse_toml()
+
+
+@pytest.fixture
+def no_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Spark must not be started."""
+    started: list[object] = []
+
+    def start(settings: dict[str, str]) -> SparkSession:
+        started.append(settings)
+        raise ConfigurationError("Spark was started.")
+
+    monkeypatch.setattr("warehouse_agent.spark.session.start", start)
+    yield
+    assert not started
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_mistakes_are_told_before_spark_is_started(
+    secure: Pair, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Address, certificates, relation, lock, and of a first load the database."""
+    good, foreign = tmp_path / "certs", tmp_path / "foreign"
+    assert run("refresh", config=written(tmp_path)).code == 4
+    assert run("refresh", config=tls(secure, good, foreign)).code == 5
+    config = tls(secure, good, good)
+    with held(secure.warehouse):
+        assert run("refresh", "orders", config=config).code == 75
+    secure.fragment_lines["items"] = 'relation = "secret"'
+    ended = run("refresh", "items", config=secure.warehouse_toml())
+    assert (ended.code, "NOT_FOUND" in ended.err) == (1, True)
+    monkeypatch.setattr("warehouse_agent.runs.batch.WAIT_S_MAX", 0.001)
+    secure.legacy.close()
+    (tmp_path / "erp.db").rename(tmp_path / "gone.db")
+    ended = run("refresh", "orders", "--json", config=config)
+    assert (ended.code, ended.lines[0]["error"]["code"]) == (4, "DATABASE_UNAVAILABLE")
+    assert ended.lines[0]["attempts"] == 4
+    assert ended.err.count("Trying again.") == 3, "it is said only when it is done"
+    assert run("verify", config=config).code == 1, "nothing is published"
+
+
+def test_certificates_of_another_authority(secure: Pair, tmp_path: Path, run: Run) -> None:
+    good, foreign = tmp_path / "certs", tmp_path / "foreign"
+    for ca, own in ((good, foreign), (foreign, good)):
+        ended = run("refresh", "orders", "--json", config=tls(secure, ca, own))
+        assert ended.code == 5, ended.err
+        (report,) = ended.lines
+        assert report["error"]["code"] == "UNAUTHENTICATED"
+        assert "Traceback" not in ended.err
+    checked = run("doctor", "--json", config=tls(secure, good, foreign))
+    codes = {c["check"]: c["code"] for c in checked.lines if c["code"]}
+    assert codes["source erp: TLS"] == "UNAUTHENTICATED"
+    told = run("doctor", config=tls(secure, good, foreign)).out
+    assert "FAIL  fragment orders: relation: same cause as source erp: TLS\n" in told
+    assert run("refresh", "orders", config=tls(secure, good, good)).code == 0
+
+
+def test_doctor(secure: Pair, tmp_path: Path, run: Run) -> None:
+    config = tls(secure, tmp_path / "certs", tmp_path / "certs")
+    assert run("refresh", "orders", config=config).code == 0
+    ended = run("doctor", config=config)
+    assert ended.code == 0, ended.out
+    assert ended.err.splitlines()[-1] == "no check failed"
+    for words in (
+        "GiB free", "pyspark", "Java", "workers with Python", "answers in",
+        "our certificate: valid until", "certificate for 127.0.0.1", "days left", "protocol 1",
+        "key (id)", "1 int8, 1 text", "version 0, 300 rows", "items: published: nothing yet",
+    ):  # fmt: skip
+        assert words in ended.out, words
+    assert not list((secure.warehouse / "_driftline").rglob("doctor*")), "it tidies up"
+    secure.legacy.execute("ALTER TABLE orders ADD COLUMN extra TEXT")
+    ended = run("doctor", config=config)
+    assert ended.code == 6
+    assert "column extra (text) was added" in ended.out
+    assert ended.err.splitlines()[-1] == "1 of 13 checks failed"
+
+
+def test_some_went_well(pair: Pair, run: Run) -> None:
+    pair.fragment_lines["items"] = 'relation = "secret"'
+    ended = run("refresh", "--all", "--json", config=pair.warehouse_toml())
+    assert ended.code == 3
+    good, bad = ended.lines
+    assert list(good) == list(bad) == REPORT
+    assert (good["name"], good["error"], good["rows_total"]) == ("orders", None, 300)
+    assert list(bad["error"]) == ERROR
+    assert (bad["name"], bad["error"]["code"]) == ("items", "NOT_FOUND")
+    assert "error NOT_FOUND" in ended.err
+    ended = run("refresh", "items", "--json", config=pair.warehouse_toml())
+    assert ended.code == 1, "alone it is a failure, not a partial success"
+
+
+def test_every_step_is_shown_and_the_total_of_all(
+    pair: Pair, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a pipe, where each is a line if it comes late enough."""
+    monkeypatch.setattr("warehouse_agent.cli.progress.LINE_EVERY_S", 0.0)
+    ended = run("refresh", config=pair.warehouse_toml())
+    assert ended.code == 0, ended.err
+    for number, step in enumerate(("reduce", "exchange", "apply", "prove", "publish"), start=1):
+        assert f"0 of 2 done, orders: {step}, step {number} of 5" in ended.err
+    assert "1 of 2 done, items: apply, step 3 of 5" in ended.err, "each is settled in its turn"
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["orders", "items"]
+    assert "2 fragments in " in ended.err.splitlines()[-1]
+    assert "600 rows changed" in ended.err.splitlines()[-1]
+    assert "none failed" in ended.err.splitlines()[-1]
+
+
+def test_what_jobs_read(pair: Pair, run: Run) -> None:
+    config = pair.warehouse_toml()
+    (never,) = run("status", "orders", "--json", config=config).lines
+    assert list(never) == STATUS
+    assert {k: v for k, v in never.items() if v is not None} == {"name": "orders"}
+    (loaded,) = run("refresh", "orders", "--json", config=config).lines
+    assert list(loaded) == REPORT
+    assert set(loaded["seconds"]) == {"reduce", "exchange", "apply", "prove", "publish"}
+    pair.legacy.execute("UPDATE orders SET note = 'x' WHERE id < 3")
+    (report,) = run("refresh", "or*", "--json", config=config).lines
+    assert (report["version"], report["previous_version"], report["rows_updated"]) == (1, 0, 3)
+    (status,) = run("status", "orders", "--json", config=config).lines
+    assert list(status) == STATUS
+    told = run("status", config=config).out.splitlines()
+    assert [line.split()[:3] for line in told[1:3]] == [
+        ["orders", "1", "300"],
+        ["items", "nothing", "published"],
+    ]
+    assert told[3].startswith("probability of a missed change: ")
+    assert (status["version"], status["rows_total"], status["proof"]) == (1, 300, "total")
+    assert status["as_of"] == report["as_of"]
+    assert 0 < status["miss_probability"] < 1e-30
+    assert status["years_until_a_change_is_missed"] > 1e20
+    history = run("history", "orders", "--json", config=config).lines
+    assert [v["version"] for v in history] == [1, 0]
+    assert all(set(v) == HISTORY for v in history)
+    assert len(run("history", "orders", "--limit", "1", config=config).out.splitlines()) == 1
+    (garbage,) = run("gc", "orders", "--json", config=config).lines
+    assert garbage == {"name": "orders", "files": 0, "bytes": 0, "removed": False}
+    ended = run("gc", "orders", "--keep-hours", "0", config=config)
+    assert "would remove" in ended.out
+    before = len(list(pair.warehouse.rglob("*.parquet")))
+    assert run("gc", "orders", "--keep-hours", "0", "--yes", config=config).code == 0
+    assert len(list(pair.warehouse.rglob("*.parquet"))) < before
+    (verified,) = run("verify", "orders", "--json", config=config).lines
+    assert list(verified) == REPORT
+    assert (verified["proof"], verified["rows_total"]) == ("values", 300)
+    pair.check("orders")
+
+
+def test_a_held_fragment(pair: Pair, run: Run) -> None:
+    config = pair.warehouse_toml()
+    with held(pair.warehouse):
+        assert run("gc", "orders", config=config).code == 75
+        ended = command("gc", "orders", config=config)
+        assert ended.code == 75
+        assert "Safe to run again." in ended.err
+
+
+def data_file(pair: Pair) -> Path:
+    return Path(DeltaTable(pair.warehouse / "orders").file_uris()[0])
+
+
+@pytest.mark.parametrize("quarter", [1, 2])
+def test_verify_finds_a_flipped_byte(pair: Pair, run: Run, quarter: int) -> None:
+    config = pair.warehouse_toml()
+    assert run("refresh", "orders", config=config).code == 0
+    file = data_file(pair)
+    data = bytearray(file.read_bytes())
+    data[quarter * len(data) // 4] ^= 0x10
+    file.write_bytes(data)
+    ended = run("verify", "orders", "--json", config=config)
+    assert ended.code == 1
+    (report,) = ended.lines
+    assert report["error"]["code"] == "WAREHOUSE"
+    assert not report["error"]["safe_to_retry"]
+    assert file.name in report["error"]["message"]
+    assert file.name in ended.err
+
+
+def test_verify_finds_a_missing_file(pair: Pair, run: Run) -> None:
+    config = pair.warehouse_toml()
+    assert run("refresh", "--all", config=config).code == 0
+    file = data_file(pair)
+    file.unlink()
+    ended = run("verify", "--all", config=config)
+    assert ended.code == 3, "items are whole"
+    assert f"{file.name} is missing" in ended.err
+    assert "items: version 0, 300 rows verified" in ended.out
+    assert run("receipt", "orders", config=config).code == 1
+    doctor = run("doctor", config=config)
+    assert doctor.code == 1
+    assert f"{file.name} is missing" in doctor.out
+
+
+def test_verify_repairs(pair: Pair, run: Run) -> None:
+    """What is missing is named, and pulled again when that is asked for, be it all of a table."""
+    config = pair.warehouse_toml()
+    assert run("refresh", "--all", config=config).code == 0
+    file = data_file(pair)
+    file.unlink()
+    refused = run("refresh", "orders", config=config)
+    assert refused.code == 1
+    assert "driftline verify orders --repair" in refused.err
+    found = run("verify", "orders", config=config)
+    assert found.code == 1
+    assert "driftline verify orders --repair" in found.err
+    ended = run("verify", "--all", "--repair", "--json", config=config)
+    assert ended.code == 0
+    assert f"{file.name}: missing" in ended.err
+    by_name = {line["name"]: line for line in ended.lines}
+    assert (by_name["items"]["command"], by_name["items"]["proof"]) == ("verify", "values")
+    assert (by_name["orders"]["command"], by_name["orders"]["proof"]) == ("refresh", "total")
+    assert (by_name["orders"]["repaired_files"], by_name["orders"]["repaired_rows"]) == (1, 300)
+    pair.check("orders")
+    assert "orders: version 1, 300 rows verified" in run("verify", "orders", config=config).out
+
+
+def test_nothing_to_verify(pair: Pair, run: Run) -> None:
+    ended = run("verify", "orders", config=pair.warehouse_toml())
+    assert ended.code == 1
+    assert "Run `driftline refresh orders`." in ended.err
+
+
+def test_a_receipt_from_end_to_end(pair: Pair, run: Run, tmp_path: Path) -> None:
+    config, file = pair.warehouse_toml(), tmp_path / "here" / "orders.json"
+    file.parent.mkdir()
+    assert run("refresh", "orders", config=config).code == 0
+    ended = run("receipt", "orders", "--output", file, config=config)
+    assert ended.code == 0
+    assert list(json.loads(file.read_text())) == RECEIPT
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    def total() -> Ended:
+        source = str(pair.source_toml())
+        words = ["--config", source, "total", "--receipt", str(file)]
+        done = subprocess.run(
+            [sys.executable, "-m", "source_agent.cli", *words],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    equal = total()
+    assert (equal.code, equal.err) == (0, "")
+    assert "300 rows" in equal.out
+    assert "equal to the receipt" in equal.out
+    pair.legacy.execute("UPDATE orders SET note = 'changed' WHERE id = 7")
+    other = total()
+    assert other.code == 1
+    assert "differs from the receipt" in other.out
+
+
+@pytest.mark.spark
+def test_a_process_says_nothing_but_json_on_stdout(pair: Pair) -> None:
+    with SourceProcess(pair.source_toml()) as agent:
+        pair.address = agent.address
+        config = pair.warehouse_toml(more='[spark]\n"spark.master" = "local[1]"')
+        ended = command("refresh", "--all", "--json", config=config)
+    assert ended.code == 0, ended.err
+    assert [r["rows_total"] for r in ended.lines] == [300, 300]

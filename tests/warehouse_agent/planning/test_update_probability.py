@@ -1,0 +1,209 @@
+"""The probability per row: bounds, what moves it, and the same in numpy and in Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.expect import HISTORIES, Schedule
+from benchmarks.expect_rows import Score, score
+from tests.harness.histories import DATA, available
+from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
+from warehouse_agent.planning.change_forecast import Past
+from warehouse_agent.planning.update_probability import (
+    DAY_S,
+    HOT,
+    HOT_VERSIONS,
+    KNOTS_MAX,
+    TAU_S,
+    Clock,
+    Outlook,
+    hot_from,
+    hot_rows,
+    probability,
+    probability_sql,
+    update_weight,
+    updates_expected,
+    usual_mean,
+    usual_most,
+    usual_share,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_S = 1_700_000_000.0
+ROWS = 40_000
+gaps = st.lists(st.floats(0, 40 * DAY_S), min_size=1, max_size=120)
+
+
+def clock_of(gaps_s: list[float]) -> Clock:
+    clock, at_s = Clock(), START_S
+    for version, gap in enumerate(gaps_s):
+        clock, at_s = clock.after(version, at_s + gap), at_s + gap
+    return clock
+
+
+def view_of(clock: Clock, share: float = 1e-4, elapsed_s: float = DAY_S) -> Outlook:
+    return Outlook(clock, share, clock.seconds[-1] + elapsed_s, elapsed_s)
+
+
+def at(view: Outlook, first: float, changed: float, rate: float) -> float:
+    return float(probability(view, *(np.array([x]) for x in (first, changed, rate)))[0])
+
+
+@given(gaps)
+def test_a_clock_is_bounded_monotone_and_near(gaps_s):
+    clock = clock_of(gaps_s)
+    assert len(clock.versions) <= KNOTS_MAX
+    assert clock.versions[0] == 0
+    assert clock.versions[-1] == len(gaps_s) - 1
+    exact = START_S + np.cumsum(gaps_s)
+    found = clock.times(np.arange(len(gaps_s), dtype=np.float64))
+    assert (np.diff(found) >= 0).all()
+    if len(gaps_s) <= KNOTS_MAX:
+        assert found == pytest.approx(exact)
+    assert Clock.from_json(json.loads(json.dumps(clock.to_json()))) == clock
+
+
+def test_a_thinned_clock_is_near_in_proportion_to_the_age():
+    days = np.random.default_rng(4).exponential(1.0, 2_000) * DAY_S
+    clock, exact = clock_of(days.tolist()), START_S + np.cumsum(days)
+    found = clock.times(np.arange(len(days), dtype=np.float64))
+    ages = exact[-1] - exact
+    assert (np.abs(found - exact) <= 0.25 * ages + 1).all()
+
+
+def test_a_clock_that_is_set_back_stands_still():
+    clock = Clock().after(0, START_S).after(1, START_S - 10).after(2, START_S + 5)
+    assert clock.seconds == (START_S, START_S, START_S + 5)
+
+
+@given(
+    gaps,
+    st.floats(1e-12, 2),
+    st.floats(1, 400 * DAY_S),
+    st.lists(st.tuples(st.integers(0, 130), st.integers(0, 130), st.floats(0, 1e4))),
+)
+def test_a_probability_is_one_and_no_row_is_certain_to_stay(gaps_s, share, elapsed_s, rows):
+    view = view_of(clock_of(gaps_s), share, elapsed_s)
+    table = np.array(rows, np.float64).reshape(-1, 3)
+    found = probability(view, *table.T)
+    assert ((found > 0) & (found <= 1)).all()
+
+
+def test_what_moves_it():
+    daily = clock_of([DAY_S] * 100)
+    view = view_of(daily)
+    quiet = at(view, 0, 0, 0)
+    assert quiet < view.share < at(view, 0, 99, 1)  # the last version updated it
+    assert at(view, 0, 50, 1) < at(view, 0, 99, 1) < at(view, 0, 99, 3)
+    assert quiet < at(view, 99, 99, 0.25) < at(view, 0, 99, 1)  # young, updated
+    assert at(view, 0, 0, 0) < at(view, 90, 90, 0)  # seen for longer without an update
+    assert at(view_of(daily, 2e-4), 0, 99, 1) > at(view, 0, 99, 1)
+
+
+def test_unknown_is_there_since_the_clock_and_not_updated():
+    view = view_of(clock_of([DAY_S] * 30))
+    nan = float("nan")
+    assert at(view, nan, nan, nan) == at(view, 0, 0, 0)
+
+
+def test_a_row_that_is_updated_every_day_is_expected_every_day():
+    daily, decay = clock_of([DAY_S] * 400), np.exp(-DAY_S / TAU_S)
+    view = view_of(daily, share=0.01)
+    assert at(view, 0, 399, 1 / (1 - decay)) > 0.5
+    assert at(view, 0, 0, 0) < 0.002
+
+
+@given(st.lists(st.integers(0, 5_000), max_size=40), st.floats(60, 100 * DAY_S))
+def test_the_mean_is_that_of_the_bounded_forecast(updated, elapsed_s):
+    history = [Past(DAY_S, ROWS, 3, d, 1) for d in updated]
+    found = updates_expected(history, rows=ROWS, elapsed_s=elapsed_s)
+    most = usual_most(found)
+    slow = sum(found.survival(k) for k in range(most)) if most < 20_000 else None
+    mean = usual_mean(found, most)
+    assert 0 < mean <= most
+    if slow is not None:
+        assert mean == pytest.approx(slow, rel=0.02, abs=1e-3)
+
+
+def test_a_bulk_change_says_next_to_nothing():
+    usual = [Past(DAY_S, ROWS, 0, d, 0) for d in [3, 5, 4, 6, 2, 5] * 5]
+    bulk = [*usual[:20], Past(DAY_S, ROWS, 0, 15_000, 0), *usual[20:]]
+    shares = [
+        usual_share(updates_expected(past, rows=ROWS, elapsed_s=DAY_S), ROWS) * ROWS
+        for past in (usual, bulk)
+    ]
+    assert 2 < shares[0] < 7
+    assert shares[1] < 2 * shares[0]
+    most = usual_most(updates_expected(usual, rows=ROWS, elapsed_s=DAY_S))
+    assert update_weight(most, 5) == 1
+    assert update_weight(most, 15_000) < 0.01
+
+
+@pytest.mark.spark
+def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
+    rng = np.random.default_rng(7)
+    clock = clock_of((rng.exponential(1.0, 300) * DAY_S).tolist())
+    first = rng.integers(-2, 305, 500).astype(np.float64)
+    changed = first + rng.integers(0, 40, 500)
+    rate = rng.exponential(1.0, 500).astype(np.float32).astype(np.float64)
+    for column in (first, changed, rate):
+        column[rng.random(500) < 0.1] = np.nan
+    rows = [
+        tuple(
+            None if np.isnan(x) else kind(x) for x, kind in zip(row, (int, int, float), strict=True)
+        )
+        for row in zip(first, changed, rate, strict=True)
+    ]
+    table = spark.createDataFrame(rows, f"{FIRST} int, {CHANGED} int, {RATE} float")
+    for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
+        found = [row[0] for row in table.selectExpr(probability_sql(view)).collect()]
+        assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
+
+
+def test_hot_rows_are_those_with_many_updates_left() -> None:
+    rng = np.random.default_rng(8)
+    for versions in (1, 20, 700):
+        clock = clock_of((rng.exponential(1.0, versions) * DAY_S).tolist())
+        view = view_of(clock)
+        changed = rng.integers(0, versions, 400)
+        rate = rng.exponential(1.0, 400)
+        columns = pa.array([*changed.tolist(), None], pa.int32()), pa.array([*rate, None])
+        *found, unknown = hot_rows(view)(*columns).tolist()
+        ages = view.middle_s - clock.times(changed.astype(np.float64))
+        counted = rate * np.exp(-ages / TAU_S)
+        is_new = changed >= (versions - 1) // HOT_VERSIONS * HOT_VERSIONS - HOT_VERSIONS
+        assert found == (is_new & (counted > hot_from(view))).tolist()
+        assert unknown is False
+        # Where a row is as old as the clock, this is HOT times the mean.
+        at_border = at(view, 0, versions - 1, hot_from(view))
+        assert at_border == pytest.approx(HOT * view.share, rel=0.02)
+
+
+@pytest.mark.skipif(
+    not all(map(available, HISTORIES)),
+    reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there",
+)
+@pytest.mark.parametrize("schedule", [Schedule.WEEKLY, Schedule.IRREGULAR])
+@pytest.mark.parametrize("name", HISTORIES)
+def test_real_rows_are_predicted_best(name: str, schedule: Schedule) -> None:
+    found = score(name, schedule)
+
+    def loss(title: str) -> float:
+        of: Score = found.scores[title]
+        return of.usual_nats + of.bulk_nats
+
+    ours = found.scores["**ours**"]
+    for title in ("paper, clipped", "paper, from 0", "mean rate", "level"):
+        assert loss("**ours**") < loss(title), title
+    assert ours.usual_nats < found.scores["level"].usual_nats
+    assert 0.5 < ours.expected.sum() / found.usual_updates < 2.5
+    assert np.isinf(found.scores["paper"].usual_nats)

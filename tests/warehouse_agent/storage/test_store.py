@@ -1,0 +1,249 @@
+"""The warehouse's folder: whole files or none, private ones, one agent at a time, full disks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from driftline.errors import Locked, WarehouseUnavailable
+from pyspark.sql import SparkSession
+
+from tests.harness.absent import absent
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair, environment
+from warehouse_agent.storage.store import PRIVATE, Store
+
+HOLD = """
+import sys
+from warehouse_agent.store import Store
+with Store(sys.argv[1]).lock("orders"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "warehouse"))
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    store.write(b"one", PRIVATE, "keys", "a.key")
+    store.write(b"two", PRIVATE, "keys", "a.key")
+    assert store.read(PRIVATE, "keys", "a.key") == b"two"
+    assert store.read(PRIVATE, "keys", "b.key") is None
+    assert store.read(PRIVATE, "keys") is None
+    assert store.files(PRIVATE, "keys") == [("a.key", 3)]
+    assert store.folders() == [PRIVATE]
+    assert store.files("nowhere") == []
+    assert store.folders("nowhere") == []
+    assert store.walk("nowhere") == []
+
+
+def test_a_damaged_note_is_no_note(store: Store) -> None:
+    for data in (b"{", b"[1]", b"\xff"):
+        store.write(data, "note.json")
+        assert store.read_json("note.json") == {}
+    store.write(b'{"a": 1}', "note.json")
+    assert store.read_json("note.json") == {"a": 1}
+
+
+def test_lines_are_added(store: Store) -> None:
+    for line in ("one", "zwölf"):
+        store.append_line(line, PRIVATE, "runs", "a.jsonl")
+    assert store.read(PRIVATE, "runs", "a.jsonl") == "one\nzwölf\n".encode()
+
+
+def test_old_lines_go_when_there_are_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warehouse_agent.storage.store.LINES_BYTES_MAX", 100)
+    for number in range(1000):
+        store.append_line(f"line {number}", PRIVATE, "runs", "a.jsonl")
+        kept = (store.read(PRIVATE, "runs", "a.jsonl") or b"").decode().splitlines()
+        assert kept == [f"line {n}" for n in range(number + 1 - len(kept), number + 1)]
+        assert len("\n".join(kept)) < 120
+    assert len(kept) >= 5
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_private_files_are_for_their_owner(store: Store, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        store.write(b"secret", PRIVATE, "keys", "a.key", private=True)
+        store.write(b"open", PRIVATE, "fragments", "a.json")
+    finally:
+        os.umask(before)
+    root = Path(store.root) / PRIVATE
+    assert stat.S_IMODE((root / "keys" / "a.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((root / "fragments" / "a.json").stat().st_mode) == 0o644 & ~mask
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_what_was(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    store.write(b"before", "note")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, fail)
+        with pytest.raises(WarehouseUnavailable, match="No space left") as caught:
+            store.write(b"after", "note")
+    assert "untouched" in caught.value.remedy
+    assert store.read("note") == b"before"
+    assert store.files() == [("note", 6)]
+
+
+def test_walking_and_removing(store: Store) -> None:
+    places = [
+        ("orders", "data-1", "_temporary", "0", "x"),
+        ("orders", "data-1", "y"),
+        (PRIVATE, "changes", "orders", "_version=1", "z"),
+    ]
+    for place in places:
+        store.write(b"abc", *place)
+    found = store.walk("orders")
+    assert [(e.place, e.size) for e in found] == [(place, 3) for place in places[:2]]
+    assert all(abs(datetime.now(UTC) - e.modified) < timedelta(minutes=5) for e in found)
+    for place in places:
+        store.remove_file(*place)
+        store.remove_file(*place)  # gone already: fine
+    root = Path(store.root)
+    assert sorted(str(p.relative_to(root)) for p in root.rglob("*")) == [
+        PRIVATE,
+        f"{PRIVATE}/changes",
+        f"{PRIVATE}/changes/orders",
+        "orders",
+    ]
+
+
+def test_a_path_that_nothing_can_reach() -> None:
+    with pytest.raises(WarehouseUnavailable, match="cannot be used"):
+        Store("nosuch://bucket/path").read("a")
+
+
+def test_one_agent_at_a_time(store: Store) -> None:
+    with store.lock("orders"):
+        with store.lock("items"):
+            pass
+        with pytest.raises(Locked) as caught, store.lock("orders"):
+            pass
+    assert (caught.value.exit_code, caught.value.is_retryable) == (75, True)
+    with store.lock("orders"):
+        pass
+
+
+@contextlib.contextmanager
+def held(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process holds the fragment `orders`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def test_a_lock_ends_with_its_process(store: Store) -> None:
+    with held(Path(store.root)) as other:
+        with pytest.raises(Locked), store.lock("orders"):
+            pass
+        other.kill()
+        other.wait()
+        with store.lock("orders"):
+            pass
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(i, f"order {i}") for i in range(200)])
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        yield made
+    legacy.close()
+
+
+def test_a_second_agent_is_told_to_come_again(pair: Pair) -> None:
+    pair.refresh()
+    with held(pair.warehouse):
+        (report,) = pair.reports("orders")
+    assert report.error is not None
+    found = (report.error["code"], report.error["exit_code"], report.error["safe_to_retry"])
+    assert found == ("LOCKED", 75, True)
+    assert pair.version("orders") == 0
+    pair.refresh()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "driftline-test", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        absent("FULL DISK", "there is no mount", is_required_in_ci=False)
+    if done.returncode != 0:
+        absent("FULL DISK", done.stderr.strip(), is_required_in_ci=False)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_leaves_small_files_whole(small_disk: Path) -> None:
+    store = Store(str(small_disk / "warehouse"))
+    store.write(b"before", "note")
+    with pytest.raises(WarehouseUnavailable, match="No space left"):
+        store.write(bytes(4 << 20), "note")
+    assert store.read("note") == b"before"
+    assert store.files() == [("note", 6)]
+
+
+def test_a_refresh_on_a_full_disk(pair: Pair, small_disk: Path) -> None:
+    pair.warehouse = small_disk / "warehouse"
+    pair.refresh()
+    before = sorted(pair.published("orders"))
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as out:
+        while True:
+            out.write(bytes(4096))
+    pair.legacy.execute("UPDATE orders SET note = hex(randomblob(400))")
+    error = pair.error("orders")
+    assert error["code"] == "WAREHOUSE", error
+    assert sorted(pair.published("orders")) == before
+    ballast.unlink()
+    pair.refresh()
+    pair.check("orders")
+
+
+def test_a_file_system_that_does_not_say_its_size_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE mounts without statfs report zeros."""
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    store.refuse_full(1 << 20, "_driftline")
+    assert store.free("_driftline") is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
+    with pytest.raises(WarehouseUnavailable, match="nearly full"):
+        store.refuse_full(1 << 20, "_driftline")

@@ -1,0 +1,416 @@
+"""The statistics of rows through loads, refreshes, cuts, full copies, new columns, old tables."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from driftline.errors import WarehouseUnavailable
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair
+from warehouse_agent import changes
+from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
+from warehouse_agent.history import record
+from warehouse_agent.planning import update_probability
+from warehouse_agent.refresh import finish
+from warehouse_agent.refresh.whole import Options
+from warehouse_agent.storage.delta_log import Snapshot, head
+from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks import apply, change_feed, key_lookup, row_statistics, scan
+
+ROWS = 600
+NAMES = [name for name, _ in STATISTICS]
+TABLES = {
+    "orders": "CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)",
+    "items": "CREATE TABLE items (id INTEGER, code TEXT, note TEXT, PRIMARY KEY (id, code))",
+}
+# Of a key: first version, updates, last changed version.
+Counts = dict[int, tuple[int | None, int | None, int | None]]
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    for sql in TABLES.values():
+        legacy.execute(sql)
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
+    legacy.many("INSERT INTO items VALUES (?, ?, ?)", [(i, f"c{i}", "x") for i in range(ROWS)])
+    with Pair(spark, legacy, tmp_path / "pair", {n: f'table = "{n}"' for n in TABLES}) as made:
+        yield made
+    legacy.close()
+
+
+def snapshot_of(pair: Pair, name: str, version: int | None = None) -> Snapshot:
+    found = head(Store(str(pair.warehouse)), name, version=version)
+    assert found is not None
+    return found
+
+
+def counts(pair: Pair, name: str) -> Counts:
+    found = snapshot_of(pair, name)
+    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", FIRST, UPDATES, CHANGED)
+    return {row[0]: tuple(row)[1:] for row in rows.collect()}
+
+
+def rates(pair: Pair, name: str) -> dict[int, float | None]:
+    found = snapshot_of(pair, name)
+    rows = rows_of(pair.spark, found.layout, found.uris()).select("id", RATE)
+    return {row[0]: row[1] for row in rows.collect()}
+
+
+def update(pair: Pair, name: str, *ids: int, text: str) -> None:
+    pair.legacy.many(f"UPDATE {name} SET note = ? WHERE id = ?", [(text, i) for i in ids])
+
+
+@pytest.mark.parametrize(
+    ("method", "held"),
+    [
+        ("sketch", ROWS + 1),
+        ("range", ROWS + 1),
+        ("full", ROWS + 1),
+        ("full", ROWS // change_feed.LOTS_MAX + 1),
+        ("sketch", 0),
+        ("full", 0),
+    ],
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_are_counted(
+    pair: Pair, name: str, method: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether tasks look the rows before up, at once or as lots, or Spark joins them."""
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
+    pair.fragment_lines[name] = f'method = "{method}"'
+    pair.refresh(name)
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    assert counts(pair, name) == expected
+    assert set(rates(pair, name).values()) == {0.0}
+
+    update(pair, name, 3, 4, 5, text="one")
+    values = (9_000, "new") if name == "orders" else (9_000, "c", "new")
+    marks = ", ".join("?" * len(values))
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", [values])
+    pair.refresh(name)
+    expected |= dict.fromkeys((3, 4, 5), (0, 1, 1)) | {9_000: (1, 0, 1)}
+    assert counts(pair, name) == expected
+    found = rates(pair, name)
+    assert (found[3], found[6], found[9_000]) == (1.0, 0.0, update_probability.BIRTH)
+
+    pair.refresh(name)  # nothing changed, nothing is written
+    update(pair, name, 4, 9_000, text="two")
+    pair.legacy.execute(f"DELETE FROM {name} WHERE id IN (5, 6)")
+    pair.refresh(name)
+    expected |= {4: (0, 2, 2), 9_000: (1, 1, 2)}
+    del expected[5], expected[6]
+    assert counts(pair, name) == expected
+    found = rates(pair, name)
+    assert found[4] == pytest.approx(2.0, abs=1e-3)
+    assert found[3] == 1.0
+
+    # A key that comes back is a new row.
+    values = (5, "back") if name == "orders" else (5, "c5", "back")
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", [values])
+    pair.refresh(name)
+    expected[5] = (3, 0, 3)
+    assert counts(pair, name) == expected
+    clock = snapshot_of(pair, name).meta["clock"]
+    assert [pair[0] for pair in clock] == [0, 1, 2, 3]
+    pair.check(name)
+    for version in (1, 2, 3):
+        pair.check_feed(name, version)
+    together = changes(pair.spark, pair.warehouse, name, since=0).collect()
+    assert Counter(row[0] for row in together) == {1: 7, 2: 6, 3: 1}
+
+
+def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(update_probability, "HOT", 0.5)
+    pair.refresh("orders")
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    for version in range(1, 6):
+        update(pair, "orders", version, 100, text=f"v{version}")
+        pair.refresh("orders")
+        expected |= {version: (0, 1, version), 100: (0, version, version)}
+        assert counts(pair, "orders") == expected
+        pair.check_feed("orders", version)
+    pair.check("orders")
+    hot = [f for f in snapshot_of(pair, "orders").files if "/hot-" in f.path]
+    assert 0 < sum(f.rows for f in hot) < ROWS
+
+
+def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 1, 2, text="one")
+    real = finish._publish
+
+    def cut(*arguments: Any) -> None:
+        raise WarehouseUnavailable("cut")
+
+    monkeypatch.setattr(finish, "_publish", cut)
+    pair.error("orders")
+    update(pair, "orders", 2, 3, text="two")
+    pair.error("orders")
+    monkeypatch.setattr(finish, "_publish", real)
+    update(pair, "orders", 3, 4, text="three")
+    pair.refresh("orders")
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    expected |= dict.fromkeys((1, 2, 3, 4), (0, 1, 1))
+    assert counts(pair, "orders") == expected
+    pair.check("orders")
+
+
+def test_a_new_column_keeps_them(pair: Pair) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 7, text="one")
+    pair.refresh("orders")
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN more TEXT")
+    update(pair, "orders", 8, text="two")
+    pair.restart()
+    report = pair.refresh("orders", options=Options(accept_schema=True))
+    assert (report.schema_changed, report.modelled) == (True, None)
+    expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
+    expected |= {7: (0, 1, 1), 8: (0, 1, 2)}
+    assert counts(pair, "orders") == expected
+    pair.check("orders")
+    # How many rows changed with it is not known, and is not taken for none.
+    past = record.pasts(record.runs(Store(str(pair.warehouse)), "orders"))
+    assert [(one.inserted, one.updated) for one in past] == [(0, 1)]
+
+
+def forget(pair: Pair, name: str) -> None:
+    """Make the table's only version one of a Driftline that kept no statistics."""
+    table = pair.warehouse / name
+    log = table / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if add := line.get("add"):
+            file = table / add["path"]
+            pq.write_table(pq.read_table(file).drop_columns(NAMES), file)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+            add["size"] = file.stat().st_size
+        if data := line.get("metaData"):
+            schema = json.loads(data["schemaString"])
+            schema["fields"] = [f for f in schema["fields"] if f["name"] not in NAMES]
+            data["schemaString"] = json.dumps(schema)
+        if info := line.get("commitInfo"):
+            meta = json.loads(info["driftline"])
+            del meta["clock"], meta["layout"]["statistics"]
+            info["driftline"] = json.dumps(meta)
+    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def test_a_feed_of_a_driftline_that_did_not_name_its_files(pair: Pair) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 7, text="one")
+    pair.refresh("orders")
+    log = pair.warehouse / "orders" / "_delta_log" / f"{1:020d}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if info := line.get("commitInfo"):
+            meta = json.loads(info["driftline"])
+            assert len(meta.pop("changes_files")) == 2
+            info["driftline"] = json.dumps(meta)
+    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    pair.check_feed("orders", 1)
+
+
+def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> None:
+    pair.refresh("orders")
+    forget(pair, "orders")
+    assert counts(pair, "orders") == dict.fromkeys(range(ROWS), (None, None, None))
+    pair.check("orders")
+    values = [(i, "later") for i in range(10_000, 10_050)]
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?)", values)
+    pair.refresh("orders")
+    declared = [snapshot_of(pair, "orders").layout.declares_statistics]
+    update(pair, "orders", 10_001, text="one")
+    pair.refresh("orders")
+    declared.append(snapshot_of(pair, "orders").layout.declares_statistics)
+    update(pair, "orders", 1, 10_001, 10_002, text="two")  # every file
+    pair.refresh("orders")
+    snapshot = snapshot_of(pair, "orders")
+    declared.append(snapshot.layout.declares_statistics)
+    assert declared == [False, False, True]
+    named = [field.name for field in snapshot.handle.schema().fields]
+    assert named[-len(NAMES) :] == NAMES
+    assert snapshot.meta["clock"][0][0] == 0
+    expected: Counts = dict.fromkeys(range(ROWS), (None, None, None))
+    expected |= dict.fromkeys(range(10_000, 10_050), (1, 0, 1))
+    expected |= {10_001: (1, 2, 3), 10_002: (1, 1, 3), 1: (None, 1, 3)}
+    assert counts(pair, "orders") == expected
+    for version in (1, 2, 3):
+        pair.check_feed("orders", version)
+    pair.check("orders")
+    assert len(pair.published("orders")[0]) == 2  # hidden
+    view = update_probability.Outlook(row_statistics.clock_of(snapshot), 1e-3, 2e9, 86_400.0)
+    rows = rows_of(pair.spark, snapshot.layout, snapshot.uris())
+    least, most = (
+        rows.selectExpr(f"{update_probability.probability_sql(view)} as p")
+        .selectExpr("min(p)", "max(p)")
+        .collect()[0]
+    )
+    assert 0 < least <= most <= 1
+
+
+LANES = st.integers(0, 2)
+MAYBE = st.none() | st.integers(0, 6)
+BEFORE = st.none() | st.tuples(LANES, LANES, MAYBE, MAYBE, MAYBE, st.none() | st.floats(0, 9))
+
+
+@given(st.lists(st.tuples(LANES, LANES, BEFORE), max_size=20), st.sampled_from([0.0, 0.25, 1.0]))
+def test_what_is_carried_over(rows: list[Any], counts_as: float) -> None:
+    """The four rules, row by row."""
+    clock = update_probability.Clock(
+        (0, 2, 5), (0.0, 2.5 * update_probability.DAY_S, 5.0 * update_probability.DAY_S)
+    )
+    stamp = row_statistics.Stamp(
+        6, 9.0 * update_probability.DAY_S, update_probability.DAY_S, clock, 1, 1.0
+    )
+    expected = []
+    for hi, lo, before in rows:
+        if before is None:
+            expected.append((6, 0, 6, update_probability.BIRTH))
+            continue
+        *lanes, first, updates, changed, rate = before
+        if lanes == [hi, lo] or changed == 6:
+            expected.append((first, updates, changed, rate))
+            continue
+        age = max(stamp.at_s - np.interp(changed or 0, clock.versions, clock.seconds), 0)
+        left = (rate or 0) * np.exp(-age / update_probability.TAU_S)
+        expected.append((first, (updates or 0) + 1, 6, counts_as + left))
+    kinds = [pa.int64(), pa.int64(), *(kind for _, kind in STATISTICS)]
+    columns = [
+        pa.array([None if row[2] is None else row[2][i] for row in rows], kind)
+        for i, kind in enumerate(kinds)
+    ]
+    hi, lo = (pa.array([row[i] for row in rows], pa.int64()) for i in range(2))
+    found = row_statistics.carried(hi, lo, columns, stamp, counts_as)
+    assert [array.type for array in found] == [kind for _, kind in STATISTICS]
+    for at, row in enumerate(zip(*(array.to_pylist() for array in found), strict=True)):
+        assert row[:3] == expected[at][:3]
+        assert row[3] == (None if expected[at][3] is None else pytest.approx(expected[at][3]))
+
+
+@given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
+def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[bytes]) -> None:
+    schema = pa.schema([("k", pa.binary()), ("n", pa.int64())])
+    halves = [there[: len(there) // 2], there[len(there) // 2 :]]
+    batches = [
+        pa.record_batch([pa.array(half, pa.binary()), pa.array(range(len(half)))], schema=schema)
+        for half in halves
+    ]
+    found = key_lookup.Known(pa.Table.from_batches(batches, schema), "k")
+    where = found.find(pa.array(asked, pa.binary()))
+    assert where.tolist() == [there.index(k) if k in there else -1 for k in asked]
+    (numbers,) = found.at(where, ["n"])
+    all_numbers = found.columns["n"].to_pylist()
+    assert numbers.to_pylist() == [None if w < 0 else all_numbers[w] for w in where]
+
+
+HASHED = st.dictionaries(st.integers(-3, 12), st.integers(0, 2), max_size=12)
+
+
+@given(HASHED, HASHED, st.integers(1, 5))
+def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: int) -> None:
+    """Of each side's rows, whatever lots the other comes in."""
+    lanes = pa.schema([("k", pa.int64()), (HI, pa.int64()), (LO, pa.int64())])
+
+    def of(rows: list[tuple[int, int]]) -> key_lookup.Known:
+        columns = [[k for k, _ in rows], [h for _, h in rows], [h // 2 for _, h in rows]]
+        arrays = [pa.array(c, pa.int64()) for c in columns]
+        return key_lookup.Known(pa.Table.from_arrays(arrays, schema=lanes), "k")
+
+    others = list(theirs.items())
+    lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
+    found = change_feed._told(of(list(ours.items())), lots)
+    assert found.tolist() == [
+        change_feed.SAME
+        if theirs.get(k) == h
+        else change_feed.PAIRED
+        if k in theirs
+        else change_feed.ALONE
+        for k, h in ours.items()
+    ]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 30), st.integers(1, 9))
+def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> None:
+    """Of files of so many rows: lots of `rows` and less than a batch more, but for the last."""
+    schema, total = pa.schema([("k", pa.int64())]), sum(files)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BATCH_ROWS", at_once)
+        uris, first = [], 0
+        for number, count in enumerate(files):
+            keys = pa.array(range(first, first := first + count), pa.int64())
+            pq.write_table(pa.table([keys], schema=schema), f"{folder}/{number}.parquet")
+            uris.append(f"file://{folder}/{number}.parquet")
+        found = [
+            lot.columns["k"].to_pylist() for lot in key_lookup.Known.lots(uris, schema, "k", rows)
+        ]
+    assert [key for lot in found for key in lot] == list(range(total))
+    assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
+    assert all(found)
+
+
+@pytest.mark.parametrize("held", [0, ROWS + 1])
+def test_a_feed_that_does_not_add_up_is_not_published(
+    pair: Pair, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.refresh("orders")
+    update(pair, "orders", 1, 2, text="one")
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", held)
+    with monkeypatch.context() as patch:
+        # What joins, or tasks, count: updates without their after-images.
+        patch.setattr(change_feed, "_AFTER_OPERATIONS", ("insert", "insert"))
+        patch.setattr(
+            change_feed,
+            "spread",
+            lambda *_: pair.spark.createDataFrame(
+                [("insert-x", 2), ("update_before-x", 2)], "path string, rows bigint"
+            ),
+        )
+        error = pair.error("orders")
+    assert (error["code"], error["safe_to_retry"]) == ("PROOF", True)
+    assert "The change feed does not add up" in error["message"]
+    pair.refresh("orders")
+    pair.check_feed("orders", 1)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_feed_in_many_lots_and_batches_is_the_same(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The task's function by itself, where limits that are set here count."""
+    pair.refresh(name)
+    values = [(9_000 + i, "new") if name == "orders" else (9_000 + i, "c", "new") for i in range(9)]
+    marks = ", ".join("?" * len(values[0]))
+    pair.legacy.many(f"INSERT INTO {name} VALUES ({marks})", values)
+    pair.legacy.execute(f"UPDATE {name} SET note = 'edited' WHERE id % 3 = 0 AND id < 9000")
+    pair.legacy.execute(f"DELETE FROM {name} WHERE id % 7 = 0")
+    pair.refresh(name)
+    pair.check_feed(name, 1)
+    old, new = (snapshot_of(pair, name, version) for version in (0, 1))
+    monkeypatch.setattr(scan, "BATCH_ROWS", 7)
+    monkeypatch.setattr(key_lookup, "ROWS_MAX", 50)
+    run = change_feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
+    written = [row for batch in run(iter([*old.uris(), *new.uris()])) for row in batch.to_pylist()]
+    found = Counter(
+        tuple(row.values())
+        for file in written
+        for row in pq.read_table(tmp_path / file["path"]).to_pylist()
+    )
+    rows = changes(pair.spark, pair.warehouse, name, since=0).drop("_version").collect()
+    assert found == Counter(map(tuple, rows))
+    assert sum(file["rows"] for file in written) == len(rows) > 300

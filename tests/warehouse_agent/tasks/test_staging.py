@@ -1,0 +1,46 @@
+"""Staged frames: whatever their digest says, rows without keys are no rows."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from driftline import frames
+from driftline.digests import Salt, mix
+from driftline.errors import FrameDamaged
+from driftline.fingerprints import fingerprints
+
+from tests.samples.rows import block, recipe
+from warehouse_agent.columns.layout import lay_out
+from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.tasks import staging
+
+KEY, SALT = bytes(range(32)), Salt(1, 2)
+MADE = recipe(["int8", "text"])
+
+
+def decoded(folder: Path, rows: list[list[bytes | None]]) -> list[pa.RecordBatch]:
+    """What a task makes of one staged file of these rows, digested by whoever sent them."""
+    file = folder / "key"
+    file.write_bytes(KEY)
+    data = block(rows)
+    digest = mix(SALT, *fingerprints(KEY, MADE)(data.rows())).digest()
+    frame = frames.encode(data, MADE, SALT, digest, level=1)
+    staged = folder / "000001.frames"
+    staged.write_bytes(struct.pack("<I", len(frame)) + frame)
+    made = lay_out(MADE, {}, where="t")
+    return list(staging.batches([f"file://{staged}"], made, KeyFile(f"file://{file}")))
+
+
+def test_rows_that_were_sent(tmp_path: Path) -> None:
+    (batch,) = decoded(tmp_path, [[struct.pack(">q", 7), b"x"], [struct.pack(">q", 8), None]])
+    assert batch.num_rows == 2
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0" * 7, b"\0" * 9])
+def test_keys_that_are_none(tmp_path: Path, key: bytes | None) -> None:
+    """The digest is right, and the proof would be: nothing else tells."""
+    with pytest.raises(FrameDamaged):
+        decoded(tmp_path, [[struct.pack(">q", 7), b"x"], [key, b"x"]])
