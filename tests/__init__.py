@@ -2,7 +2,8 @@
 
 Beside them: `pair` (both agents together), `conformance` (one suite per interface), `faults`,
 `wan`, `conditions` (what went wrong, by cause), `project` (the tree and the documents),
-`golden` bytes and the slow `reference`; `harness`, `fixtures` and `samples` hold no tests of the product.
+`golden` bytes and the slow `reference`; `harness`, `fixtures` and `samples` hold what tests are
+made with.
 """
 
 from pathlib import Path

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["changes", "read"]
 
 # Spark's JVM is forked while a channel to a source is open. gRPC's handlers of fork() then abort
-# three in a hundred children before they execute anything (test_preflight.py), and none of our children use gRPC. gRPC reads this when it is imported.
+# three in a hundred children before they execute anything (test_preflight.py), and none of our
+# children use gRPC. gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
