@@ -101,7 +101,7 @@ def patched(forcing: str, coarsen: int | None = None) -> Iterator[None]:
             patch.setattr(module, name, value)
         if coarsen is not None:
             choice = Choice(Method.RANGE, 0, rows_read=0, coarsen=coarsen)
-            patch.setattr(exchange, "choose", lambda **_: choice)
+            patch.setattr(exchange, "choose", lambda *_: choice)
         yield
 
 
@@ -312,7 +312,7 @@ def test_a_table_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = large(20_000, seed=1)
     ours, others = table_of(INTEGER, rows), table_of(INTEGER, edit(rows, 10_000, seed=2))
     answers = [Choice(Method.SKETCH, 0, rows_read=0, grid=Grid(20_160, 630))]
-    monkeypatch.setattr(exchange, "choose", lambda **told: (answers or [choose(**told)]).pop())
+    monkeypatch.setattr(exchange, "choose", lambda *at: (answers or [choose(*at)]).pop())
     result = run(INTEGER, ours, others, sketch=sketch_of(INTEGER, rows, 20_160, 2520))
     said = [reply.verdict for reply in result.pair.received if reply.HasField("verdict")]
     assert [bool(verdict.sample) for verdict in said][:2] == [True, False]

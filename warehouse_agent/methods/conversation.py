@@ -29,7 +29,7 @@ from driftline.sketches import CELL_BYTES, Embedding, Grid, unpack
 from driftline.types import Recipe
 
 from warehouse_agent.methods import groups, ranges
-from warehouse_agent.planning.choice import Choice, Method, choose
+from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, choose, offers
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
@@ -207,17 +207,15 @@ class Conversation:
 
     def _choose(self, verdict: pb.Verdict, stall: Stall | None) -> Choice:
         o = self._opening
-        return choose(
+        at = Disagreement(
+            Costs(o.prices, o.line, o.recipe.integer_key, o.forced, o.rows_lost),
             ours=Digest(o.sums.total.count + o.rows_lost),
             theirs=Digest(verdict.count, int.from_bytes(verdict.sum, "little")),
             ranges=o.partition.ranges,
             differing=verdict.differing,
-            prices=o.prices,
-            forced=o.forced,
-            line=o.line,
-            integer_key=o.recipe.integer_key,
             stall=stall,
         )
+        return choose(at, offers(at))
 
     def _send_cells(
         self, before: Grid | None, grid: Grid, stuck: npt.NDArray[np.bool_] | None

@@ -21,7 +21,7 @@ from driftline.units import ROW_HASH_BYTES
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.choice import Choice, Method
+from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
@@ -121,18 +121,17 @@ def refreshes(
     counted = min(changed, new, ours) if by_index and sketch is not None else 0
     differing = _differing(known, sketch, told)
     stall = None if sketch is None else _stall(sketch, differing, told)
+    at = Disagreement(
+        Costs(known.prices, known.line, known.integer_key),
+        Digest(ours),
+        Digest(theirs - counted),
+        ranges=known.partition.ranges,
+        differing=differing,
+        stall=stall,
+    )
+    offers = plan.offers(at)
     options = {
-        forced: plan.choose(
-            ours=Digest(ours),
-            theirs=Digest(theirs - counted),
-            ranges=known.partition.ranges,
-            differing=differing,
-            prices=known.prices,
-            forced=forced,
-            line=known.line,
-            integer_key=known.integer_key,
-            stall=stall,
-        )
+        forced: plan.choose(replace(at, costs=replace(at.costs, forced=forced)), offers)
         for forced in (*Method, known.forced)
     }
     chosen = Method.GROUP if is_grouped else options[known.forced].method

@@ -83,8 +83,49 @@ class Choice:
     grid: Grid | None = None
 
     def cost(self, line: Line) -> float:
-        """As `Line.cost`."""
+        """Return the cost on this line, in the unit of `Line.cost`."""
         return line.cost(self.bytes_expected, self.round_trips, self.rows_read)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedChoice:
+    """A choice that a method offers, with the bytes that it moves if the estimate was too low."""
+
+    choice: Choice
+    bytes_at_worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What decides between ways to go on.
+
+    `forced` is the method that the configuration asks for; `integer_key` says that rows are found
+    again by an index of their key; `rows_lost` are rows of ours that are known to be missing: they
+    differ, and are not new.
+    """
+
+    prices: Prices
+    line: Line
+    integer_key: bool
+    forced: Method | None = None
+    rows_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Both sides differ: their totals, and how much seems to differ.
+
+    The count of `ours` includes rows that were lost. `ranges` are those of the finest partition;
+    `differing` are ranges that seem to differ or, where there is a sketch, cells of its finest
+    table. `stall` is the sketch that the source holds.
+    """
+
+    costs: Costs
+    ours: Digest
+    theirs: Digest
+    ranges: int
+    differing: int
+    stall: Stall | None = None
 
 
 def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Partition:
@@ -113,46 +154,24 @@ def everything() -> Partition:
     return Partition((POSITION_MIN,), (63,))
 
 
-def choose(
-    *,
-    ours: Digest,
-    theirs: Digest,
-    ranges: int,
-    differing: int,
-    prices: Prices,
-    forced: Method | None,
-    line: Line,
-    integer_key: bool,
-    stall: Stall | None = None,
-) -> Choice:
-    """What follows a verdict: more cells, range digests at the cheapest coarsening, or everything.
+def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
+    """Return the cheapest offer whose bytes at worst stay near those of a copy.
 
-    The cheapest of those that take not many more bytes than a copy even at worst, when the estimate
-    was too low.
+    The offer of the method that the configuration asks for is returned as it is.
 
     Args:
-        ours, theirs: the two totals.
-        ranges: of the finest partition.
-        differing: ranges that seem to differ, or cells of the finest table where there is a sketch.
-        forced: the method that the configuration asks for.
-        integer_key: whether rows are found again by an index of their key.
-        stall: the sketch that the source holds.
+        offers: one of each method that can go on; a copy is among them, and of equally cheap ones
+            the first is taken.
     """
-    full = Choice(Method.FULL, int(prices.copy(theirs.count)), rows_read=theirs.count)
-    if forced is Method.FULL:
-        return full
-    told = _told(ours.count, theirs.count, ranges, differing, stall)
-    by_range = _by_range(told, ranges, prices, integer_key)
-    by_sketch = None if stall is None else _by_sketch(told, stall, prices)
-    if forced is Method.SKETCH and by_sketch:
-        return by_sketch[0]
-    if forced is Method.RANGE and by_range:
-        return by_range[0]
-    spent = stall.bytes_spent if stall else 0
+    for offer in offers:
+        if offer.choice.method is at.costs.forced:
+            return offer.choice
+    copied = copy(at).choice.bytes_expected
+    spent = at.stall.bytes_spent if at.stall else 0
     # What was spent is gone: nothing that costs less than a copy from here on is worse than one.
-    most = max(OVER * full.bytes_expected + OVER_BYTES - spent, full.bytes_expected)
-    usable = [choice for choice, worst in filter(None, (by_sketch, by_range)) if worst <= most]
-    return min([*usable, full], key=lambda choice: choice.cost(line))
+    most = max(OVER * copied + OVER_BYTES - spent, copied)
+    usable = [offer.choice for offer in offers if offer.bytes_at_worst <= most]
+    return min(usable, key=lambda choice: choice.cost(at.costs.line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +196,15 @@ class _Told:
         return min(inside + new if self.outside else max(inside, new), self.theirs)
 
 
-def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | None) -> _Told:
-    """Of a share of differing slots near 1 nothing is known but that all rows may have changed.
+def _told(at: Disagreement) -> _Told:
+    """Return what a verdict tells of the changes.
 
-    What strata are wrong by is a share of the slots that differ; that of the changes is the larger
-    the fuller the slots are. A sample tells that share better than they do.
+    A share of differing slots near 1 tells nothing: all rows may have changed. What strata are
+    wrong by is a share of the slots that differ; that of the changes is the larger the fuller the
+    slots are. A sample tells that share better than they do.
     """
-    slots, each = (ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
+    ours, theirs, differing, stall = at.ours.count, at.theirs.count, at.differing, at.stall
+    slots, each = (at.ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None
     sample = stall.sample if stall else None
     found, most = differing / slots, ESTIMATE_ERROR * differing / slots
@@ -200,11 +221,17 @@ def _told(ours: int, theirs: int, ranges: int, differing: int, stall: Stall | No
     return _Told(ours, theirs, likely, max(likely, at_most), enough, outside)
 
 
-def _by_range(
-    told: _Told, ranges: int, prices: Prices, integer_key: bool
-) -> tuple[Choice, float] | None:
-    """Range digests at the cheapest coarsening, and their bytes at worst; None: too many rows would
-    have to be hashed or listed."""
+def copy(at: Disagreement) -> PricedChoice:
+    """Return the offer to ship every row of the source."""
+    rows = at.theirs.count
+    found = Choice(Method.FULL, int(at.costs.prices.copy(rows)), rows_read=rows)
+    return PricedChoice(found, found.bytes_expected)
+
+
+def by_range(at: Disagreement) -> PricedChoice | None:
+    """Return the offer of range digests at the cheapest coarsening (Carnes and Hanson, refined by
+    row hashes); None: too many rows would have to be hashed or listed."""
+    told, ranges, prices = _told(at), at.ranges, at.costs.prices
 
     def hashed(by: int, changes: float) -> float:
         """The share of the rows that are."""
@@ -224,15 +251,17 @@ def _by_range(
     best = min(usable, key=lambda by: cost(by, told.likely, prices.changes))
     size = int(cost(best, told.likely, prices.changes))
     touched = hashed(best, told.likely) * told.theirs
-    rows = rows_again(touched, told.theirs, by_index=integer_key)
+    rows = rows_again(touched, told.theirs, by_index=at.costs.integer_key)
     choice = Choice(Method.RANGE, size, rows_read=rows, round_trips=2, coarsen=best)
-    return choice, cost(best, told.worst, prices.changes_at_worst)
+    return PricedChoice(choice, cost(best, told.worst, prices.changes_at_worst))
 
 
-def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float] | None:
-    """The cells that are missing, and the bytes at worst; None: the finest table might not decode,
-    or did not."""
-    sketch, grid = stall.sketch, stall.grid
+def by_sketch(at: Disagreement) -> PricedChoice | None:
+    """Return the offer of the cells that are missing; None: there is no sketch, or its finest table
+    might not decode, or did not."""
+    if (stall := at.stall) is None:
+        return None
+    told, prices, sketch, grid = _told(at), at.costs.prices, stall.sketch, stall.grid
     need = cells_for(told.enough)
     if cells_for(told.worst) > sketch.cells:
         return None
@@ -249,7 +278,12 @@ def _by_sketch(told: _Told, stall: Stall, prices: Prices) -> tuple[Choice, float
     worst = CELL_BYTES * (sent + more) + prices.changes_at_worst(told.shipped(told.worst))
     by_index = sketch.embedding.base is not None
     rows = rows_again(told.shipped(told.likely), told.theirs, by_index=by_index)
-    return Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst
+    return PricedChoice(Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst)
+
+
+def offers(at: Disagreement) -> list[PricedChoice]:
+    """Return what each method offers to go on with."""
+    return [offer for offer in (by_sketch(at), by_range(at), copy(at)) if offer is not None]
 
 
 def rows_again(wanted: float, total: int, *, by_index: bool) -> int:

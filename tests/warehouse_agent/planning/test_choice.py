@@ -18,15 +18,19 @@ from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (
+    Choice,
+    Costs,
+    Disagreement,
     Method,
     choose,
     floor_bytes,
+    offers,
     partition_for,
     rows_changed,
     shrank,
 )
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import flat
+from warehouse_agent.planning.prices import Prices, flat
 from warehouse_agent.planning.sketch_size import (
     Sample,
     Sketch,
@@ -39,6 +43,24 @@ from warehouse_agent.planning.sketch_size import (
 LINE = Line(rtt_s=0.1, bytes_per_s=1.25e6)
 
 
+def chosen(
+    *,
+    ours: Digest,
+    theirs: Digest,
+    ranges: int,
+    differing: int,
+    prices: Prices,
+    forced: Method | None = None,
+    line: Line = LINE,
+    integer_key: bool = True,
+    stall: Stall | None = None,
+) -> Choice:
+    """Return the choice between all offers."""
+    costs = Costs(prices, line, integer_key, forced)
+    at = Disagreement(costs, ours, theirs, ranges, differing, stall)
+    return choose(at, offers(at))
+
+
 def cost(n: int, ranges: int, differing: int, by: int) -> float:
     """Bytes of digests and row hashes at a coarsening, by the definition."""
     share = 1 - (1 - differing / ranges) ** (2**by)
@@ -49,15 +71,13 @@ def cost(n: int, ranges: int, differing: int, by: int) -> float:
 def test_range_coarsens_to_the_cheapest(n: int, ranges: int, share: float) -> None:
     differing = max(int(ranges * share), 1)
     total = Digest(n, 1)
-    choice = choose(
+    choice = chosen(
         ours=total,
         theirs=Digest(n, 2),
         ranges=ranges,
         differing=differing,
         prices=flat(1e9),
         forced=Method.RANGE,
-        line=LINE,
-        integer_key=True,
     )
     assert choice.method is Method.RANGE
     found = cost(n, ranges, differing, choice.coarsen)
@@ -66,15 +86,12 @@ def test_range_coarsens_to_the_cheapest(n: int, ranges: int, share: float) -> No
 
 def test_everything_when_everything_changed() -> None:
     n = 1_000_000
-    choice = choose(
+    choice = chosen(
         ours=Digest(n, 1),
         theirs=Digest(n, 2),
         ranges=250_000,
         differing=250_000,
         prices=flat(24.0),
-        forced=None,
-        line=LINE,
-        integer_key=True,
     )
     assert choice.method is Method.FULL
     assert choice.bytes_expected == 24 * n
@@ -82,29 +99,25 @@ def test_everything_when_everything_changed() -> None:
 
 def test_too_many_row_hashes_is_everything() -> None:
     n = 40 * ROW_HASHES_MAX
-    choice = choose(
+    choice = chosen(
         ours=Digest(n, 1),
         theirs=Digest(n, 2),
         ranges=RANGES_MAX,
         differing=RANGES_MAX // 2,
         prices=flat(1000.0),
         forced=Method.RANGE,
-        line=LINE,
-        integer_key=True,
     )
     assert choice.method is Method.FULL
 
 
 def test_forced_full() -> None:
-    choice = choose(
+    choice = chosen(
         ours=Digest(10, 1),
         theirs=Digest(10, 2),
         ranges=2,
         differing=1,
         prices=flat(1.0),
         forced=Method.FULL,
-        line=LINE,
-        integer_key=True,
     )
     assert choice.method is Method.FULL
 
@@ -224,17 +237,14 @@ def test_any_sketch_is_one_that_a_source_accepts(
     assert not sketch.fold or sketch.third % sketch.fold == 0
 
 
-def decided(differing: int, **facts: Any) -> plan.Choice:
+def decided(differing: int, **facts: Any) -> Choice:
     said: dict[str, Any] = {
         "ours": Digest(N, 1),
         "theirs": Digest(N, 2),
         "ranges": N // 4,
         "prices": flat(24.0),
-        "forced": None,
-        "line": LINE,
-        "integer_key": True,
     }
-    return choose(differing=differing, **(said | facts))
+    return chosen(differing=differing, **(said | facts))
 
 
 def touched(sketch: Sketch, changed: int) -> int:

@@ -8,8 +8,7 @@ import pytest
 from driftline.digests import Digest
 
 from tests.harness.expectations import alike
-from warehouse_agent.planning import choice
-from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose, offers
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
 from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, flat, learnt
 from warehouse_agent.planning.prices import known as known_at
@@ -133,17 +132,15 @@ def refreshed(notes: Notes, changed: int) -> tuple[Notes, Method, float]:
     sent, method = len(sketch.sent or ()), Method.SKETCH
     if cells_for(changed) > sent:
         share = 1 - (1 - 1 / sketch.cells) ** (3 * changed)
-        method = choice.choose(
-            ours=Digest(ROWS, 1),
-            theirs=Digest(ROWS, 2),
+        at = Disagreement(
+            Costs(costs, line, integer_key=True),
+            Digest(ROWS, 1),
+            Digest(ROWS, 2),
             ranges=ROWS // 4,
             differing=round(share * sketch.cells),
-            prices=costs,
-            forced=None,
-            line=line,
-            integer_key=True,
             stall=Stall(sketch, sketch.sent, sent),
-        ).method
+        )
+        method = choose(at, offers(at)).method
     is_copy = method is Method.FULL
     shipped = ROWS if is_copy else changed
     size = round(TRUE * shipped)
