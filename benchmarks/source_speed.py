@@ -30,7 +30,7 @@ from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.registry import connect
 from source_agent.engines.sqlite import types
 from source_agent.engines.sqlite.session import SqliteSession
-from source_agent.scan.accumulators import Filling
+from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
 from source_agent.scan.reader import Reader, Tally
 from source_agent.scan.workers import Crew, fill
 from tests.harness.agents import FRAGMENT_KEY, SALT
@@ -120,14 +120,16 @@ class Fingerprinted:
 
 def shared(
     session: Session, table: str, partition: Partition, crew: Crew, sketch: Sketch | None = None
-) -> Filling:
-    """One whole scan as an exchange makes it, by this process and the crew."""
+) -> RangeSums:
+    """Return the sums of one whole scan, read as in an exchange, by this process and the crew."""
     shape = session.describe(Relation(table, table=table))
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=Tally())
-    embedding, third = (sketch.embedding, sketch.third) if sketch else (None, 0)
-    filling = Filling(partition, SALT, embedding, third)
-    fill(reader, filling, crew)
-    return filling
+    totals = RangeTotals(partition)
+    accumulators: list[Accumulator] = [totals]
+    if sketch:
+        accumulators.append(SketchCells(sketch.embedding, sketch.third, SALT))
+    fill(reader, accumulators, crew)
+    return totals.sums
 
 
 def found_again(session: Session, table: str, sketch: Sketch) -> int:

@@ -27,7 +27,7 @@ from source_agent.methods import request_validation
 from source_agent.methods.groups import Regrouping
 from source_agent.methods.ranges import Refinement
 from source_agent.methods.sketch import Sketching
-from source_agent.scan.accumulators import Filling
+from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.frames_out import Shipper
 from source_agent.scan.reader import Tally
 from source_agent.scan.tile import reader_of
@@ -77,16 +77,16 @@ class Comparison:
             yield from self._by_groups(self._grouping, requests)
             return
         sketch, sketching = self._sketch, None
-        if sketch is None:
-            filling = Filling(self._partition, self._salt)
-        else:
-            filling = Filling(self._partition, self._salt, sketch.embedding, sketch.third)
-            sketching = Sketching(self._reader, self._shipper, sketch, filling)
+        totals = RangeTotals(self._partition)
+        if sketch is not None:
+            sketching = Sketching(self._reader, self._shipper, sketch)
             if sketch.fold:
                 # Heard before the scan: what is malformed costs the database nothing.
                 sketching.hear(self._next(requests), lambda: self._next(requests))
-        fill(self._reader, filling, self._crew)
-        sums = filling.sums
+        accumulators = (totals, sketching.filled) if sketching else (totals,)
+        fill(self._reader, accumulators, self._crew)
+        del accumulators  # the cells of the sketch are released before rows are shipped
+        sums = totals.sums
         if sums.total == self._ours:
             yield self._finished(sums.total, equal=True)
             return

@@ -20,7 +20,7 @@ from driftline.limits import CELLS_TAKEN_MAX
 from driftline.sketches import U64, Cells, Grid, pack
 
 from source_agent.methods import request_validation
-from source_agent.scan.accumulators import Filling
+from source_agent.scan.accumulators import SketchCells
 from source_agent.scan.frames_out import Shipper
 from source_agent.scan.held_rows import Batch, joined
 from source_agent.scan.reader import Reader
@@ -29,14 +29,12 @@ from source_agent.scan.reader import Reader
 class Sketching:
     """One sketch of one exchange: `hear`, the scan, then `solved` and `answer` or `stuck`."""
 
-    def __init__(
-        self, reader: Reader, shipper: Shipper, sketch: request_validation.Sketch, filling: Filling
-    ) -> None:
-        assert filling.cells is not None, "the scan fills the sketch"
-        self._reader, self._shipper, self._filling = reader, shipper, filling
-        self._salt = salt = filling.salt
+    def __init__(self, reader: Reader, shipper: Shipper, sketch: request_validation.Sketch) -> None:
+        self._reader, self._shipper = reader, shipper
+        self._salt = salt = reader.salt
         self._embedding = sketch.embedding
-        self.cells = filling.cells
+        self.filled = SketchCells(sketch.embedding, sketch.third, salt)
+        self.cells = self.filled.cells
         self._decoder = Decoder(self.cells, sketch.embedding.span, salt, check=sketch.check)
         self._heard: tuple[Grid, Cells] | None = None
         self._times = 0
@@ -78,7 +76,7 @@ class Sketching:
         ks = self._decoder.ks
         self.release()
         found = np.zeros(len(ks), np.bool_)
-        if len(ks) or self._filling.outside:
+        if len(ks) or self._outside:
             self._reader.tally.phase = "ship"
             outside = rows = 0
             for batch in self._find(ks, total):
@@ -90,18 +88,18 @@ class Sketching:
                 outside += len(inside) - int(np.count_nonzero(inside))
                 yield from self._shipper.pick(batch, named | ~inside)
             yield from self._shipper.flush()
-            agrees = outside == self._filling.outside
+            agrees = outside == self._outside
             self._reader.same_snapshot(agrees and (rows == total or not self._scans(ks, total)))
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
 
     def release(self) -> None:
         """Let the tables go, which have told all they know: rows that are shipped need the room."""
-        self._filling.cells = None
-        del self.cells, self._decoder
+        self._outside = self.filled.outside
+        del self.cells, self._decoder, self.filled
 
     def _scans(self, ks: U64, total: int) -> bool:
         """Whether all rows are read to find those below these k."""
-        rows = len(ks) + self._filling.outside
+        rows = len(ks) + self._outside
         return self._embedding.base is None or not self._reader.by_index(rows, total)
 
     def _find(self, ks: U64, total: int) -> Iterator[Batch]:
@@ -109,8 +107,8 @@ class Sketching:
         if self._scans(ks, total):
             return self._reader.scan()
         first, last = joined(self._embedding.positions(ks))
-        if self._filling.outside:
+        if self._outside:
             zones = self._embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        rows = len(ks) + self._filling.outside
+        rows = len(ks) + self._outside
         return self._reader.find(first, last, rows=rows, total=total)

@@ -1,12 +1,16 @@
-"""What one scan adds up about a relation: total, range sums and, where one is asked for, a sketch.
+"""What one scan of a relation adds up: sums over ranges, and the cells of a sketch.
 
-Everything here adds, so rows may come in any order and from several processes: what comes out is
-what one process would have, byte for byte (`tests/source_agent/scan/test_workers.py`).
+An accumulator takes the hashes of rows in any order and from any process. Sums commute, so a scan
+shared by several processes gives the bytes that one process would have given
+(`tests/source_agent/scan/test_workers.py`). An accumulator is added to by one process alone.
+
+This module reads no rows and knows no method: an answer of `methods/` chooses its accumulators.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +23,9 @@ from source_agent.scan.held_rows import Batch, Positions
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """Rows as far as they are added up, 16 bytes each.
+    """The part of some rows that is added up, 16 bytes each.
 
-    positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all of them.
+    positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together.
     """
 
     positions: Positions
@@ -30,15 +34,20 @@ class Hashed:
 
     @classmethod
     def of(cls, batch: Batch) -> Hashed:
+        """Return the positions, row hashes and digest of a batch; fingerprints its rows."""
         return cls(batch.positions, batch.mixed.m0, batch.mixed.digest())
 
     @classmethod
     def from_bytes(cls, positions: bytes, row_hashes: bytes, digest: Digest) -> Hashed:
+        """Return what `__reduce__` took apart: 8 bytes a row each, in the machine's byte order."""
         return cls(np.frombuffer(positions, np.int64), np.frombuffer(row_hashes, np.uint64), digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As bytes: a pickled array has a dtype object of its own, with which `np.add.at` takes
-        five times as long and more."""
+        """Pickle the arrays as bytes.
+
+        A pickled array has a dtype object of its own, with which `np.add.at` takes five times as
+        long and more.
+        """
         return Hashed.from_bytes, (
             self.positions.tobytes(),
             self.row_hashes.tobytes(),
@@ -46,30 +55,45 @@ class Hashed:
         )
 
 
-class Filling:
-    """The accumulators of a scan.
+class Accumulator(Protocol):
+    """Something that a scan fills."""
 
-    sums: by the ranges of the partition, with the total; cells: of the sketch, None without one;
-    outside: rows that the sketch does not embed.
-    """
+    def add(self, rows: Hashed) -> None:
+        """Add rows, each once; the order does not matter."""
 
-    def __init__(
-        self, partition: Partition, salt: Salt, embedding: Embedding | None = None, third: int = 0
-    ) -> None:
-        self.salt = salt
-        self._partition, self._embedding = partition, embedding
+
+class RangeTotals:
+    """Sums over the ranges of a partition, and the total of all rows: `sums`."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self.sums = RangeSums(partition.ranges)
-        self.cells = None if embedding is None else Cells(third)
+
+    def add(self, rows: Hashed) -> None:
+        """Add rows to their ranges and to the total."""
+        indices = self._partition.indices(rows.positions)
+        self.sums.add_hashes(indices, rows.row_hashes, rows.digest)
+
+
+class SketchCells:
+    """The cells of a sketch, `cells`, and the number of rows that it does not embed, `outside`."""
+
+    def __init__(self, embedding: Embedding, third: int, salt: Salt) -> None:
+        """Begin with zero cells.
+
+        Args:
+            third: a third of the number of cells.
+            salt: of the exchange.
+        """
+        self._embedding, self._salt = embedding, salt
+        self.cells = Cells(third)
         self.outside = 0
 
     def add(self, rows: Hashed) -> None:
-        """Add rows, each once."""
-        positions, row_hashes = rows.positions, rows.row_hashes
-        self.sums.add_hashes(self._partition.indices(positions), row_hashes, rows.digest)
-        if self.cells is None or self._embedding is None:
-            return
-        ks, inside = self._embedding.embed(positions, self.salt)
+        """Add the embedded rows to their cells; count the others."""
+        row_hashes = rows.row_hashes
+        ks, inside = self._embedding.embed(rows.positions, self._salt)
         if not inside.all():
             self.outside += len(inside) - int(np.count_nonzero(inside))
             ks, row_hashes = ks[inside], row_hashes[inside]
-        self.cells.add(ks, row_hashes, self.salt)
+        self.cells.add(ks, row_hashes, self._salt)

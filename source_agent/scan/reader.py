@@ -50,7 +50,7 @@ class Reader:
     ) -> None:
         self._session, self.shape, self.tally = session, shape, tally
         self.recipe = shape.recipe
-        self.fragment_key, self._salt = fragment_key, salt
+        self.fragment_key, self.salt = fragment_key, salt
         self._generation = session.generation
         self._has_begun = False
         self._fingerprints = fingerprints(fragment_key, self.recipe)
@@ -80,7 +80,7 @@ class Reader:
             hashes = self._hashes(block)
             self.tally.rows_read += len(rows)
             where = positions(block, self.recipe, self._seed)
-            yield Batch(block, where, mix(self._salt, *lanes(hashes)))
+            yield Batch(block, where, mix(self.salt, *lanes(hashes)))
 
     def find(
         self, first: Positions, last: Positions, *, rows: int, total: int | None
@@ -180,7 +180,7 @@ class Reader:
 
     def _batch(self, block: Block, rows: Rows) -> Batch:
         def mixed(part: Block) -> Mixed:
-            return mix(self._salt, *self._fingerprints(rows if part is block else part.rows()))
+            return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))
 
         return Batch(block, positions(block, self.recipe, self._seed), mixed)
 

@@ -1,7 +1,7 @@
 """A process beside the agent that reads parts of a scan.
 
 Started by `share`, with a pipe to the agent as its standard input. A job comes through it, then the
-numbers of the parts to read, one by one; the hashes of their rows go back (`fill.Hashed`), for the
+numbers of the parts to read, one by one; the hashes of their rows go back (`Hashed`), for the
 agent to add up: this process has no tables. The job holds the fragment key and the database's
 password, which are on the pipe and in memory, and nowhere else: not in the arguments, the
 environment or a log.

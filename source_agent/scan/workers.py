@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -40,7 +40,7 @@ from driftline.errors import (
 from driftline.limits import DATABASE_SILENCE_S_MAX
 
 from source_agent.engines.interface import Split
-from source_agent.scan.accumulators import Filling, Hashed
+from source_agent.scan.accumulators import Accumulator, Hashed
 from source_agent.scan.reader import Reader
 from source_agent.scan.worker_process import END_S_MAX, Done, Failed, Job, Read
 
@@ -171,29 +171,41 @@ class Crew:
             process.end()
 
 
-def fill(reader: Reader, filling: Filling, crew: Crew | None) -> None:
-    """Read every row of a relation once into `filling`.
+def fill(reader: Reader, accumulators: Sequence[Accumulator], crew: Crew | None) -> None:
+    """Read every row of a relation once, and add it to every accumulator.
+
+    Args:
+        crew: processes that may read parts of the scan; None: this process reads alone.
 
     Raises:
-        What `Reader.scan` raises.
+        The errors of `Reader.scan`.
     """
     split = reader.split() if crew is not None and crew.size else None
     if crew is not None and split is not None:
         with crew.lent(max(split.parts // (AHEAD + 1), 1)) as processes:
             if processes:
-                Sharing(reader, split, filling, processes).run()
+                Sharing(reader, split, accumulators, processes).run()
                 return
     for batch in reader.survey():
-        filling.add(Hashed.of(batch))
+        _add(accumulators, Hashed.of(batch))
+
+
+def _add(accumulators: Sequence[Accumulator], rows: Hashed) -> None:
+    for accumulator in accumulators:
+        accumulator.add(rows)
 
 
 class Sharing:
     """One scan in the making."""
 
     def __init__(
-        self, reader: Reader, split: Split, filling: Filling, processes: list[Process]
+        self,
+        reader: Reader,
+        split: Split,
+        accumulators: Sequence[Accumulator],
+        processes: list[Process],
     ) -> None:
-        self._reader, self._split, self._filling = reader, split, filling
+        self._reader, self._split, self._accumulators = reader, split, accumulators
         self._kept, self._working = processes, list(processes)
         self._fresh, self._again = iter(range(split.parts)), list[int]()
 
@@ -203,7 +215,7 @@ class Sharing:
             join=self._split.join,
             shape=self._reader.shape,
             fragment_key=self._reader.fragment_key,
-            salt=self._filling.salt,
+            salt=self._reader.salt,
         )
         for process in self._working[:]:
             self._begin(process, job)
@@ -223,7 +235,7 @@ class Sharing:
         # Closed, or the statement outlives what others raise between two batches.
         with closing(self._reader.batches(self._split.read(part))) as batches:
             for batch in batches:
-                self._filling.add(Hashed.of(batch))
+                _add(self._accumulators, Hashed.of(batch))
                 self._hear(0)
 
     def _begin(self, process: Process, job: Job) -> None:
@@ -276,7 +288,7 @@ class Sharing:
             found, process.found = process.found, []
             assert said.rows == sum(rows.digest.count for rows in found), "a part is not whole"
             for rows in found:
-                self._filling.add(rows)
+                _add(self._accumulators, rows)
             try:
                 self._give(process)
             except OSError as error:
