@@ -36,8 +36,9 @@ from warehouse_agent.report import Report
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import DataFile, Snapshot
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
 
 ROWS, BATCHES = 900, 3  # files: one of the load, and one of each batch that followed

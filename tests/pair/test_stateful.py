@@ -319,11 +319,11 @@ def test_anything_in_any_order_on_postgresql(spark: SparkSession, postgresql: Po
 
 KILLED = """
 import os, signal
-from warehouse_agent import publish
+from warehouse_agent.cli.main import main
+from warehouse_agent.storage import delta_log
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
-publish.commit = die
-from warehouse_agent.cli import main
+delta_log.commit = die
 main()
 """
 

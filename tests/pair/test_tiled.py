@@ -36,7 +36,7 @@ from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import staging
 from warehouse_agent.tasks.rewrite import InTiles

@@ -36,7 +36,7 @@ from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage import data_files, delta_log, row_security
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.transport.channel import Link
@@ -157,7 +157,7 @@ def know(
         before = row_security.known(base, remembered)
         changes += row_security.changes(before, RowSecurity.told(description))
     rows = base.rows if base else None
-    bounds = delta_log.bounds(base.files) if base else None
+    bounds = data_files.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key
     ends = knots(remembered, bounds) if integer_key and rows else []
     partition = choice.partition_for(ends, rows or 0, integer_key=bool(ends))

@@ -21,8 +21,8 @@ from warehouse_agent.refresh import repair as mend
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import cause
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 

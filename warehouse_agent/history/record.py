@@ -22,8 +22,8 @@ from warehouse_agent.config import Require, Source
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.channel import Link, Stream
 
 # Of a fragment's notes.

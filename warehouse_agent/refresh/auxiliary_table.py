@@ -35,9 +35,9 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Cuts, PassSums, Tiled, Tiling, count_for
 from warehouse_agent.report import utc_now
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Listing

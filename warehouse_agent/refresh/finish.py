@@ -26,8 +26,8 @@ from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.units import TURN
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.storage import delta_log, row_security
-from warehouse_agent.storage.delta_log import DataFile, Snapshot
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.difference import Outcome

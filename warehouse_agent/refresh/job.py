@@ -20,8 +20,9 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import DataFile, Snapshot
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.decode import ship

@@ -31,10 +31,10 @@ from warehouse_agent.refresh import repair, schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.units import Units, in_units
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage import delta_log, row_security
-from warehouse_agent.storage.delta_log import DataFile, Snapshot
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage import data_files, row_security
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests, row_statistics
 from warehouse_agent.tasks.digests import Sums
 from warehouse_agent.tasks.row_statistics import Stamp
@@ -181,7 +181,7 @@ def known_of(
         prices=priced,
         partition=partition,
         integer_key=layout.recipe.integer_key,
-        bounds=delta_log.bounds(files),
+        bounds=data_files.bounds(files),
         line=line,
         now=datetime.now(UTC),
         forced=job.fragment.method,
@@ -323,7 +323,7 @@ def _partition(
     is_of_key = remembered.get("key") == layout.names[0]
     knots = notes.knots(remembered, "quantiles") if is_of_key else []
     counted = int(notes.number(remembered, "quantiles_rows") or 0)
-    if choice.outgrown(knots, counted, rows, delta_log.bounds(files)):
+    if choice.outgrown(knots, counted, rows, data_files.bounds(files)):
         knots = _quantiles(job, layout, files)
         job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])
     return choice.partition_for(knots, rows, integer_key=True)

@@ -35,10 +35,10 @@ from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE
-from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import DataFile, Snapshot
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage import data_files, delta_log
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
@@ -133,7 +133,7 @@ def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
     Those beyond the bounds of the files' integer keys are not among them: a source sends them
     unasked.
     """
-    ends = delta_log.bounds(files)
+    ends = data_files.bounds(files)
     if ends is None or sketch_size.embedding_for(max(base.rows, 1), ends).base is None:
         return base.rows_lost
     return sum(f.rows for f in base.lost if f.meets(*ends))

@@ -23,7 +23,7 @@ from warehouse_agent.history.record import CHECKED, HEAD
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import delta_log, row_security
-from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.table import Snapshot
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 

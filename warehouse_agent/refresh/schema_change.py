@@ -26,8 +26,8 @@ from warehouse_agent.columns.layout import STATISTICS, Layout, lay_out, quoted
 from warehouse_agent.config import Fragment
 from warehouse_agent.report import fingerprint_kind
 from warehouse_agent.spark.executors import Batches, KeyFile, Task, task
-from warehouse_agent.storage.delta_log import Snapshot
-from warehouse_agent.storage.readers import by_place, rows_of
+from warehouse_agent.storage.data_files import by_place, rows_of
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 

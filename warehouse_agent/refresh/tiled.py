@@ -49,8 +49,8 @@ from warehouse_agent.refresh.prepare import Describe, Prepared, stamp_of
 from warehouse_agent.refresh.whole import Refresh
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import row_security
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Emptied, Outcome
 from warehouse_agent.tasks.digests import Listing, Sums

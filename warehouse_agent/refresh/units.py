@@ -23,9 +23,8 @@ from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.network import Line
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import DataFile
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage import data_files
+from warehouse_agent.storage.data_files import DataFile, rows_of
 
 LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
 TURN = "turn_from"  # of a fragment's notes: the position after the last window
@@ -64,7 +63,7 @@ def in_units(
             integers within reach of each other.
     """
     count = sum(f.rows for f in files)
-    bounds = delta_log.bounds(files)
+    bounds = data_files.bounds(files)
     embedding = sketch_size.embedding_for(count, bounds)
     wait = line.round_trip_bytes
     rows = rows_of(job.spark, layout, [f.uri for f in files])

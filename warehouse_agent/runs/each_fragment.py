@@ -13,8 +13,8 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.report import Report, say_error
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
 
 
 def each(

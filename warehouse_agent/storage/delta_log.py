@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
@@ -26,64 +25,13 @@ from deltalake.transaction import (
 from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavailable
 
 from warehouse_agent.columns.layout import Layout, from_json, to_json
-from warehouse_agent.storage.store import Store, located, one_line
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import Store, one_line
+from warehouse_agent.storage.table import Snapshot
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A Parquet file of the table. `path` is relative to the table; `rows` and bytes.
-
-    `bounds`: the least and the greatest integer key in it; None where keys are no integers.
-    """
-
-    path: str
-    uri: str
-    size: int
-    rows: int
-    bounds: tuple[int, int] | None = None
-
-    def meets(self, first: int, last: int) -> bool:
-        """Whether rows of it may have keys between these, both ends inclusive."""
-        return self.bounds is None or (self.bounds[0] <= last and first <= self.bounds[1])
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One published version, pinned. `meta` is what its commit says of it; of its files those are
-    `lost` whose rows count as not there (`mend`)."""
-
-    version: int
-    files: tuple[DataFile, ...]
-    layout: Layout
-    meta: dict[str, Any]
-    handle: DeltaTable = field(repr=False, compare=False)
-    lost: tuple[DataFile, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return sum(f.rows for f in self.files)
-
-    @property
-    def rows_lost(self) -> int:
-        return sum(f.rows for f in self.lost)
-
-    @property
-    def sound(self) -> tuple[DataFile, ...]:
-        """Return the files that are not lost."""
-        lost = set(self.lost)
-        return tuple(f for f in self.files if f not in lost)
-
-    @property
-    def table(self) -> str:
-        """Return the id that tells this table from earlier tables of the same name."""
-        return str(self.handle.metadata().id)
-
-    def uris(self) -> list[str]:
-        return [f.uri for f in self.files]
 
 
 def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:
@@ -215,45 +163,6 @@ def _overtaken(name: str) -> Locked:
         where=name,
         remedy="Run the refresh again.",
     )
-
-
-def data_files(store: Store, name: str, folder: str, layout: Layout) -> list[DataFile]:
-    """The Parquet files that Spark wrote into a folder of the table; empty ones are left out."""
-    found = []
-    for file, size in store.files(name, folder):
-        if not file.endswith(".parquet"):
-            continue
-        path = f"{folder}/{file}"
-        footer = _footer(store, name, path)
-        if footer.num_rows:
-            ends = bounds_in(footer, layout.integer_key)
-            found.append(DataFile(path, store.uri(name, path), size, footer.num_rows, ends))
-    return found
-
-
-def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
-    """The least and the greatest integer key in these files; None where one does not say."""
-    known = [f.bounds for f in files if f.bounds is not None]
-    if not known or len(known) < len(files):
-        return None
-    return min(b[0] for b in known), max(b[1] for b in known)
-
-
-def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
-    system, base = located(store.uri(name, path))
-    with system.open_input_file(base) as source:
-        return pq.ParquetFile(source).metadata
-
-
-def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | None:
-    """The least and the greatest integer key; None where a row group, or the table, has none."""
-    if key is None:
-        return None
-    column = footer.schema.names.index(key)
-    groups = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
-    if not all(group is not None and group.has_min_max for group in groups):
-        return None
-    return min(int(g.min) for g in groups), max(int(g.max) for g in groups)
 
 
 def _add(file: DataFile, layout: Layout) -> AddAction:

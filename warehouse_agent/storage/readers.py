@@ -12,10 +12,12 @@ from pathlib import Path
 from driftline.errors import NotFound
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent.columns.layout import Layout, quoted
+from warehouse_agent.columns.layout import quoted
 from warehouse_agent.report import counted
-from warehouse_agent.storage.delta_log import Snapshot, head
+from warehouse_agent.storage.data_files import rows_of
+from warehouse_agent.storage.delta_log import head
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
@@ -110,18 +112,6 @@ def _why_none(snapshot: Snapshot | None) -> str:
 def _no_feed(name: str, version: int, has: str) -> NotFound:
     remedy = "Read the newest version once and the feed from there on."
     return NotFound(f"Version {version} has {has}.", where=name, remedy=remedy)
-
-
-def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
-    """The rows of data files, bookkeeping included."""
-    if not uris:
-        return spark.createDataFrame([], layout.ddl)
-    return spark.read.schema(layout.ddl).parquet(*uris)
-
-
-def by_place(rows: DataFrame) -> DataFrame:
-    """The rows with their columns numbered: mapInArrow cannot read names with `.` or a backtick."""
-    return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))
 
 
 def open_store(path: str | Path) -> Store:

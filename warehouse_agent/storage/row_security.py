@@ -19,7 +19,7 @@ from driftline.errors import MalformedMessage, RecipeChanged
 from driftline.limits import NAME_BYTES_MAX, POLICIES_MAX
 from driftline.peer_text import visible
 
-from warehouse_agent.storage.delta_log import Snapshot
+from warehouse_agent.storage.table import Snapshot
 
 META = "row_security"  # of a commit's metadata, and of a fragment's notes
 _DIGEST_BYTES, _POLICY_BYTES = 16, 8

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import RESERVED, Layout
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.delta_log import DataFile, data_files
+from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import Replaced
 
@@ -52,7 +52,7 @@ def write_rows(
     """Write rows as data files of the table, in a folder of its own."""
     with driver_errors():
         rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
-    return data_files(store, name, folder, layout)
+    return written_files(store, name, folder, layout)
 
 
 def within_bounds(files: Sequence[DataFile], replaced: Replaced) -> list[DataFile]:

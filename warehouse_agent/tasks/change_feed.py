@@ -24,8 +24,7 @@ from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.delta_log import DataFile
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import key_lookup
 from warehouse_agent.tasks.key_lookup import Known

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.spark.executors import KeyFile, driver_errors
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import row_statistics, staging
 from warehouse_agent.tasks.key_lookup import Known

@@ -29,7 +29,7 @@ from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, driver_errors
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 Files = Sequence[DataFile]

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.spark.executors import KeyFile, driver_errors
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 

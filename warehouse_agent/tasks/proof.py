@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import total
 from warehouse_agent.tasks.scan import Function, Piece, scan
 

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from warehouse_agent.columns.layout import CHANGED, RATE, Layout
 from warehouse_agent.planning.update_probability import Hot
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import Emptied
 from warehouse_agent.tasks.digests import Files, Integers, Listing, below, check_rows, numbers

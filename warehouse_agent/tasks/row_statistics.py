@@ -41,8 +41,8 @@ from warehouse_agent.planning.update_probability import (
     usual_share,
 )
 from warehouse_agent.spark.executors import Batches, task
-from warehouse_agent.storage.delta_log import Snapshot
-from warehouse_agent.storage.readers import by_place
+from warehouse_agent.storage.data_files import by_place
+from warehouse_agent.storage.table import Snapshot
 
 _BEFORE = f"{RESERVED}before_"
 _NAMES = tuple(name for name, _ in STATISTICS)

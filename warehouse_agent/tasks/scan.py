@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
-from warehouse_agent.storage.delta_log import DataFile
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
 
 BATCH_ROWS = 16_384

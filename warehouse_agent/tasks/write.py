@@ -16,7 +16,7 @@ from driftline.sketches import Bools
 from pyarrow import fs
 from pyspark.sql import Row
 
-from warehouse_agent.storage.delta_log import DataFile, bounds_in
+from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.store import Store, located, unavailable
 
 GROUP_BYTES = 64 << 20  # of a row group, as Arrow: what a task holds of each file

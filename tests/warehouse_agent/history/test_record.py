@@ -31,8 +31,8 @@ from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report
-from warehouse_agent.storage.delta_log import Snapshot
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.channel import Link, Stream
 

@@ -24,7 +24,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 
 HOLD = """
 import sys
-from warehouse_agent.store import Store
+from warehouse_agent.storage.store import Store
 with Store(sys.argv[1]).lock("orders"):
     print("held", flush=True)
     sys.stdin.read()

@@ -26,9 +26,10 @@ from warehouse_agent.history import record
 from warehouse_agent.planning import update_probability
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
-from warehouse_agent.storage.delta_log import Snapshot, head
-from warehouse_agent.storage.readers import rows_of
+from warehouse_agent.storage.data_files import rows_of
+from warehouse_agent.storage.delta_log import head
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, key_lookup, row_statistics, scan
 
 ROWS = 600
