@@ -281,8 +281,8 @@ def test_rows_that_come_slowly_are_handed_out_as_they_come(own: PostgreSQL | Mar
 
 READ = """
 import sys
-from source_agent.engine import Limits, Relation
-from source_agent.engines import connect
+from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.registry import connect
 session = connect(sys.argv[1], None, Limits()).open()
 shape = session.describe(Relation("slow", query=sys.argv[2], key=("id",)))
 print("reads", flush=True)

@@ -171,7 +171,7 @@ def _write_shim(path: Path, script: str) -> None:
 
 
 def main() -> None:
-    """`python -m warehouse_agent.java [shims]` prints the JAVA_HOME to use."""
+    """`python -m warehouse_agent.spark.java [shims]` prints the JAVA_HOME to use."""
     try:
         ensure_java(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
     except ConfigurationError as error:

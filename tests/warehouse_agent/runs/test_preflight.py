@@ -36,8 +36,8 @@ FORKS = 200
 # Python forks with a function to run in the child, as pyspark does, instead of spawning.
 FORKING = """
 import subprocess, sys
-from warehouse_agent.configure import Source
-from warehouse_agent.link import Link
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
 
 ended = set()
 with Link(Source("local", sys.argv[1], insecure=True)) as link:

