@@ -12,40 +12,67 @@ afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HE
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from itertools import chain
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
-from driftline.digests import MASK64, Digest, Salt
+from driftline.digests import MASK64, Digest
 from driftline.limits import GROUP_HASHES_MAX
 from driftline.sketches import U64, pack
-from driftline.units import refines
+from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
 from source_agent.methods.identification import hashes_sent, mismatch, ship_wanted
-from source_agent.scan.frames_out import Shipper
+from source_agent.methods.interface import Answered, Scan
+from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.held_rows import Batch, Identified, Positions, joined
-from source_agent.scan.reader import Reader
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range in Python takes far more than a key
 
 Bools = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupsCompared:
+    """The answer to an opening with groups."""
+
+    said: request_validation.Grouping
+
+    @classmethod
+    def heard(cls, opening: HeardOpening) -> Self | None:
+        """Return the answer if the opening has groups.
+
+        Raises:
+            MalformedMessage. ConfigurationError: a part of what cannot be read by an index.
+        """
+        said = request_validation.grouping_of(opening.message, opening.shape)
+        return None if said is None else cls(said)
+
+    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+        """Hear the units, then read what is compared; if totals differ, ship what differs."""
+        # Heard before the scan: a malformed message costs the database nothing.
+        units, digests = request_validation.units(hear(), hear, self.said.embedding)
+        regrouping = Regrouping(scan, self.said, units)
+        yield from regrouping.read()
+        if regrouping.total == scan.ours:
+            return Answered(regrouping.total, equal=True)
+        differs, lost = regrouping.differing(digests)
+        del digests  # up to GROUP_KEYS_MAX: rows that are shipped need the room
+        yield from regrouping.answer(differs, lost, hear)
+        return Answered(regrouping.total)
+
+
 class Regrouping:
-    """The group method of one exchange: `take`, `read` to its end, then `answer`."""
+    """The units of one exchange: `read` to its end, then `differing`, then `answer`."""
 
-    def __init__(
-        self, reader: Reader, shipper: Shipper, said: request_validation.Grouping, salt: Salt
-    ) -> None:
-        self._reader, self._shipper, self._said, self._salt = reader, shipper, said, salt
+    def __init__(self, scan: Scan, said: request_validation.Grouping, units: UnitSums) -> None:
+        self._reader, self._shipper, self._salt = scan.reader, scan.shipper, scan.reader.salt
+        self._said, self._units = said, units
         self.total = Digest()
-
-    def take(self, first: pb.Request, more: request_validation.Hear) -> None:
-        """Take in the units. Raises MalformedMessage."""
-        self._units, self._digests = request_validation.units(first, more, self._said.embedding)
 
     def read(self) -> Iterator[pb.Reply]:
         """Read what is compared, once; ship the rows that are in no unit.
@@ -61,12 +88,22 @@ class Regrouping:
             yield from self._shipper.pick(batch, ~named)
         yield from self._shipper.flush()
 
-    def answer(self, more: request_validation.Hear) -> Iterator[pb.Reply]:
-        """What follows when the totals differ: all but the end."""
+    def differing(self, digests: U64) -> tuple[Bools, Bools]:
+        """Return which units differ, and which of these lost keys, bool [units] each.
+
+        Args:
+            digests: of the warehouse's units, uint64 [units].
+        """
+        lost = self._units.lost()
+        return lost | (self._units.short_digests() != digests), lost
+
+    def answer(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
+        """Ship the units that differ, or hashes of their rows; name the keys without rows.
+
+        Args:
+            differs, lost: bool [units], from `differing`.
+        """
         units, gone = self._units, self._units.gone()
-        lost = units.lost()
-        differs = lost | (units.short_digests() != self._digests)
-        del self._digests
         rows, kept, losers = int(units.counts[differs].sum()), differs & ~lost, int(lost.sum())
         is_refined = rows + len(units) // 4 <= GROUP_HASHES_MAX and refines(
             rows=rows,
@@ -80,7 +117,7 @@ class Regrouping:
         if is_refined:
             yield mismatch(differs, units.counts[differs])
             yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
-            yield from self._refine(differs, lost, more)
+            yield from self._refine(differs, lost, hear)
             return
         self._reader.tally.phase = "ship"
         for batch, _ in self._again(differs):
@@ -88,9 +125,7 @@ class Regrouping:
         yield from self._shipper.flush()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
-    def _refine(
-        self, differs: Bools, lost: Bools, more: request_validation.Hear
-    ) -> Iterator[pb.Reply]:
+    def _refine(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
         """One hash for every row of the differing units, but one for all rows of a unit that lost
         keys; then what the warehouse wants of them."""
         self._reader.tally.phase = "identify"
@@ -113,7 +148,7 @@ class Regrouping:
         entries[is_whole[owner[keep]]] = units.short_digests(holding & lost)
         yield from hashes_sent(entries)
         asked = np.zeros(len(hashes), np.bool_)
-        asked[np.flatnonzero(keep)[request_validation.wanted(more, len(entries))]] = True
+        asked[np.flatnonzero(keep)[request_validation.wanted(hear, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
         total = self._of

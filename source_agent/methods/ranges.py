@@ -1,93 +1,155 @@
-"""Ranges at the source: those that differ are refined by row hashes, and what is wanted is shipped.
+"""Ranges at the source: compare sums over ranges, and refine those that differ by row hashes.
 
-What differs is read again, by index where that touches few rows, and answered with row hashes
-(`identify`).
+The answer measures how much differs (a verdict). If the warehouse then sends the digests of its
+ranges, whatever it opened with, `refine` goes on: the rows of differing ranges are read again, by
+index where that touches few rows; those that only the source can have are shipped, the others are
+answered with their hashes (`identification`).
+
+Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
-from driftline.digests import MASK64
+from driftline.digests import MASK64, Digest, Salt
 from driftline.limits import ROW_HASHES_MAX
-from driftline.ranges import Partition, RangeSums
+from driftline.ranges import Partition, RangeSums, estimate_differing, strata
 
 from source_agent.methods import request_validation
+from source_agent.methods.full_copy import ship_again
 from source_agent.methods.identification import hashes_sent, mismatch, ship_wanted
-from source_agent.scan.frames_out import Shipper
+from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.held_rows import Identified, Positions
-from source_agent.scan.reader import Reader
+
+Bools = npt.NDArray[np.bool_]
 
 
-class Refinement:
-    """The range method from the warehouse's digests on."""
+@dataclass(frozen=True, slots=True)
+class RangesCompared:
+    """The answer to an opening by ranges. strata: the warehouse's, of its ranges."""
 
-    def __init__(
-        self, reader: Reader, shipper: Shipper, partition: Partition, sums: RangeSums
-    ) -> None:
-        self._reader, self._shipper = reader, shipper
-        self._partition, self._sums = partition, sums
+    partition: Partition
+    strata: npt.NDArray[np.uint8]
 
-    def answer(
-        self, first: pb.Request, more: request_validation.Hear
-    ) -> Generator[pb.Reply, None, bool]:
-        """Every reply but the last; False: too many rows to hash, everything must follow."""
-        by, ours = request_validation.digests(first, more, self._partition.ranges)
-        coarse = self._sums.coarsened(by)
-        differs = coarse.short_digests() != ours
-        yield mismatch(differs, coarse.counts[differs])
-        reading = differs & (coarse.counts > 0)
-        hashed = reading & (ours != 0)
-        if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
-            yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
-            return False
-        found = yield from self._identify(coarse, by, reading, hashed)
-        if not found.hashes:
-            yield pb.Reply(hashes_end=pb.HashesEnd())
-            return True
-        order, hashes = found.in_order()
-        yield from hashes_sent(hashes)
-        wanted = order[request_validation.wanted(more, len(hashes))]
-        total = self._sums.total.count
-        yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
-        return True
+    @classmethod
+    def heard(cls, opening: HeardOpening) -> Self:
+        """Return the answer to any opening. Raises MalformedMessage."""
+        partition = opening.partition
+        return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
-    def _identify(
-        self,
-        coarse: RangeSums,
-        by: int,
-        reading: npt.NDArray[np.bool_],
-        hashed: npt.NDArray[np.bool_],
-    ) -> Generator[pb.Reply, None, Identified]:
-        """Reads the coarse ranges in `reading`; ships those of them that are not in `hashed`."""
-        found = Identified()
-        if not reading.any():
-            return found
-        slot_of = np.cumsum(hashed) - 1
-        expected = int(coarse.counts[reading].sum())
-        rows = total = 0
-        self._reader.tally.phase = "identify"
-        first, last = _coarse_bounds(self._partition, np.flatnonzero(reading), by)
-        for batch in self._reader.find(first, last, rows=expected, total=coarse.total.count):
-            at = self._partition.indices(batch.positions) >> by
-            part, at = batch.take(reading[at]), at[reading[at]]
-            rows += len(at)
-            total += int(part.mixed.m0.sum(dtype=np.uint64))
-            yield from self._shipper.pick(part, ~hashed[at])
-            found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
-        yield from self._shipper.flush()
-        agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
-        self._reader.same_snapshot(rows == expected and agrees)
+    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
+        """Compare totals; if they differ, send a verdict and hand over what is asked for."""
+        totals = RangeTotals(self.partition)
+        scan.fill(totals)
+        sums = totals.sums
+        if sums.total == scan.ours:
+            return Answered(sums.total, equal=True)
+        differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
+        yield verdict(sums.total, differing)
+        return Handover(sums, self.partition, hear())
+
+
+def differing_slots(
+    theirs: npt.NDArray[np.uint8], slots: npt.NDArray[np.uint64], salt: Salt
+) -> int:
+    """Return how many of these slots, digests of ranges or cells [n], seem to differ.
+
+    Args:
+        theirs: the warehouse's strata of its slots, uint8 [strata, STRATUM_CELLS].
+    """
+    return estimate_differing(theirs, strata(slots, salt), len(slots))
+
+
+def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes = b"") -> pb.Reply:
+    """Return the reply that says that both sides differ, and by how much.
+
+    Args:
+        total: of the source's rows.
+        differing: ranges, or cells of the finest table, that seem to differ.
+        stuck: compressed bitmap of the cells that did not decode; empty without a sketch.
+        sample: of the source's cells (`Cells.sample`).
+    """
+    return pb.Reply(
+        verdict=pb.Verdict(
+            count=total.count,
+            sum=total.sum_bytes(),
+            differing=differing,
+            stuck=stuck,
+            sample=sample,
+        )
+    )
+
+
+def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+    """Go on with the warehouse's digests of ranges; ship everything if too many rows differ.
+
+    Raises:
+        MalformedMessage: the request is something else, or has another number of digests.
+        SnapshotLost: the rows are not those that were compared.
+    """
+    by, ours = request_validation.digests(at.request, hear, at.partition.ranges)
+    coarse = at.sums.coarsened(by)
+    differs = coarse.short_digests() != ours
+    yield mismatch(differs, coarse.counts[differs])
+    reading = differs & (coarse.counts > 0)
+    hashed = reading & (ours != 0)
+    if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
+        yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
+        return (yield from ship_again(scan, at, hear))
+    found = yield from _identify(scan, at.partition, coarse, by, reading=reading, hashed=hashed)
+    total = at.sums.total
+    if not found.hashes:
+        yield pb.Reply(hashes_end=pb.HashesEnd())
+        return Answered(total)
+    order, hashes = found.in_order()
+    yield from hashes_sent(hashes)
+    wanted = order[request_validation.wanted(hear, len(hashes))]
+    yield from ship_wanted(scan.reader, scan.shipper, found, wanted, total=total.count)
+    return Answered(total)
+
+
+def _identify(
+    scan: Scan, partition: Partition, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
+) -> Generator[pb.Reply, None, Identified]:
+    """Read the coarse ranges in `reading`; ship those that are not in `hashed`, note the others.
+
+    Args:
+        by: the coarsening, as a power of two.
+        reading, hashed: bool [coarse ranges].
+    """
+    found, reader = Identified(), scan.reader
+    if not reading.any():
         return found
+    slot_of = np.cumsum(hashed) - 1
+    expected = int(coarse.counts[reading].sum())
+    rows = total = 0
+    reader.tally.phase = "identify"
+    first, last = _coarse_bounds(partition, np.flatnonzero(reading), by)
+    for batch in reader.find(first, last, rows=expected, total=coarse.total.count):
+        at = partition.indices(batch.positions) >> by
+        part, at = batch.take(reading[at]), at[reading[at]]
+        rows += len(at)
+        total += int(part.mixed.m0.sum(dtype=np.uint64))
+        yield from scan.shipper.pick(part, ~hashed[at])
+        found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
+    yield from scan.shipper.flush()
+    agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
+    reader.same_snapshot(rows == expected and agrees)
+    return found
 
 
 def _coarse_bounds(
     partition: Partition, coarse: npt.NDArray[np.int64], by: int
 ) -> tuple[Positions, Positions]:
-    """First and last position of coarse ranges, neighbours joined into one."""
+    """Return first and last position of coarse ranges, int64 [n] each, neighbours joined."""
     joined = np.flatnonzero(np.diff(coarse, prepend=-2) > 1)
     begin = coarse[joined] << by
     ends = coarse[np.append(joined[1:] - 1, len(coarse) - 1)] if len(coarse) else coarse

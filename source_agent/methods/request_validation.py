@@ -46,8 +46,23 @@ _SALT_BYTES = _SUM_BYTES = 16
 Hear = Callable[[], pb.Request]
 
 
-def check_opening(opening: pb.Open, shape: Shape) -> None:
-    """Refuse an opening that this agent cannot answer, before anything is read.
+@dataclass(frozen=True, slots=True)
+class HeardOpening:
+    """An opening whose fields common to all methods are parsed and checked.
+
+    salt: of this exchange and relation; ours: the warehouse's total; partition: of the key domain,
+    for range sums.
+    """
+
+    message: pb.Open
+    shape: Shape
+    salt: Salt
+    ours: Digest
+    partition: Partition
+
+
+def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
+    """Parse and check what every opening says, before anything is read.
 
     Raises:
         VersionMismatch, MalformedMessage, RecipeChanged.
@@ -61,6 +76,9 @@ def check_opening(opening: pb.Open, shape: Shape) -> None:
             "The columns, types or key of the relation are not those of the last refresh.",
             where=shape.relation.name,
         )
+    salt = Salt.from_bytes(opening.salt)
+    ours = Digest(opening.count, int.from_bytes(opening.sum, "little"))
+    return HeardOpening(opening, shape, salt, ours, _partition(opening))
 
 
 def check_release(request: pb.Request) -> None:
@@ -83,16 +101,6 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
     return MalformedMessage("An exchange about a relation begins with Open.")
 
 
-def digest_of(opening: pb.Open) -> Digest:
-    """The warehouse's total."""
-    return Digest(opening.count, int.from_bytes(opening.sum, "little"))
-
-
-def salt_of(opening: pb.Open) -> Salt:
-    """The salt of this exchange and relation."""
-    return Salt.from_bytes(opening.salt)
-
-
 def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
     """The warehouse's strata of so many slots, uint8 [strata, STRATUM_CELLS].
 
@@ -105,8 +113,7 @@ def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(opening.strata, np.uint8).reshape(count, STRATUM_CELLS)
 
 
-def partition_of(opening: pb.Open) -> Partition:
-    """The partition in an opening. Raises MalformedMessage."""
+def _partition(opening: pb.Open) -> Partition:
     if len(opening.start_steps) > SEGMENTS_MAX:
         raise MalformedMessage(f"A partition has at most {SEGMENTS_MAX} segments.")
     starts, at = [], 0

@@ -1,114 +1,162 @@
 """The sketch at the source: filled in the scan, decoded against the warehouse's cells, answered.
 
-One round trip: the cells came with the opening, so what decodes is answered with the rows that the
-source has below every decoded k, and with the k of which it has none. Rows outside the embedding
-are new to the warehouse and are shipped unasked. What does not decode is reported cell by cell and
-refined by what the warehouse sends next, from the table that the scan filled: nothing is read
-twice but the changed rows.
+One round trip if the cells suffice: they come with the opening, so what decodes is answered with
+the rows that the source has below every decoded k, and with the k below which it has none. Rows
+outside the embedding are new to the warehouse and are shipped unasked. What does not decode is
+reported cell by cell; the warehouse sends more cells, or goes on with another method. More cells
+are decoded against the table that the scan filled: nothing is read twice but the changed rows.
+
+Memory is bounded by THIRD_CELLS_MAX, never by the table of rows. The cells, up to 35 MB, live in
+`_decode` alone and are released before a row is shipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.decoders import Decoder
+from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import CELLS_TAKEN_MAX
-from driftline.sketches import U64, Cells, Grid, pack
+from driftline.ranges import Partition
+from driftline.sketches import HASHES, U64, Cells, Grid, pack, sampled
 
 from source_agent.methods import request_validation
-from source_agent.scan.accumulators import SketchCells
-from source_agent.scan.frames_out import Shipper
+from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.ranges import differing_slots, verdict
+from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.held_rows import Batch, joined
-from source_agent.scan.reader import Reader
 
 
-class Sketching:
-    """One sketch of one exchange: `hear`, the scan, then `solved` and `answer` or `stuck`."""
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """Every k that changed, uint64 [n] ascending; rows outside the embedding; all rows."""
 
-    def __init__(self, reader: Reader, shipper: Shipper, sketch: request_validation.Sketch) -> None:
-        self._reader, self._shipper = reader, shipper
-        self._salt = salt = reader.salt
-        self._embedding = sketch.embedding
-        self.filled = SketchCells(sketch.embedding, sketch.third, salt)
-        self.cells = self.filled.cells
-        self._decoder = Decoder(self.cells, sketch.embedding.span, salt, check=sketch.check)
-        self._heard: tuple[Grid, Cells] | None = None
-        self._times = 0
+    ks: U64
+    outside: int
+    total: Digest
 
-    def hear(self, first: pb.Request, more: request_validation.Hear) -> None:
-        """Take in cells, which are decoded when they are asked about.
+
+@dataclass(slots=True)
+class SketchDecoded:
+    """The answer to an opening with a sketch. strata: the warehouse's, of its cells."""
+
+    sketch: request_validation.Sketch
+    partition: Partition
+    strata: npt.NDArray[np.uint8]
+    _times: int = field(default=0, init=False)  # that cells came
+
+    @classmethod
+    def heard(cls, opening: HeardOpening) -> Self | None:
+        """Return the answer if the opening has a sketch. Raises MalformedMessage."""
+        sketch = request_validation.sketch_of(opening.message, opening.shape)
+        if sketch is None:
+            return None
+        strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
+        return cls(sketch, opening.partition, strata)
+
+    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
+        """Decode what changed and ship it; hand over where another method is asked for."""
+        found = yield from self._decode(scan, hear)
+        if not isinstance(found, _Decoded):
+            return found
+        yield from self._ship(scan, found)
+        return Answered(found.total)
+
+    def _decode(
+        self, scan: Scan, hear: Hear
+    ) -> Generator[pb.Reply, None, _Decoded | Answered | Handover]:
+        """Scan, and ask for more cells until they tell every difference inside the embedding."""
+        # Heard before the scan: a malformed message costs the database nothing.
+        heard = self._cells(hear(), hear, len) if self.sketch.fold else None
+        salt = scan.reader.salt
+        totals = RangeTotals(self.partition)
+        filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
+        scan.fill(totals, filled)
+        total, cells = totals.sums.total, filled.cells
+        if total == scan.ours:
+            return Answered(total, equal=True)
+        cells.shrink()
+        decoder = Decoder(cells, self.sketch.embedding.span, salt, check=self.sketch.check)
+        is_first = True
+        while True:
+            if heard is not None:
+                decoder.take(*heard)
+            if decoder.solved:
+                return _Decoded(decoder.ks, filled.outside, total)
+            differing, sample = decoder.differing, b""
+            if differing is None:
+                differing = differing_slots(self.strata, cells.r, salt)
+                sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
+            yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
+            is_first = False
+            request = hear()
+            if request.WhichOneof("message") != "cells":
+                return Handover(totals.sums, self.partition, request)
+            heard = self._cells(request, hear, decoder.cells_expected)
+
+    def _cells(
+        self, first: pb.Request, hear: Hear, expected: Callable[[Grid], int]
+    ) -> tuple[Grid, Cells]:
+        """Return the warehouse's cells and their grid.
 
         Raises:
-            MalformedMessage: these are none, or more often than CELLS_TAKEN_MAX.
+            MalformedMessage: these are none, or they came more than CELLS_TAKEN_MAX times.
         """
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
-        third, expected = self.cells.third, self._decoder.cells_expected
-        self._heard = request_validation.cells(first, more, third, expected)
+        return request_validation.cells(first, hear, self.sketch.third, expected)
 
-    def solved(self) -> bool:
-        """Whether what was heard tells every difference inside the embedding; after the scan."""
-        self.cells.shrink()
-        if self._heard is not None:
-            self._decoder.take(*self._heard)
-            self._heard = None
-        return self._decoder.solved
-
-    @property
-    def differing(self) -> int | None:
-        """How many cells of the finest table differ, as those that were heard tell it."""
-        return self._decoder.differing
-
-    def stuck(self) -> bytes:
-        """Bitmap of the cells that did not come to zero, compressed; empty before any cells."""
-        if self._decoder.grid is None:
-            return b""
-        bitmap = np.packbits(self._decoder.stuck, bitorder="little").tobytes()
-        return zstandard.ZstdCompressor(level=3).compress(bitmap)
-
-    def answer(self, total: int) -> Iterator[pb.Reply]:
-        """The rows below every decoded k and outside, of `total`; then the k without rows."""
-        ks = self._decoder.ks
-        self.release()
-        found = np.zeros(len(ks), np.bool_)
-        if len(ks) or self._outside:
-            self._reader.tally.phase = "ship"
+    def _ship(self, scan: Scan, found: _Decoded) -> Iterator[pb.Reply]:
+        """Ship the rows below every decoded k and outside; then name the k without rows."""
+        ks, reader, total = found.ks, scan.reader, found.total.count
+        has_rows = np.zeros(len(ks), np.bool_)
+        if len(ks) or found.outside:
+            reader.tally.phase = "ship"
             outside = rows = 0
-            for batch in self._find(ks, total):
+            for batch in self._find(scan, found):
                 rows += len(batch.positions)
-                k, inside = self._embedding.embed(batch.positions, self._salt)
+                k, inside = self.sketch.embedding.embed(batch.positions, reader.salt)
                 at = np.minimum(np.searchsorted(ks, k), max(len(ks) - 1, 0))
                 named = inside & (ks[at] == k) if len(ks) else np.zeros(len(k), np.bool_)
-                found[at[named]] = True
+                has_rows[at[named]] = True
                 outside += len(inside) - int(np.count_nonzero(inside))
-                yield from self._shipper.pick(batch, named | ~inside)
-            yield from self._shipper.flush()
-            agrees = outside == self._outside
-            self._reader.same_snapshot(agrees and (rows == total or not self._scans(ks, total)))
-        yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~found])))
+                yield from scan.shipper.pick(batch, named | ~inside)
+            yield from scan.shipper.flush()
+            is_whole = rows == total or not self._scans(scan, found)
+            reader.same_snapshot(outside == found.outside and is_whole)
+        yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
-    def release(self) -> None:
-        """Let the tables go, which have told all they know: rows that are shipped need the room."""
-        self._outside = self.filled.outside
-        del self.cells, self._decoder, self.filled
+    def _scans(self, scan: Scan, found: _Decoded) -> bool:
+        """Return True if all rows are read to find the changed ones."""
+        rows = len(found.ks) + found.outside
+        return self.sketch.embedding.base is None or not scan.reader.by_index(
+            rows, found.total.count
+        )
 
-    def _scans(self, ks: U64, total: int) -> bool:
-        """Whether all rows are read to find those below these k."""
-        rows = len(ks) + self._outside
-        return self._embedding.base is None or not self._reader.by_index(rows, total)
-
-    def _find(self, ks: U64, total: int) -> Iterator[Batch]:
-        """The batches in which these rows are, and perhaps others."""
-        if self._scans(ks, total):
-            return self._reader.scan()
-        first, last = joined(self._embedding.positions(ks))
-        if self._outside:
-            zones = self._embedding.outside()
+    def _find(self, scan: Scan, found: _Decoded) -> Iterator[Batch]:
+        """Return the batches that hold the changed rows, and perhaps others."""
+        if self._scans(scan, found):
+            return scan.reader.scan()
+        first, last = joined(self.sketch.embedding.positions(found.ks))
+        if found.outside:
+            zones = self.sketch.embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        rows = len(ks) + self._outside
-        return self._reader.find(first, last, rows=rows, total=total)
+        rows = len(found.ks) + found.outside
+        return scan.reader.find(first, last, rows=rows, total=found.total.count)
+
+
+def _stuck(decoder: Decoder) -> bytes:
+    """Return the compressed bitmap of the cells that did not come to zero; empty before any."""
+    if decoder.grid is None:
+        return b""
+    bitmap = np.packbits(decoder.stuck, bitorder="little").tobytes()
+    return zstandard.ZstdCompressor(level=3).compress(bitmap)

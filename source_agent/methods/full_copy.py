@@ -1,0 +1,56 @@
+"""Full copy at the source: every row is shipped, whatever the warehouse has.
+
+It answers a load, where the warehouse has no rows, and continues any comparison that would cost
+more than a copy. Rows come in key order where that costs nothing. Nothing is held: memory is that
+of one frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Self
+
+from driftline import wire_pb2 as pb
+from driftline.digests import Digest
+
+from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.request_validation import Hear, HeardOpening, strata_in
+
+
+class EverythingShipped:
+    """The answer to an opening of no rows."""
+
+    @classmethod
+    def heard(cls, opening: HeardOpening) -> Self | None:
+        """Return the answer if the warehouse has no rows. Raises MalformedMessage."""
+        if opening.ours.count:
+            return None
+        strata_in(opening.message, opening.partition.ranges)
+        return cls()
+
+    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+        """Ship every row."""
+        total = yield from ship_everything(scan)
+        return Answered(total, equal=total == scan.ours)
+
+
+def ship_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
+    """Ship all rows in one scan, in key order where that is free; return their digest."""
+    scan.reader.tally.phase = "ship"
+    total = Digest()
+    for batch in scan.reader.scan(ordered=scan.reader.shape.ordered):
+        total += batch.mixed.digest()
+        yield from scan.shipper.add(batch)
+    yield from scan.shipper.flush()
+    return total
+
+
+def ship_again(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+    """Ship all rows after they were compared.
+
+    Raises:
+        SnapshotLost: they are not the rows that were compared.
+    """
+    total = yield from ship_everything(scan)
+    scan.reader.same_snapshot(total == at.sums.total)
+    return Answered(total)

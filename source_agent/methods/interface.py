@@ -1,0 +1,97 @@
+"""What a comparison method is at the source.
+
+An *answer* knows an opening when it hears one, adds up what it needs in one scan, and replies. Some
+openings may turn out to be a wrong guess; then the answer hands over what it added up together with
+the warehouse's next request, and a *continuation* goes on from there (decision 5 of the issue: a
+plan that fails goes on with another method).
+
+A new method is one module with a class like `MethodAnswer`, and a line in `registry`. A method
+sees an exchange through `Scan` alone: it knows no engine, no server and no other method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from driftline import wire_pb2 as pb
+from driftline.digests import Digest
+from driftline.ranges import Partition, RangeSums
+
+from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.scan.accumulators import Accumulator
+from source_agent.scan.frames_out import Shipper
+from source_agent.scan.reader import Reader
+from source_agent.scan.workers import Crew, fill
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One exchange as a method sees it: rows to read, and rows to ship.
+
+    reader: of the relation, in one snapshot; shipper: to `flush` before any other reply;
+    ours: the warehouse's total; crew: processes that may read parts of a scan.
+    """
+
+    reader: Reader
+    shipper: Shipper
+    ours: Digest
+    crew: Crew | None = None
+
+    def fill(self, *accumulators: Accumulator) -> None:
+        """Read every row once, shared with the crew, and add it to every accumulator.
+
+        Raises:
+            NullKey, ValueDoesNotFit, SnapshotLost: see `Reader.scan`.
+        """
+        fill(self.reader, accumulators, self.crew)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The end of an exchange. total: of the source's rows; equal: the warehouse holds the same."""
+
+    total: Digest
+    equal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A difference that was only measured; `request` asks another method to go on.
+
+    sums: of the source, over the ranges of the partition.
+    """
+
+    sums: RangeSums
+    partition: Partition
+    request: pb.Request
+
+
+class MethodAnswer(Protocol):
+    """The source's half of one method, for one exchange."""
+
+    @classmethod
+    def heard(cls, opening: HeardOpening) -> Self | None:
+        """Return the answer to this opening, or None if it opens another method. Reads nothing.
+
+        Raises:
+            MalformedMessage, ConfigurationError: it opens this method, but cannot be answered.
+        """
+
+    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
+        """Yield every reply but the last.
+
+        Messages that follow the opening at once are heard before anything is read: what is
+        malformed costs the database nothing.
+
+        Args:
+            hear: returns the warehouse's next request.
+
+        Raises:
+            NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
+        """
+
+
+# Goes on where an answer handed over: yields every reply but the last.
+Continuing = Callable[[Scan, Handover, Hear], Generator[pb.Reply, None, Answered]]

@@ -1,0 +1,39 @@
+"""The methods that this source answers, in the order in which they are asked about an opening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from driftline import wire_pb2 as pb
+
+from source_agent.methods.full_copy import EverythingShipped, ship_again
+from source_agent.methods.groups import GroupsCompared
+from source_agent.methods.interface import Continuing, MethodAnswer
+from source_agent.methods.ranges import RangesCompared, refine
+from source_agent.methods.request_validation import HeardOpening
+from source_agent.methods.sketch import SketchDecoded
+
+# Groups and sketches refuse an opening of no rows before it is taken for a load; ranges are what
+# every opening has.
+ANSWERS: tuple[type[MethodAnswer], ...] = (
+    GroupsCompared,
+    SketchDecoded,
+    EverythingShipped,
+    RangesCompared,
+)
+# By the kind of the request that asks for them.
+CONTINUATIONS: Mapping[str, Continuing] = {"whole": ship_again, "digests": refine}
+
+
+def answer_to(opening: HeardOpening) -> MethodAnswer:
+    """Return the answer of the first method that knows this opening.
+
+    Raises:
+        MalformedMessage, ConfigurationError: see `MethodAnswer.heard`.
+    """
+    return next(answer for method in ANSWERS if (answer := method.heard(opening)) is not None)
+
+
+def continuation_of(request: pb.Request) -> Continuing:
+    """Return what goes on with this request; `refine`, which refuses it, if nothing does."""
+    return CONTINUATIONS.get(request.WhichOneof("message") or "", refine)
