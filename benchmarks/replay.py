@@ -128,7 +128,7 @@ class Warehouse:
         self, known: Known, expected: Expected | None, out: Outcome, changed: int
     ) -> int | None:
         """As `settle` notes it."""
-        if not known.rows or out.method is not Method.SKETCH or out.equal:
+        if not known.rows or out.method is not Method.SKETCH or out.is_equal:
             return None
         found = modelled(known, expected, changed, out.method, out.theirs.count)
         return None if found is None else found.bytes
@@ -177,7 +177,7 @@ class Warehouse:
         rows = len(self.copy.rows)
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
-        if not out.equal:
+        if not out.is_equal:
             self._notes |= prices.learnt(
                 self._notes,
                 frame_bytes=out.frame_bytes,

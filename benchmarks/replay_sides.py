@@ -40,7 +40,7 @@ from tests.reference.rows import row_bytes
 from warehouse_agent.planning.choice import QUANTILES
 from warehouse_agent.planning.network import LOAD_LEVEL
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing, Sums
 
 KEY = bytes(range(32))
@@ -171,11 +171,12 @@ class Copy:
     def take(self, out: Outcome, salt: Salt, came: list[bytes]) -> tuple[int, int, int]:
         """Ours − removed + shipped, proven by the source's digest; rows inserted, updated,
         deleted."""
-        kept = np.full(len(self.rows), not out.replace_all)
-        if out.removed is not None:
-            kept[out.removed.file] = False
-        if out.replaced is not None:
-            kept &= ~np.isin(out.replaced.embedding.embed(self._where, salt)[0], out.replaced.ks)
+        kept = np.full(len(self.rows), not isinstance(out.difference, Everything))
+        match out.difference:
+            case ListedRows(rows):
+                kept[rows.file] = False
+            case BelowKeys(ks, embedding):
+                kept &= ~np.isin(embedding.embed(self._where, salt)[0], ks)
         gone = set(self.rows[~kept])
         self.rows = self.rows[kept]
         self._where, self._hi, self._lo = self._where[kept], self._hi[kept], self._lo[kept]

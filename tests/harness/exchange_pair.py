@@ -39,7 +39,7 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices, flat
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.tasks.difference import Outcome, Replaced
+from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing, Sums
 
 KEY = bytes(range(32))
@@ -150,7 +150,7 @@ class Ours:
             line=line or Line(rtt_s=0.0),
         )
 
-    def below(self, replaced: Replaced) -> list[bytes]:
+    def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""
         ks, _ = replaced.embedding.embed(self._where, SALT)
         return [self.rows[i] for i in np.flatnonzero(np.isin(ks, replaced.ks))]
@@ -263,10 +263,10 @@ class Pair:
 
 @dataclass
 class Result:
-    outcome: Outcome
     pair: Pair
     ours: Ours
     frames: list[bytes] = field(default_factory=list)
+    outcome: Outcome = field(init=False)  # once the exchange has ended
 
     def shipped(self) -> list[bytes]:
         found = []
@@ -276,13 +276,16 @@ class Result:
 
     def state(self) -> Counter[bytes]:
         """ours − removed + shipped."""
-        rows = Counter() if self.outcome.replace_all else Counter(self.ours.rows)
-        if self.outcome.removed is not None:
-            removed = Counter(self.ours.rows[i] for i in self.outcome.removed.file.tolist())
-            assert removed <= rows
-            rows -= removed
-        if self.outcome.replaced is not None:
-            rows -= Counter(self.ours.below(self.outcome.replaced))
+        rows = Counter(self.ours.rows)
+        match self.outcome.difference:
+            case Everything():
+                rows = Counter()
+            case ListedRows(listed):
+                removed = Counter(self.ours.rows[i] for i in listed.file.tolist())
+                assert removed <= rows
+                rows -= removed
+            case BelowKeys() as replaced:
+                rows -= Counter(self.ours.below(replaced))
         return rows + Counter(self.shipped())
 
 
@@ -303,7 +306,7 @@ def exchange(
     shape = session.describe(relation)
     encoded = [encode(row) for row in ours]
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, units)
-    result = Result(Outcome(), Pair(session, shape), mine)
+    result = Result(Pair(session, shape), mine)
     conversation = Conversation(
         result.pair,
         replace(mine.opening(forced, line, prices), within=within),
@@ -313,8 +316,8 @@ def exchange(
         progress=lambda _: None,
     )
     result.outcome = found = conversation.run()
-    if units is not None and units.part is None and found.replaced is not None:
+    if units is not None and units.part is None and isinstance(found.difference, BelowKeys):
         # However many rows are new, the driver keeps no more than there are of ours.
-        named, _ = found.replaced.embedding.embed(mine._where, SALT)
-        assert np.isin(found.replaced.ks, named).all()
+        named, _ = found.difference.embedding.embed(mine._where, SALT)
+        assert np.isin(found.difference.ks, named).all()
     return result

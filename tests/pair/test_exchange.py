@@ -67,7 +67,7 @@ from warehouse_agent.methods.conversation import Conversation
 from warehouse_agent.methods.ranges import multiset_difference
 from warehouse_agent.planning.choice import Choice, Method, choose
 from warehouse_agent.planning.sketch_size import Sketch, embedding_for
-from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows
 
 INTS = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -162,7 +162,7 @@ def check(result: Result, theirs: Table) -> None:
     out, expected = result.outcome, [encode(row) for row in theirs]
     assert result.state() == Counter(expected)
     assert out.theirs == result.ours.digest(expected)
-    assert out.equal == (Counter(result.ours.rows) == Counter(expected))
+    assert out.is_equal == (Counter(result.ours.rows) == Counter(expected))
     assert out.consistency == "exact"
     assert out.as_of
     assert (out.scans, out.rows_read) == (result.pair.tally.scans, result.pair.tally.rows_read)
@@ -174,9 +174,9 @@ def check(result: Result, theirs: Table) -> None:
         == result.pair.round_trips
         == 1 + kinds.count("verdict") + ("row_hashes" in kinds)
     )
-    if out.equal and expected:
+    if out.is_equal and expected:
         assert kinds == ["finished"]
-        assert (out.round_trips, out.scans, out.removed, out.replaced) == (1, 1, None, None)
+        assert (out.round_trips, out.scans) == (1, 1)
         assert result.ours.listed == 0
     if not result.ours.rows:
         assert (out.round_trips, out.scans, out.method) == (1, 1, Method.FULL)
@@ -258,8 +258,8 @@ def test_a_table_of_five_thousand_rows(schema: Schema, changes: int, method: Met
         assert out.scans == (1 if schema is INTEGER else 2)
     if changes == 50 and out.method is Method.RANGE:
         assert len(result.shipped()) <= 3 * changes
-        assert out.removed is not None
-        assert len(out.removed.file) <= changes
+        assert isinstance(out.difference, ListedRows)
+        assert len(out.difference.rows.file) <= changes
 
 
 def sketch_of(schema: Schema, rows: dict[int, tuple[str, bytes]], third: int, fold: int) -> Sketch:
@@ -279,7 +279,7 @@ def test_a_sketch_of_five_thousand_rows(schema: Schema, changes: int, sent: str)
     if changes == 0:
         return
     assert out.method is Method.SKETCH
-    assert out.replaced is not None
+    assert isinstance(out.difference, BelowKeys)
     if sent == "enough":
         assert out.round_trips == 1
     if sent == "none":
@@ -335,8 +335,8 @@ def test_keys_that_share_a_k_are_shipped_together() -> None:
     sketch = Sketch(Embedding(64), 360, 2)
     out = run(COMPOSITE, ours, others, sketch=sketch, forced=Method.SKETCH).outcome
     assert out.method is Method.SKETCH
-    assert out.replaced is not None
-    assert len(out.replaced.ks) <= 64
+    assert isinstance(out.difference, BelowKeys)
+    assert len(out.difference.ks) <= 64
 
 
 @pytest.mark.parametrize("forcing", FORCINGS)
@@ -346,15 +346,16 @@ def test_every_way_to_fetch_what_is_wanted(schema: Schema, forcing: str) -> None
     ours, theirs = table_of(schema, rows), table_of(schema, edit(rows, 60, seed=3))
     with patched(forcing, coarsen=2):
         result = run(schema, ours, theirs, partition=uniform(256), forced=Method.RANGE)
-    assert result.outcome.replace_all == (forcing == "too many hashes")
+    is_copied = isinstance(result.outcome.difference, Everything)
+    assert is_copied == (forcing == "too many hashes")
 
 
 def test_a_first_load_and_an_empty_source() -> None:
     rows = table_of(INTEGER, large(300, seed=4))
     assert run(INTEGER, [], rows).pair.kinds()[-1] == "finished"
-    assert run(INTEGER, [], []).outcome.equal
+    assert run(INTEGER, [], []).outcome.is_equal
     gone = run(INTEGER, rows, [], forced=Method.RANGE)
-    assert gone.outcome.removed is not None
+    assert isinstance(gone.outcome.difference, ListedRows)
     assert gone.outcome.scans == 1  # where nothing is left, nothing is read again
     assert gone.outcome.round_trips == 2
 
@@ -437,7 +438,7 @@ class Meddler(Pair):
 
 
 def converse(pair: Any, ours: Ours, forced: Method | None = None) -> Result:
-    result = Result(Outcome(), pair, ours)
+    result = Result(pair, ours)
     result.outcome = Conversation(
         pair,
         ours.opening(forced),

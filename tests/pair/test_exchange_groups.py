@@ -65,6 +65,7 @@ from tests.pair.test_exchange import (
 from warehouse_agent.methods.groups import PartOf
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import embedding_for
+from warehouse_agent.tasks.difference import ListedRows
 
 SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, UNIT_KEYS_MAX]), min_size=1, max_size=5)
 
@@ -102,8 +103,8 @@ def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
             assert result.pair.is_done
     out, expected = result.outcome, [encode(row) for row in theirs]
     assert out.theirs == result.ours.digest(expected)
-    assert out.equal == (Counter(result.ours.rows) == Counter(expected))
-    if not out.equal:
+    assert out.is_equal == (Counter(result.ours.rows) == Counter(expected))
+    if not out.is_equal:
         assert result.state() == Counter(expected)
     assert out.round_trips == result.pair.round_trips <= 2
     assert out.method is Method.GROUP
@@ -204,7 +205,7 @@ def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units], fo
     expected = [encode(r) for r in theirs if is_compared(r)]
     left = [encode(r) for r in ours if not is_compared(r)]
     out = result.outcome
-    if not out.equal:
+    if not out.is_equal:
         assert result.state() == Counter(expected + left)
     assert out.theirs == result.ours.digest(expected + left)
     assert out.consistency == "fuzzy"
@@ -538,5 +539,5 @@ def test_a_sound_source_on_the_same_bench(tmp_path: Path) -> None:
     result = converse(Script([DIFFERS, gone(), hashes(4), END, FINISHED]), ours)
     assert result.outcome.method is Method.GROUP
     assert ours.listed == 1
-    assert result.outcome.removed is not None
-    assert sorted(result.outcome.removed.positions) == list(range(24))
+    assert isinstance(result.outcome.difference, ListedRows)
+    assert sorted(result.outcome.difference.rows.positions) == list(range(24))

@@ -126,5 +126,5 @@ def test_never_much_more_than_a_full_copy(
                     most = SLACK * full.outcome.frame_bytes + SLACK_BYTES
                     said = (count, predicted, result.outcome.method, result.pair.bytes, most)
                     assert result.pair.bytes <= most, said
-                    if not result.outcome.equal:
+                    if not result.outcome.is_equal:
                         assert result.state() == Counter(encode(row) for row in theirs)

@@ -10,7 +10,7 @@ Frames go to staging as they come. The stream carries the snapshot; nothing here
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,9 +33,17 @@ from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method,
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
+from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import RowSecurity
-from warehouse_agent.tasks.difference import Outcome, Replaced
-from warehouse_agent.tasks.digests import Sums
+from warehouse_agent.tasks.difference import (
+    BelowKeys,
+    Difference,
+    Equal,
+    Everything,
+    ListedRows,
+    Outcome,
+)
+from warehouse_agent.tasks.digests import Listing, Sums
 from warehouse_agent.transport.frame_admission import Admission, Room
 from warehouse_agent.transport.reply_validation import refusal
 
@@ -89,7 +97,9 @@ class Conversation:
         self._keep, self._progress = keep, progress
         self._list_rows, self._list_keys = list_rows, list_keys
         method = Method.SKETCH if opening.sketch else Method.RANGE
-        self._out = Outcome(method=Method.GROUP if opening.grouped else method)
+        self._method = Method.GROUP if opening.grouped else method
+        self._difference: Difference | None = None
+        self._round_trips, self._frame_bytes, self._shipped = 1, 0, Digest()
         self._shipping = pb.Progress(phase="ship", rows_expected=opening.rows_expected)
         # What came while cells or units of ours may have been read: the k of its rows inside.
         self._came: list[npt.NDArray[np.uint64]] | None = None
@@ -107,8 +117,7 @@ class Conversation:
         sketch = self._opening.sketch
         self._wire.send(pb.Request(open=self._open()))
         if self._opening.grouped is not None:
-            self._finish(self._by_groups(self._opening.grouped))
-            return self._out
+            return self._finished(self._by_groups(self._opening.grouped))
         grid = sketch.sent if sketch else None
         if grid is not None:
             self._send_cells(None, grid, None)
@@ -117,8 +126,8 @@ class Conversation:
             self.admission.announce(reply.verdict.count)
             stuck = None if grid is None else ranges.bitmap(reply.verdict.stuck, len(grid))
             choice = self._choose(reply.verdict, self._stall(reply.verdict, grid, stuck))
-            self._out.method = choice.method
-            self._out.round_trips += 1
+            self._method = choice.method
+            self._round_trips += 1
             if choice.method is Method.SKETCH:
                 assert choice.grid is not None
                 self._send_cells(grid, choice.grid, stuck)
@@ -134,8 +143,7 @@ class Conversation:
             gone = unpack(reply.deleted.ks, span=span, count_max=sketch.cells)
             self._replace(sketch.embedding, gone)
             reply = self._receive()
-        self._finish(reply)
-        return self._out
+        return self._finished(reply)
 
     def _by_groups(self, grouped: groups.Grouped) -> pb.Reply:
         """Units, and what the source makes of them; returns the end."""
@@ -157,8 +165,8 @@ class Conversation:
                 first=reply,
                 list_keys=self._list_keys,
             )
-            self._out.removed = found.removed
-            self._out.round_trips += found.round_trips
+            self._difference = ListedRows(found.removed)
+            self._round_trips += found.round_trips
             return found.reply
         if reply.WhichOneof("message") == "deleted":
             gone = groups.gone_of(grouped, reply)
@@ -230,16 +238,17 @@ class Conversation:
             piece.cells, piece.last = data[at : at + step], at + step >= len(data)
             self._wire.send(pb.Request(cells=piece))
         self._came = []
-        self._out.method = Method.SKETCH
+        self._method = Method.SKETCH
 
     def _replace(self, embedding: Embedding, gone: npt.NDArray[np.uint64]) -> None:
         """Replace our rows below the k of all that came, and those below these k."""
         assert self._came is not None
-        self._out.replaced = Replaced(np.unique(np.concatenate([*self._came, gone])), embedding)
+        ks = np.unique(np.concatenate([*self._came, gone]))
+        self._difference = BelowKeys(ks, embedding)
 
     def _everything(self) -> pb.Reply:
         self._wire.send(pb.Request(whole=pb.Whole()))
-        self._out.replace_all = True
+        self._difference = Everything()
         return self._receive()
 
     def _refine(self, choice: Choice) -> pb.Reply:
@@ -250,31 +259,50 @@ class Conversation:
             receive=self._receive,
             list_rows=self._list_rows,
         )
-        self._out.replace_all = refined.removed is None
-        self._out.removed = refined.removed
-        self._out.round_trips += refined.round_trips
+        removed = refined.removed
+        self._difference = Everything() if removed is None else ListedRows(removed)
+        self._round_trips += refined.round_trips
         return self._receive()
 
-    def _finish(self, reply: pb.Reply) -> None:
+    def _finished(self, reply: pb.Reply) -> Outcome:
+        """Return the outcome that the end of the relation tells.
+
+        Raises:
+            MalformedMessage: the reply is no end, or the source's rows are not ours though nothing
+                was said to differ.
+        """
         if reply.WhichOneof("message") != "finished":
             raise MalformedMessage("The end of the relation was expected.")
-        done, out, ours = reply.finished, self._out, self._opening.sums.total
-        grouped = self._opening.grouped
+        done, ours, difference = reply.finished, self._opening.sums.total, self._difference
         self.ended = True
-        out.theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
-        out.equal = out.theirs == ours
-        out.as_of, out.consistency = done.as_of, done.consistency
-        if grouped is not None and grouped.part is not None:
-            # What was not compared is as old as it is.
-            out.theirs += grouped.rest
-            out.consistency = "fuzzy"
-        out.changed, out.vouched = done.changed, done.vouched
-        out.scans, out.rows_read = done.scans, done.rows_read
-        out.row_security = RowSecurity.told(done)
-        if not ours.count:
-            out.method = Method.FULL
-        elif not (out.equal or out.replace_all or out.removed is not None or out.replaced):
-            raise MalformedMessage("The source finished, but its rows are not ours.")
+        theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
+        if theirs == ours:
+            difference = Equal()
+        elif difference is None:
+            if ours.count:
+                raise MalformedMessage("The source finished, but its rows are not ours.")
+            difference = ListedRows(Listing.joined(()))
+        out = Outcome(
+            difference,
+            self._method if ours.count else Method.FULL,
+            theirs=theirs,
+            came=self._shipped,
+            as_of=done.as_of,
+            checked_at=utc_now(),
+            consistency=done.consistency,
+            changed=done.changed,
+            vouched=done.vouched,
+            scans=done.scans,
+            rows_read=done.rows_read,
+            round_trips=self._round_trips,
+            frame_bytes=self._frame_bytes,
+            row_security=RowSecurity.told(done),
+        )
+        grouped = self._opening.grouped
+        if grouped is None or grouped.part is None:
+            return out
+        # What was not compared is as old as it is.
+        return replace(out, theirs=theirs + grouped.rest, consistency="fuzzy")
 
     def _receive(self) -> pb.Reply:
         """The next reply that is neither progress nor rows; those are dealt with here."""
@@ -293,12 +321,12 @@ class Conversation:
 
     def _take(self, frame: bytes) -> None:
         declared = self.admission.admit(frame)
-        self._out.frame_bytes += len(frame)
+        self._frame_bytes += len(frame)
         if self._came is not None:
             self._came.append(self._named(frame))
         self._keep(frame)
-        self._out.came += declared
-        self._shipping.rows = self._out.came.count
+        self._shipped += declared
+        self._shipping.rows = self._shipped.count
         self._progress(self._shipping)
 
     def _named(self, frame: bytes) -> npt.NDArray[np.uint64]:

@@ -34,12 +34,11 @@ from pyspark.sql import SparkSession
 from warehouse_agent.config import Fragment
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Cuts, PassSums, Tiled, Tiling, count_for
-from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
-from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.difference import Difference, Equal, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.tasks.scan import Function, Piece
 from warehouse_agent.tasks.staging import Staging, Writer
@@ -83,7 +82,6 @@ class Pass:
 
     def finish(self, tile: int, outcome: Outcome) -> None:
         """Keep what a tile came to. Its frames are written."""
-        outcome.checked_at = utc_now()
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
         _Secret(self.store.root).write(_packed(outcome), *place)
         self.outcomes[tile] = outcome
@@ -176,12 +174,13 @@ def _finished(store: Store, name: str) -> list[int]:
 
 
 def _packed(outcome: Outcome) -> bytes:
+    difference = outcome.difference
     facts = {
         "count": outcome.theirs.count,
         "sum": outcome.theirs.sum_bytes().hex(),
-        "equal": outcome.equal,
-        "replace_all": outcome.replace_all,
-        "has_removed": outcome.removed is not None,
+        "equal": isinstance(difference, Equal),
+        "replace_all": isinstance(difference, Everything),
+        "has_removed": isinstance(difference, ListedRows),
         "method": outcome.method.value,
         "as_of": outcome.as_of,
         "checked_at": outcome.checked_at,
@@ -194,8 +193,8 @@ def _packed(outcome: Outcome) -> bytes:
     arrays: dict[str, npt.NDArray[Any]] = {
         "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)
     }
-    if outcome.removed is not None:
-        removed = outcome.removed
+    if isinstance(difference, ListedRows):
+        removed = difference.rows
         arrays |= {"positions": removed.positions, "hashes": removed.hashes, "files": removed.file}
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]  # the stubs take the names for options
@@ -207,17 +206,16 @@ def _unpacked(data: bytes) -> Outcome | None:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
-            removed = None
+            removed = Listing.joined(())
             if facts["has_removed"]:
                 where = arrays["positions"]
                 nowhere = np.zeros(len(where), np.int64)
                 removed = Listing(nowhere, where, arrays["hashes"], arrays["files"])
+        difference: Difference = Everything() if facts["replace_all"] else ListedRows(removed)
         return Outcome(
+            Equal() if facts["equal"] else difference,
+            Method(facts["method"]),
             theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
-            equal=facts["equal"],
-            replace_all=facts["replace_all"],
-            removed=removed,
-            method=Method(facts["method"]),
             as_of=facts["as_of"],
             checked_at=facts["checked_at"],
             consistency=facts["consistency"],

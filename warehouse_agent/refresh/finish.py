@@ -30,7 +30,14 @@ from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.difference import (
+    BelowKeys,
+    Equal,
+    Everything,
+    ListedRows,
+    Outcome,
+    Zones,
+)
 from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
 
@@ -43,7 +50,7 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     report = job.report
     before = withheld.other_policies(job, p, out)
     is_same = before is None or out.row_security in (None, before)
-    if out.equal and is_same and p.base is not None and _says_all(p, p.base):
+    if out.is_equal and is_same and p.base is not None and _says_all(p, p.base):
         job.staging.clear()
         # Another agent may have published what an earlier attempt of this one was to.
         report.rows_inserted = report.rows_updated = report.rows_deleted = 0
@@ -136,7 +143,7 @@ def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
 def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
-    if out.replace_all:
+    if isinstance(out.difference, Everything):
         return apply.Applied(_shipped(job, p, staged, p.files, updated), (), (), base)
     removal, hit = _removal(job, p, out)
     touched = apply.touched_files(p.files, hit)
@@ -169,40 +176,50 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
 
 
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
-    """How many rows are updated, about and at most; None: nothing is known of it."""
-    if out.replace_all:
-        is_asked = job.fragment.method is choice.Method.FULL  # whatever changed
-        return None if is_asked else sum(f.rows for f in p.files)
-    if out.removed is not None:
-        return len(out.removed.positions) + (out.emptied.rows if out.emptied else 0)
-    if out.replaced is None:
-        return 0
-    new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
-    is_whole = out.replaced.embedding.base is None  # else new rows may lie outside
-    return len(out.replaced.ks) - (new if is_whole else 0)
+    """Return how many rows are updated, about and at most; None: nothing is known of it."""
+    match out.difference:
+        case Equal():
+            return 0
+        case Everything():
+            is_asked = job.fragment.method is choice.Method.FULL  # whatever changed
+            return None if is_asked else sum(f.rows for f in p.files)
+        case ListedRows(rows):
+            return len(rows.positions)
+        case Zones(emptied, listed):
+            return len(listed.positions) + emptied.rows
+        case BelowKeys(ks, embedding):
+            new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
+            is_whole = embedding.base is None  # else new rows may lie outside
+            return len(ks) - (new if is_whole else 0)
 
 
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
-    """The rows to remove, and the files that hold them, and perhaps others."""
-    if out.replaced is not None and len(out.replaced.ks):
-        below = ByK(out.replaced.ks, out.replaced.embedding, p.salt)
-        files = apply.within_bounds(p.files, out.replaced)
-        if len(out.replaced.ks) < CHANGES_PER_FILE * len(files):
-            files = files_holding(job.spark, files, p.layout, below)
-        return below, files
-    if out.removed is None:
-        return None, []
-    listed, numbers = ByHash.of(out.removed, p.salt), set(out.removed.file.tolist())
-    if out.emptied is None:
-        return listed, [f for i, f in enumerate(p.files) if i in numbers]
-    removal = InTiles(out.emptied, listed)
-    near = [
-        f
-        for i, f in enumerate(p.files)
-        if i not in numbers and (f.bounds is None or out.emptied.meets(*f.bounds))
-    ]
-    hit = set(files_holding(job.spark, near, p.layout, removal))
-    return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
+    """Return the rows to remove, and the files that hold them, and perhaps others."""
+    match out.difference:
+        case Equal() | Everything():
+            return None, []
+        case BelowKeys(ks, embedding) as difference:
+            if not len(ks):
+                return None, []
+            below, files = ByK(ks, embedding, p.salt), apply.within_bounds(p.files, difference)
+            if len(ks) < CHANGES_PER_FILE * len(files):
+                files = files_holding(job.spark, files, p.layout, below)
+            return below, files
+        case ListedRows(rows):
+            numbers = set(rows.file.tolist())
+            return ByHash.of(rows, p.salt), [f for i, f in enumerate(p.files) if i in numbers]
+        case Zones(emptied, listed):
+            removal, numbers = (
+                InTiles(emptied, ByHash.of(listed, p.salt)),
+                set(listed.file.tolist()),
+            )
+            near = [
+                f
+                for i, f in enumerate(p.files)
+                if i not in numbers and (f.bounds is None or emptied.meets(*f.bounds))
+            ]
+            hit = set(files_holding(job.spark, near, p.layout, removal))
+            return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
 
 
 def _shipped(
@@ -242,9 +259,9 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
                     {"cause": proof_diagnosis.broken(parts), "rows": parts.counted()}
                 )
                 # By a sketch: the finished tiles of a pass would not be compared again.
-                is_right_so_far = out.replaced is not None and proof_diagnosis.is_missed_update(
-                    parts
-                )
+                is_right_so_far = isinstance(
+                    out.difference, BelowKeys
+                ) and proof_diagnosis.is_missed_update(parts)
         finally:
             if not is_right_so_far:
                 job.staging.clear()  # what led here must not be built on

@@ -52,7 +52,15 @@ from warehouse_agent.storage import row_security
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
-from warehouse_agent.tasks.difference import Emptied, Outcome
+from warehouse_agent.tasks.difference import (
+    Difference,
+    Emptied,
+    Equal,
+    Everything,
+    ListedRows,
+    Outcome,
+    Zones,
+)
 from warehouse_agent.tasks.digests import Listing, Sums
 from warehouse_agent.transport.channel import Link, Stream
 
@@ -281,21 +289,24 @@ class Sweep(Refresh):
         assert p is not None
         found = [p.outcomes[tile] for tile in range(len(p.tiling))]
         ours = [p.sums.digest(tile) for tile in range(len(p.tiling))]
-        whole = [tile for tile, outcome in enumerate(found) if outcome.replace_all]
-        replace_all = bool(whole) and len(whole) == sum(1 for digest in ours if digest.count)
-        emptied = None
-        if whole and not replace_all:
+        whole = [tile for tile, out in enumerate(found) if isinstance(out.difference, Everything)]
+        listed = Listing.joined(
+            [o.difference.rows for o in found if isinstance(o.difference, ListedRows)]
+        )
+        method = Method.RANGE
+        difference: Difference = ListedRows(listed)
+        if all(isinstance(out.difference, Equal) for out in found):
+            difference = Equal()
+        elif whole and len(whole) == sum(1 for digest in ours if digest.count):
+            method, difference = Method.FULL, Everything()
+        elif whole:
             # By their bounds and not row by row: of these the driver holds nothing.
             bounds, rows = map(p.tiling.bounds, whole), sum(ours[tile].count for tile in whole)
-            emptied = Emptied.of(list(bounds), rows)
-        listings = [o.removed for o in found if o.removed is not None]
+            difference = Zones(Emptied.of(list(bounds), rows), listed)
         return Outcome(
+            difference,
+            method,
             theirs=sum((o.theirs for o in found), Digest()),
-            equal=all(o.equal for o in found),
-            replace_all=replace_all,
-            removed=None if replace_all else _joined(listings),
-            emptied=emptied,
-            method=Method.FULL if replace_all else Method.RANGE,
             as_of=min(o.as_of for o in found),
             checked_at=max(o.checked_at for o in found),
             consistency=found[0].consistency if len(found) == 1 else Require.FUZZY.value,
@@ -333,14 +344,3 @@ def _check_key(layout: Layout, name: str) -> None:
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )
-
-
-def _joined(listings: list[Listing]) -> Listing:
-    none = np.zeros(0, np.int64)
-    listings = [Listing(none, none, none.view(np.uint64), none.astype(np.int32)), *listings]
-    return Listing(
-        np.concatenate([one.ranges for one in listings]),
-        np.concatenate([one.positions for one in listings]),
-        np.concatenate([one.hashes for one in listings]),
-        np.concatenate([one.file for one in listings]),
-    )

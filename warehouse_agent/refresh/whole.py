@@ -19,7 +19,6 @@ from warehouse_agent.methods.conversation import Conversation, Opening, Wire
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.prepare import Describe, Prepared
-from warehouse_agent.report import utc_now
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
@@ -99,9 +98,8 @@ class Refresh:
             else:
                 writer.flush()
         out, report = self._outcome, self.job.report
-        out.checked_at = utc_now()
         # Rows in no unit came before the totals were known: if these are equal, we have the rows.
-        self._staged = [] if out.equal else self.job.staging.uris(writer.folder)
+        self._staged = [] if out.is_equal else self.job.staging.uris(writer.folder)
         report.method, report.consistency, report.as_of = (
             out.method.value,
             out.consistency,

@@ -20,7 +20,7 @@ from warehouse_agent.columns.layout import RESERVED, Layout
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.difference import Replaced
+from warehouse_agent.tasks.difference import BelowKeys
 
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
@@ -55,7 +55,7 @@ def write_rows(
     return written_files(store, name, folder, layout)
 
 
-def within_bounds(files: Sequence[DataFile], replaced: Replaced) -> list[DataFile]:
+def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:
     """The files whose bounds say that some of these k may be in them."""
     if replaced.embedding.base is None:
         return list(files)

@@ -1,14 +1,19 @@
-"""What an exchange, or a pass of many, found: between the conversation and what becomes of it."""
+"""The result of a comparison: which rows of ours the rows that came replace.
+
+`Difference` is one of five cases, so that whoever applies it handles each, and mypy names the place
+where a further case is missing. An `Outcome` adds what the source said when it finished. Nothing
+here is ever changed after it was built, and nothing here knows a method of comparison.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from driftline.digests import Digest
-from driftline.sketches import Embedding
+from driftline.sketches import U64, Embedding
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import RowSecurity
@@ -16,17 +21,34 @@ from warehouse_agent.tasks.digests import Integers, Listing
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """k, uint64 [n] ascending, below which the source's rows take the place of all of ours."""
+class Equal:
+    """Both sides hold the same rows."""
 
-    ks: npt.NDArray[np.uint64]
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """The rows that came replace all of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRows:
+    """These rows of ours are replaced or deleted, one by one; none of them by a first load."""
+
+    rows: Listing
+
+
+@dataclass(frozen=True, slots=True)
+class BelowKeys:
+    """Every row of ours below these k, uint64 [n] ascending, is replaced or deleted."""
+
+    ks: U64
     embedding: Embedding
 
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """Where all of ours are replaced or deleted, `rows` in number: `first` and `last` positions,
-    int64 [n], both inclusive, ascending and apart."""
+    """Zones in which every row of ours is replaced or deleted, `rows` in number: `first` and
+    `last` positions, int64 [n], both inclusive, ascending and apart."""
 
     first: Integers
     last: Integers
@@ -34,46 +56,64 @@ class Emptied:
 
     @classmethod
     def of(cls, zones: list[tuple[int, int]], rows: int) -> Self:
-        """Of these positions, first and last of each zone."""
+        """Build from the first and last position of each zone, ascending."""
         first, last = np.array(zones, np.int64).reshape(-1, 2).T
         return cls(first, last, rows)
 
     def holds(self, where: Integers) -> npt.NDArray[np.bool_]:
-        """Whether these positions, int64 [n], are there."""
+        """Return which of these positions, int64 [n], lie in a zone: bool [n]."""
         at = np.minimum(np.searchsorted(self.last, where), len(self.last) - 1)
         return (self.first[at] <= where) & (where <= self.last[at])
 
     def meets(self, first: int, last: int) -> bool:
-        """Whether some position between these, both inclusive, is there."""
+        """Return True if a zone holds a position between these, both inclusive."""
         at = int(np.searchsorted(self.last, first))
         return at < len(self.last) and int(self.first[at]) <= last
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What was found: everything is replaced, or rows of ours are `removed` and zones `emptied`, or
-    what is below some k is `replaced`, by the rows that came."""
+@dataclass(frozen=True, slots=True)
+class Zones:
+    """Every row of ours in the zones, and the listed rows outside of them, are replaced or
+    deleted."""
 
-    theirs: Digest = field(default_factory=Digest)
-    came: Digest = field(default_factory=Digest)  # of the rows; of a pass it is not kept
-    equal: bool = False
-    replace_all: bool = False
-    removed: Listing | None = None
-    emptied: Emptied | None = None
-    replaced: Replaced | None = None
-    method: Method = Method.RANGE
-    round_trips: int = 1
-    as_of: str = ""
-    checked_at: str = ""  # when that was known, by the warehouse's clock; ISO 8601, UTC
-    consistency: str = ""
-    changed: bool = False
-    vouched: bool = False
+    emptied: Emptied
+    listed: Listing
+
+
+Difference = Equal | Everything | ListedRows | BelowKeys | Zones
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of an exchange, or of all exchanges of a pass.
+
+    `theirs` is the digest of the source's rows; `came` that of the rows that were shipped, which a
+    pass does not keep. `as_of` and `checked_at` are ISO 8601, UTC, the second by the warehouse's
+    clock. `scans` and `rows_read` are the source's, `frame_bytes` those of all frames that came.
+    """
+
+    difference: Difference
+    method: Method
+    _: KW_ONLY
+    theirs: Digest
+    as_of: str
+    checked_at: str
+    consistency: str
+    changed: bool
+    vouched: bool
+    came: Digest = field(default_factory=Digest)
     scans: int = 0
     rows_read: int = 0
+    round_trips: int = 1
     frame_bytes: int = 0
     row_security: RowSecurity | None = None
 
     @property
+    def is_equal(self) -> bool:
+        """Return True if both sides hold the same rows."""
+        return isinstance(self.difference, Equal)
+
+    @property
     def is_copy(self) -> bool:
-        """Whether all rows came: a load, or a table that was not worth comparing."""
-        return self.method is Method.FULL or self.replace_all
+        """Return True if all rows came: a load, or a table that was not worth comparing."""
+        return self.method is Method.FULL or isinstance(self.difference, Everything)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,16 @@ class Listing:
     positions: npt.NDArray[np.int64]
     hashes: npt.NDArray[np.uint64]
     file: npt.NDArray[np.int32]
+
+    @classmethod
+    def joined(cls, listings: Sequence[Self]) -> Self:
+        """Return the rows of all these listings, in their order; of none, no rows."""
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *(one.ranges for one in listings)]),
+            np.concatenate([np.zeros(0, np.int64), *(one.positions for one in listings)]),
+            np.concatenate([np.zeros(0, np.uint64), *(one.hashes for one in listings)]),
+            np.concatenate([np.zeros(0, np.int32), *(one.file for one in listings)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

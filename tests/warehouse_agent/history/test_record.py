@@ -173,9 +173,9 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
 def test_how_fast_a_source_reads_is_told_by_one_attempt(attempts: int) -> None:
     """Seconds and bytes add up over attempts, rows are those of the last."""
     report = Report("orders", attempts=attempts, seconds={"exchange": 4.0}, bytes_sent=1_250_000)
-    job, found = SimpleNamespace(report=report), Outcome(rows_read=300_000, round_trips=10)
+    job, found = SimpleNamespace(report=report), SimpleNamespace(rows_read=300_000, round_trips=10)
     prepared = SimpleNamespace(known=SimpleNamespace(line=Line()))
-    told = finish._speed(cast("Job", job), cast("Prepared", prepared), found)
+    told = finish._speed(cast("Job", job), cast("Prepared", prepared), cast("Outcome", found))
     assert told == ({"rows_per_s": 150_000} if attempts == 1 else {})
 
 
