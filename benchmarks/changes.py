@@ -216,7 +216,7 @@ def _line_keys(
 
 
 def _uuid_keys(
-    lines: Sequence[bytes], count: int, pattern: Pattern, rng: Rng
+    _lines: Sequence[bytes], count: int, _pattern: Pattern, rng: Rng
 ) -> list[tuple[bytes, ...]]:
     return [(_uuid_of(rng.bytes(16)),) for _ in range(count)]
 

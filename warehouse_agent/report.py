@@ -70,7 +70,7 @@ class Report:
 
     def __post_init__(self) -> None:
         # Called with the name of each phase as it begins. No field: nobody reads it of a report.
-        self.entered: Callable[[str], None] = lambda name: None
+        self.entered: Callable[[str], None] = lambda _name: None
 
     @property
     def rows_changed(self) -> int:

@@ -113,7 +113,7 @@ def _mariadb(url: URL, password: str | None, limits: Limits) -> Engine:
     )
 
 
-def _sqlite(url: URL, password: str | None, limits: Limits) -> Engine:
+def _sqlite(url: URL, _password: str | None, limits: Limits) -> Engine:
     from source_agent.engines.sqlite.session import SqliteEngine
 
     if not url.database or url.database == ":memory:":

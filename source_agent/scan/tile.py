@@ -81,7 +81,11 @@ class TileReader(Reader):
         self._held: list[Batch] | None = None
         tally.rows_expected = 0  # what the engine estimates is of the whole relation
 
-    def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
+    def scan(
+        self,
+        *,
+        ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
+    ) -> Iterator[Batch]:
         """Every row of the tile once; no scan of the relation."""
         if self._held is not None:
             return iter(self._held)

@@ -393,7 +393,7 @@ def test_commit_race_without_the_lock(
             edit(sqlite)
 
         @contextlib.contextmanager
-        def no_lock(store: Store, name: str) -> Iterator[None]:
+        def no_lock(_store: Store, _name: str) -> Iterator[None]:
             yield
 
         real = getattr(module, step)
@@ -811,7 +811,7 @@ def test_columns_named_like_our_own(
         pair.check_feed("t", 2)
 
 
-def _interrupted(*args: Any, **kwargs: Any) -> int:
+def _interrupted(*_: Any, **__: Any) -> int:
     raise KeyboardInterrupt
 
 

@@ -489,7 +489,7 @@ def test_a_log_that_is_gone(pair: Pair) -> None:
 # The random gate
 
 
-def _truncate(file: DataFile, files: list[DataFile], rng: random.Random) -> None:
+def _truncate(file: DataFile, _files: list[DataFile], rng: random.Random) -> None:
     data = place(file).read_bytes()
     place(file).write_bytes(data[: rng.randrange(1, len(data))])
 

@@ -152,7 +152,7 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     note repeats one, and none is left out; behind the largest key they begin again at the least."""
     windows = windows_of(monkeypatch)
 
-    def lost(job: Job, **facts: Any) -> None:
+    def lost(_job: Job, **_facts: Any) -> None:
         raise WarehouseUnavailable("The note is lost.")
 
     def turn(key: int) -> None:

@@ -309,7 +309,7 @@ def test_anything_in_any_order(spark: SparkSession) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(86_400)
 def test_anything_in_any_order_on_postgresql(spark: SparkSession, postgresql: PostgreSQL) -> None:
-    def on_postgresql(folder: Path) -> Legacy:
+    def on_postgresql(_folder: Path) -> Legacy:
         return PostgresLegacy(postgresql)
 
     Machine.spark = spark

@@ -248,7 +248,10 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> World:
+def world(
+    tmp_path_factory: pytest.TempPathFactory,
+    spark: SparkSession,  # noqa: ARG001 - marks the tests, and finds a Java for the commands
+) -> World:
     """Follow the README, as DBA and as data engineer, and then the pages; with SQLite."""
     folder = tmp_path_factory.mktemp("pages")
     make_legacy(folder / "erp.db")

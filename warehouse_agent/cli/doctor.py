@@ -26,7 +26,6 @@ from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
     DriftlineError,
-    RecipeChanged,
     WarehouseUnavailable,
 )
 from driftline.peer_text import one_line
@@ -178,7 +177,7 @@ def _relation(store: Store, fragment: Fragment) -> str:
     base = delta_log.head(store, fragment.name)
     layout = schema_change.described(reply, fragment, base)
     if base is not None and layout.recipe.id != base.layout.recipe.id:
-        raise schema_change.explained(RecipeChanged(""), reply, base, fragment.name)
+        raise schema_change.explained(reply, base, fragment.name)
     if base is not None:
         schema_change.check_carriers(base.layout, fragment)
         notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")

@@ -47,7 +47,7 @@ class ChildFailed(InternalError):
 def terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind like Ctrl-C, so that every child is ended."""
 
-    def end(number: int, frame: object) -> None:
+    def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
     kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}

@@ -76,9 +76,7 @@ def check_carriers(layout: Layout, fragment: Fragment) -> None:
         )
 
 
-def explained(
-    error: RecipeChanged, reply: pb.DescribeReply, base: Snapshot, name: str
-) -> RecipeChanged:
+def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChanged:
     """The refusal, column by column, with the command that goes on."""
     found = column_changes(base.layout.recipe, recipe_of(reply.description))
     changes = [one_line(change, LINE_CHARACTERS_MAX) for change in found]

@@ -59,9 +59,9 @@ class Runner:
 
     spark: SparkSession | Deferred
     config: WarehouseConfig
-    progress: Said = lambda name, progress: None
-    note: Note = lambda text: None
-    step: Began = lambda name, phase: None  # a phase of a fragment's report begins
+    progress: Said = lambda _name, _progress: None
+    note: Note = lambda _text: None
+    step: Began = lambda _name, _phase: None  # a phase of a fragment's report begins
     sleep: Callable[[float], None] = field(default=tenacity.nap.sleep)
     attempts: int = ATTEMPTS
 
@@ -103,7 +103,7 @@ class Runner:
                 wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=WAIT_S_MAX),
                 retry=tenacity.retry_if_result(bool),
                 sleep=self.sleep,
-                retry_error_callback=lambda state: None,
+                retry_error_callback=lambda _state: None,
             )
             for attempt in retrying if left else ():
                 left = yield from self._attempt(source, left, options, reports)
@@ -260,9 +260,7 @@ class Runner:
         if base is None or error.details:  # it says already what changed
             return error
         try:
-            return schema_change.explained(
-                error, link.describe(job.fragment.relation), base, job.name
-            )
+            return schema_change.explained(link.describe(job.fragment.relation), base, job.name)
         except DriftlineError as other:
             return other
 

@@ -78,7 +78,7 @@ def _quiet_pyspark() -> None:
     """Log what PySpark's server of accumulators prints when its JVM is gone."""
     from pyspark import accumulators
 
-    def log(self: object, request: object, client_address: object) -> None:
+    def log(_self: object, _request: object, _address: object) -> None:
         logging.getLogger("pyspark.accumulators").debug("the JVM is gone", exc_info=True)
 
-    accumulators.AccumulatorTCPServer.handle_error = log  # type: ignore[method-assign]
+    accumulators.AccumulatorTCPServer.handle_error = log  # type: ignore[assignment, method-assign]

@@ -76,7 +76,12 @@ class ByK:
     embedding: Embedding
     salt: Salt
 
-    def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
+    def __call__(
+        self,
+        where: Integers,
+        hi: Integers,  # noqa: ARG002 - k is made of the position alone
+        lo: Integers,  # noqa: ARG002
+    ) -> Bools:
         found: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
         return found
 

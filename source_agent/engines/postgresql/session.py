@@ -223,7 +223,7 @@ class PostgresqlSession:
         first: npt.NDArray[np.int64],
         last: npt.NDArray[np.int64],
         *,
-        rows_max: int | None = None,
+        rows_max: int | None = None,  # noqa: ARG002 - rows stream, the reader stops
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         self._note(shape)

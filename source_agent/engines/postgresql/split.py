@@ -159,7 +159,7 @@ class PostgresqlSplit:
     def read(self, part: int) -> Iterator[Rows]:
         return self._session.read_part(self.join.shape, *self.join.cut.bounds(part))
 
-    def note(self, rows: int) -> None:
+    def note(self, rows: int) -> None:  # noqa: ARG002 - the governor counts them
         self._session.refuse_interrupted()
 
     def wait(self) -> None:

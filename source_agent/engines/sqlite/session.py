@@ -161,8 +161,8 @@ class SqliteSession:
             found.append(TimeLimit("statement_timeout_s", limits.statement_s, False))
         return found
 
-    def answers(self, within_s: float) -> bool:
-        return True  # there is no server
+    def answers(self, within_s: float) -> bool:  # noqa: ARG002 - there is no server
+        return True
 
     def pause(self) -> None:
         if self.is_wal:
@@ -319,14 +319,23 @@ class SqliteEngine:
     def open(self) -> Session:
         return SqliteSession(self._path, self._limits)
 
-    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
+    def privileges(
+        self,
+        relations: Sequence[Relation],  # noqa: ARG002 - privileges are those of the file
+    ) -> list[Privilege]:
         return access.privileges(self._path)
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
             return access.scan_cost(session, shape, self._path)
 
-    def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
+    def grants(
+        self,
+        relations: Sequence[Relation],  # noqa: ARG002 - grants are those of the file
+        *,
+        login: str,
+        connections: int,  # noqa: ARG002
+    ) -> str:
         return access.grants(self._path, login)
 
     def listed(self) -> list[Listed]:

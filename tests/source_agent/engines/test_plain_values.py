@@ -57,7 +57,7 @@ def test_joined_is_what_the_columns_make(data: st.DataObject, kinds: list[str]) 
 
 
 def test_a_check_is_asked_either_way() -> None:
-    def refuse(values: Any) -> None:
+    def refuse(_values: Any) -> None:
         raise ValueDoesNotFit("no")
 
     for encoder in (Fixed("int8", check=refuse), Raw(refuse)):

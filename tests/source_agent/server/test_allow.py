@@ -72,7 +72,10 @@ def certify(tmp_path: Path) -> Certify:
 
 
 @pytest.fixture
-def published(tmp_path: Path, certify: Certify) -> Iterator[Callable[[Path], list[str]]]:
+def published(
+    tmp_path: Path,
+    certify: Certify,  # noqa: ARG001 - it makes the certificates of the server
+) -> Iterator[Callable[[Path], list[str]]]:
     """What is published to the client of a folder, `open` to all."""
     make_orders(tmp_path / "erp.db", [(1, "one")])
     allowed = {

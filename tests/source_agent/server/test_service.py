@@ -259,7 +259,7 @@ def test_without_the_right_certificate_no_handler_is_reached(
 
 
 def test_a_renewed_certificate_counts_from_the_next_connection_on(
-    tmp_path: Path, running: Start, certs: Path
+    tmp_path: Path, certs: Path
 ) -> None:
     own = tmp_path / "own"
     shutil.copytree(certs, own)

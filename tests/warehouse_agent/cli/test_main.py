@@ -250,7 +250,10 @@ def tls(pair: Pair, ca: Path, certificates: Path) -> Path:
 
 
 @pytest.fixture
-def no_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_spark(
+    run: Run,  # noqa: ARG001 - it replaces the start of Spark first
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
     """Spark must not be started."""
     started: list[object] = []
 

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from driftline import wire_pb2 as pb
@@ -148,7 +147,7 @@ def test_a_dumb_terminal_gets_plain_lines(
     assert terminal.said() == "done\r\n"
 
 
-def test_the_total_of_all_fragments(tmp_path: Path) -> None:
+def test_the_total_of_all_fragments() -> None:
     good = Report("orders", rows_inserted=1, bytes_sent=600, bytes_received=600)
     bad = Report("items", rows_updated=7, bytes_sent=34)  # found, but not published
     bad.fail(Locked("Another agent works on it."))

@@ -156,7 +156,7 @@ def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.M
     update(pair, "orders", 1, 2, text="one")
     real = finish._publish
 
-    def cut(*arguments: Any) -> None:
+    def cut(*_: Any) -> None:
         raise WarehouseUnavailable("cut")
 
     monkeypatch.setattr(finish, "_publish", cut)
