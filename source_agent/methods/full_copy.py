@@ -28,7 +28,11 @@ class EverythingShipped:
         strata_in(opening.message, opening.partition.ranges)
         return cls()
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+    def replies(
+        self,
+        scan: Scan,
+        hear: Hear,  # noqa: ARG002 - the opening says all
+    ) -> Generator[pb.Reply, None, Answered]:
         """Ship every row."""
         total = yield from ship_everything(scan)
         return Answered(total, equal=total == scan.ours)
@@ -45,7 +49,7 @@ def ship_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     return total
 
 
-def ship_again(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+def ship_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, None, Answered]:
     """Ship all rows after they were compared.
 
     Raises:

@@ -185,7 +185,7 @@ def old(spark: SparkSession, certs: Path, tmp_path: Path) -> Old:
 
 @pytest.fixture
 def run(
-    spark: SparkSession,
+    spark: SparkSession,  # noqa: ARG001 - the warm session that the command finds
     old: Old,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
