@@ -3,8 +3,8 @@
 Published columns keep the relation's order and, where Delta allows, its names; bookkeeping columns
 start with `_driftline_` and come last: the two lanes of the fingerprint and, unless the key is one
 integer, the key bytes and the position; then the statistics of the row, ω± of Lu, Liu and Hyland
-(`tally`, `heat`). A batch of published rows converts to row bytes and back here and nowhere else,
-on the driver and on executors alike.
+(`row_statistics`, `update_probability`). A batch of published rows converts to row bytes and back
+here and nowhere else, on the driver and on executors alike.
 
 Tables from before there were statistics have files without these columns, which read as null, and a
 declared schema without them: it changes with the first version that keeps none of the old files,

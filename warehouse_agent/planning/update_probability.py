@@ -40,7 +40,6 @@ from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
 from warehouse_agent.planning.change_forecast import Expected, Past, expect
@@ -52,9 +51,6 @@ TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
 PRIOR: Final = 0.1  # α, in updates; the likelihood is flat from 0.05 to 0.2
 BIRTH: Final = 0.25  # the rate of an inserted row, in updates
 BULK: Final = 0.1  # of the refreshes that change anything are bulk, or as good as
-HOT: Final = 4.0  # the border of a class of files, in mean probabilities
-HOT_VERSIONS: Final = 64  # at least so many of the newest can hold hot rows
-NEVER: Final = 1e30  # a rate that no row has
 SHARE_MIN: Final = 1e-12  # so that no row is certain to stay
 ELAPSED_MIN_S: Final = 1.0  # clocks step
 KNOTS_MAX: Final = 32
@@ -191,43 +187,3 @@ def probability_sql(view: Outlook) -> str:
         f"({PRIOR!r}D + {seen} * {view.share / view.elapsed_s!r}D)"
     )
     return f"-expm1(-({hazard}))"
-
-
-def hot_from(view: Outlook) -> float:
-    """c from which a row as old as the clock is hot: HOT times as likely to be updated as the mean,
-    s·(α + c) / (α + e·s/Δt) = HOT·s. Younger rows are hot from the same c on."""
-    life = max(view.middle_s - view.clock.seconds[0], 0)
-    seen = -np.expm1(-life / TAU_S) * TAU_S
-    return float(HOT * (PRIOR + seen * view.share / view.elapsed_s) - PRIOR)
-
-
-@dataclass(frozen=True, slots=True)
-class Hot:
-    """Which published rows are to lie in files with such rows only.
-
-    By a table of the least `rate` for each of the newest versions; rows of older ones are not hot.
-
-    Attributes:
-        base: the first of these versions.
-        least: float64 [versions].
-    """
-
-    base: int
-    least: Floats
-
-    def __call__(self, changed: pa.Array, rate: pa.Array) -> npt.NDArray[np.bool_]:
-        """bool [n], of the columns of as many rows."""
-        version = changed.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) - self.base
-        known = np.clip(version, 0, len(self.least) - 1)
-        rates = rate.fill_null(0).to_numpy(zero_copy_only=False)
-        found: npt.NDArray[np.bool_] = (version >= 0) & (rates > self.least[known])
-        return found
-
-
-def hot_rows(view: Outlook) -> Hot:
-    """Those that are likely to change, as `hot_from` says, where their version is new enough."""
-    base = max(view.clock.versions[-1] // HOT_VERSIONS - 1, 0) * HOT_VERSIONS
-    versions = np.arange(base, base + 2 * HOT_VERSIONS, dtype=np.float64)
-    ages = np.maximum(view.middle_s - view.clock.times(versions), 0)
-    least = np.minimum(hot_from(view) * np.exp(np.minimum(ages / TAU_S, 60)), NEVER)
-    return Hot(base, least)

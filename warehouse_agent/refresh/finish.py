@@ -18,7 +18,7 @@ from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
 
 from warehouse_agent.history import record
 from warehouse_agent.history.record import Checked, note_checked
-from warehouse_agent.planning import choice, prices, proof_diagnosis, update_probability
+from warehouse_agent.planning import choice, prices, proof_diagnosis
 from warehouse_agent.planning.candidates import modelled
 from warehouse_agent.refresh import repair, restored, schema_change, withheld
 from warehouse_agent.refresh.job import Job
@@ -158,7 +158,6 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
             touched,
             p.layout,
             removal=removal,
-            hot=update_probability.hot_rows(p.stamp.next_view),
         )
     shipped = _shipped(job, p, staged, before, updated)
     published, changed = set(base), set(touched)

@@ -1,11 +1,12 @@
-"""From a difference to files: what the next version is made of.
+"""Decide which files of a version are kept, written again and added.
 
 Shipped rows become files of their own; files that hold removed rows are written again without them
-(`rewrite`); all others are kept as they are. So rows that change often gather in young files by
-themselves, and a refresh rewrites what it must. What is written again is laid out by heat: rows
-that are likely to change soon (`heat`) go into files of their own, so that they touch few files
-when they do. Nothing is written again only for that. Files are written once, into a folder of their
-own, and belong to nothing until the commit names them.
+(`rewrite`); all others are kept as they are. So rows that change often gather in young files, and a
+refresh rewrites no more than it must. A file is written once, into a folder of the attempt, and is
+in no version until a commit names it.
+
+Rejected: separate files for rows that are likely to change soon. They rewrote 0.95 to 1.02 times
+the rows on real histories and cost up to half a second (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyspark.sql import DataFrame
 
-from warehouse_agent.columns.layout import RESERVED, Layout
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.store import Store
@@ -24,8 +25,6 @@ from warehouse_agent.tasks.difference import BelowKeys
 
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
-# Columns of ours beside anybody's.
-_PLACE, _HASH = f"{RESERVED}place", f"{RESERVED}hash"
 
 
 @dataclass(frozen=True, slots=True)

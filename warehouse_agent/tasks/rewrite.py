@@ -1,11 +1,10 @@
 """Data files written again without rows that are replaced or deleted, in Spark's tasks.
 
-A task reads its files in batches (`scan`) and writes what stays to at most two files, one of the
-rows that are likely to change soon (`heat`) and one of the others, and what is replaced or deleted
-to a third, the before-images, which is no part of the table. It says what it wrote; a file that no
-task names, left by an attempt that failed, belongs to nothing. No row goes through the JVM
-(`scan`): 1.5 M orders are written again in about a second; a join and Spark's writer took three
-(two cores).
+A task reads its files in batches (`scan`). It writes the rows that stay to one data file, and the
+rows that are replaced or deleted to another, the before-images, which are no part of the table. It
+returns what it wrote; a file that no task returned, left by an attempt that failed, is in no
+version. No row goes through the JVM: 1.5 M orders are written again in about a second; a join and
+Spark's writer took three (two cores).
 
 Rows that are replaced or deleted are named by position and row hash, or by k, computed by the
 contract's own code.
@@ -23,8 +22,7 @@ from driftline.digests import Salt, mix
 from driftline.sketches import U64, Bools, Embedding
 from pyspark.sql import SparkSession
 
-from warehouse_agent.columns.layout import CHANGED, RATE, Layout
-from warehouse_agent.planning.update_probability import Hot
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
@@ -126,14 +124,21 @@ def rewrite(
     layout: Layout,
     *,
     removal: Removal | None,
-    hot: Hot,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """Write the rows of these files without the removed ones, and those apart; one Spark job.
+    """Write the rows of these files again, the removed ones apart; one Spark job.
 
-    Returns the new data files, and those of the before-images, which are no part of the table.
+    Args:
+        folder: new, in the table's folder.
+        removal: tells which rows to leave out; None keeps all.
+
+    Returns:
+        The new data files, and the files of the before-images, which are no part of the table.
+
+    Raises:
+        WarehouseUnavailable: a file is gone, damaged or cannot be written.
     """
     store.make_folder(name, folder, BEFORE_FOLDER)
-    function = _rewrite(store.uri(name, folder), layout, removal, hot)
+    function = _rewrite(store.uri(name, folder), layout, removal)
     with driver_errors():
         rows = scan(spark, files, layout.file_schema, function, WRITTEN).collect()
     found = written(rows, store, name, folder)
@@ -145,16 +150,14 @@ def rewrite(
     )
 
 
-def _rewrite(folder: str, layout: Layout, removal: Removal | None, hot: Hot) -> Function:
+def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:
     names = layout.file_schema.names
     lanes = [names.index(name) for name in layout.lane_schema.names]
-    changed, rate = names.index(CHANGED), names.index(RATE)
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         schema, key = layout.file_schema, layout.integer_key
         with (
-            Sink(folder, "cold", schema, key) as cold,
-            Sink(folder, "hot", schema, key) as warm,
+            Sink(folder, "kept", schema, key) as kept,
             Sink(folder, _GONE, schema, key) as before,
         ):
             for piece in pieces:
@@ -162,11 +165,9 @@ def _rewrite(folder: str, layout: Layout, removal: Removal | None, hot: Hot) -> 
                 is_gone = np.zeros(len(batch), np.bool_)
                 if removal is not None:
                     is_gone = removal(*(numbers(batch, i) for i in lanes))
-                is_hot = hot(batch.column(changed), batch.column(rate))
                 before.add(batch, is_gone)
-                warm.add(batch, is_hot & ~is_gone)
-                cold.add(batch, ~(is_hot | is_gone))
-            found = [row for sink in (cold, warm, before) for row in sink.finish()]
+                kept.add(batch, ~is_gone)
+            found = [row for sink in (kept, before) for row in sink.finish()]
         yield from found
 
     return run

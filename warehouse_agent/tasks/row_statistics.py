@@ -57,7 +57,7 @@ class Stamp:
         at_s: when, seconds since 1970.
         elapsed_s: since the last refresh.
         clock: of the versions before; empty for a load.
-        most, share: as `heat.usual_most` and `heat.Outlook` say of this refresh.
+        most, share: as `update_probability.usual_most` and `Outlook` say of this refresh.
     """
 
     version: int
@@ -75,12 +75,6 @@ class Stamp:
     def view(self) -> Outlook:
         """On this refresh, for published rows."""
         return Outlook(self.clock, self.share, self.at_s, self.elapsed_s)
-
-    @property
-    def next_view(self) -> Outlook:
-        """On the refresh after this one, as long after it as this one is after the last."""
-        at_s = self.at_s + self.elapsed_s
-        return Outlook(self.clock_after, self.share, at_s, self.elapsed_s)
 
 
 def stamp_for(

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +17,10 @@ from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
 from warehouse_agent.planning.change_forecast import Past
 from warehouse_agent.planning.update_probability import (
     DAY_S,
-    HOT,
-    HOT_VERSIONS,
     KNOTS_MAX,
     TAU_S,
     Clock,
     Outlook,
-    hot_from,
-    hot_rows,
     probability,
     probability_sql,
     update_weight,
@@ -167,25 +162,6 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
     for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
         found = [row[0] for row in table.selectExpr(probability_sql(view)).collect()]
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
-
-
-def test_hot_rows_are_those_with_many_updates_left() -> None:
-    rng = np.random.default_rng(8)
-    for versions in (1, 20, 700):
-        clock = clock_of((rng.exponential(1.0, versions) * DAY_S).tolist())
-        view = view_of(clock)
-        changed = rng.integers(0, versions, 400)
-        rate = rng.exponential(1.0, 400)
-        columns = pa.array([*changed.tolist(), None], pa.int32()), pa.array([*rate, None])
-        *found, unknown = hot_rows(view)(*columns).tolist()
-        ages = view.middle_s - clock.times(changed.astype(np.float64))
-        counted = rate * np.exp(-ages / TAU_S)
-        is_new = changed >= (versions - 1) // HOT_VERSIONS * HOT_VERSIONS - HOT_VERSIONS
-        assert found == (is_new & (counted > hot_from(view))).tolist()
-        assert unknown is False
-        # Where a row is as old as the clock, this is HOT times the mean.
-        at_border = at(view, 0, versions - 1, hot_from(view))
-        assert at_border == pytest.approx(HOT * view.share, rel=0.02)
 
 
 @pytest.mark.skipif(

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import CHANGED, HI, LO, RATE, Layout, lay_out
-from warehouse_agent.planning.update_probability import Hot
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
@@ -36,7 +35,6 @@ RECIPE = Recipe(
     tuple(Column(f"c{i}", parse_type(kind), i > 0, i) for i, kind in enumerate(KINDS)), 1
 )
 LAYOUT = lay_out(RECIPE, {}, where="test")
-COLD, WARM = Hot(0, np.array([1e30])), Hot(0, np.array([0.5]))
 MANY = st.lists(st.integers(0, 12), max_size=40)
 
 
@@ -201,18 +199,17 @@ def test_files_are_written_again(spark: SparkSession, tmp_path: Path, by_hash: b
         listed = Listing(none, np.array(gone), mix(SALT, *lanes).m0, none.astype(np.int32))
         removal = ByHash.of(listed, SALT)
     assert files_holding(spark, files, LAYOUT, removal) == files[:2]
-    stays, before = rewrite(spark, store, "t", "new", files, LAYOUT, removal=removal, hot=WARM)
+    stays, before = rewrite(spark, store, "t", "new", files, LAYOUT, removal=removal)
     assert keys_in(before) == [3, 50, 150]
     assert keys_in(stays) == sorted(set(range(300)) - set(gone))
-    warm = [f for f in stays if f.path.startswith("new/hot-")]
-    assert keys_in(warm) == sorted(set(range(100, 200)) - set(gone))
+    assert all(f.path.startswith("new/kept-") for f in stays), stays
     for file in (*stays, *before):
         keys = keys_in([file])
         assert (file.rows, file.bounds) == (len(keys), (keys[0], keys[-1]))
         assert file.size == Path(file.uri.removeprefix("file://")).stat().st_size
     written = {p for p in Path(store.table("t"), "new").rglob("*") if p.is_file()}
     assert written == {Path(f.uri.removeprefix("file://")) for f in (*stays, *before)}
-    packed, nothing = rewrite(spark, store, "t", "all", files, LAYOUT, removal=None, hot=COLD)
+    packed, nothing = rewrite(spark, store, "t", "all", files, LAYOUT, removal=None)
     assert (keys_in(packed), nothing) == (list(range(300)), [])
     # What was written is what Spark reads, also where it is told to be careful with old dates.
     spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", "EXCEPTION")
@@ -240,20 +237,20 @@ def test_what_fails_in_a_task_is_typed_and_leaves_nothing(
     (folder / "bad.parquet").write_bytes(b"PAR1 this is none PAR1")
     bad = DataFile("a/bad.parquet", f"file://{folder}/bad.parquet", 22, 1)
     with pytest.raises(WarehouseUnavailable, match=r"bad\.parquet cannot be read") as caught:
-        rewrite(spark, store, "t", "new", [good, bad], LAYOUT, removal=None, hot=COLD)
+        rewrite(spark, store, "t", "new", [good, bad], LAYOUT, removal=None)
     assert "driftline verify" in (caught.value.remedy or "")
     with pytest.raises(DriftlineError), driver_errors():
         scan(spark, [bad], LAYOUT.lane_schema, _count, "n int").collect()
     assert scan(spark, [], LAYOUT.lane_schema, _count, "n int").collect() == []
     gone = DataFile("a/gone.parquet", f"file://{folder}/gone.parquet", 22, 1)
     with pytest.raises(WarehouseUnavailable, match="is not there"):
-        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
+        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None)
     (folder / "gone.parquet").write_bytes(b"")  # which Spark does not list
     with pytest.raises(WarehouseUnavailable, match="hold 100 rows and held 101"):
-        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None, hot=COLD)
+        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None)
     (tmp_path / "t" / "file").write_bytes(b"")
     with pytest.raises(WarehouseUnavailable, match="cannot be made"):
-        rewrite(spark, store, "t", "file", [good], LAYOUT, removal=None, hot=COLD)
+        rewrite(spark, store, "t", "file", [good], LAYOUT, removal=None)
 
 
 @pytest.mark.spark
@@ -261,7 +258,7 @@ def test_not_a_number_is_found_by_every_reader(spark: SparkSession, tmp_path: Pa
     """The greatest of all values, for Spark and for DuckDB; Arrow's bounds would leave it out."""
     store, rows = Store(str(tmp_path)), batch_of(list(range(100)))
     file = put(tmp_path / "t" / "a", "a.parquet", pa.Table.from_batches([rows]))
-    (made,), _ = rewrite(spark, store, "t", "new", [file], LAYOUT, removal=None, hot=COLD)
+    (made,), _ = rewrite(spark, store, "t", "new", [file], LAYOUT, removal=None)
     found = spark.read.parquet(made.uri)
     path = made.uri.removeprefix("file://")
     for where in ("c4 > 1000", "isnan(c4)", "c4 = cast('NaN' as double)", "not c4 <= 1000"):

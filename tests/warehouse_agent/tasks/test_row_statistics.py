@@ -137,7 +137,6 @@ def test_rows_are_counted(
 
 def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "SMALL_FILES_MAX", 2)
-    monkeypatch.setattr(update_probability, "HOT", 0.5)
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
     for version in range(1, 6):
@@ -147,8 +146,6 @@ def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None
         assert counts(pair, "orders") == expected
         pair.check_feed("orders", version)
     pair.check("orders")
-    hot = [f for f in snapshot_of(pair, "orders").files if "/hot-" in f.path]
-    assert 0 < sum(f.rows for f in hot) < ROWS
 
 
 def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
