@@ -121,10 +121,3 @@ def _sum(values: U64) -> int:
     low = int((values & np.uint64(0xFFFFFFFF)).sum(dtype=np.uint64))
     high = int((values >> np.uint64(32)).sum(dtype=np.uint64))
     return low + (high << 32)
-
-
-def digest_of_limbs(count: int, limbs: tuple[int, int, int, int]) -> Digest:
-    """The digest from what Spark sums: m0's low and high 32-bit limbs, then m1's."""
-    m0 = limbs[0] + (limbs[1] << 32)
-    m1 = limbs[2] + (limbs[3] << 32)
-    return Digest(count, (m0 << 64) + m1 & MASK128)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.columns import NULL, Block, Ragged, value_spans
-from driftline.digests import xx, xx_array
+from driftline.digests import xx_array
 from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.limits import KEY_BYTES_MAX
 from driftline.types import INTEGER_WIDTHS, Recipe
@@ -104,11 +104,3 @@ def hash_spans(
         word = (word << spare) >> spare
         hashes[live] = xx_array(word, hashes[live])
     return hashes.view(np.int64)
-
-
-def hash_key(key: bytes, seed: int) -> int:
-    """`hash_spans` of one key, by the definition."""
-    h = xx(len(key), seed)
-    for at in range(0, len(key), 8):
-        h = xx(int.from_bytes(key[at : at + 8], "little"), h)
-    return h - (1 << 64) if h >> 63 else h

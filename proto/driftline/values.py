@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
@@ -73,15 +73,6 @@ def string_encoder(type: DeclaredType) -> Callable[[str], bytes]:
     return partial(_CODECS[type.kind].encode, type)
 
 
-def encode_tuple(values: Sequence[bytes | None]) -> bytes:
-    """Row bytes: int16 number of columns, then int32 length (-1: NULL) and value of each."""
-    parts = [_INT16.pack(len(values))]
-    for value in values:
-        parts.append(_INT32.pack(-1 if value is None else len(value)))
-        parts.append(value or b"")
-    return b"".join(parts)
-
-
 def encode_bool(value: bool) -> bytes:
     return b"\x01" if value else b"\x00"
 
@@ -92,10 +83,6 @@ def encode_int(kind: str, value: int) -> bytes:
         return _INTEGERS[kind].pack(value)
     except struct.error:
         raise _unfit(kind, str(value)) from None
-
-
-def encode_float8(value: float) -> bytes:
-    return floats.DOUBLE_NAN if math.isnan(value) else floats.DOUBLE.pack(value)
 
 
 def encode_float4(value: float) -> bytes:
@@ -120,20 +107,6 @@ def encode_text(text: str) -> bytes:
 
 def encode_jsonb(text: str) -> bytes:
     return b"\x01" + encode_text(text)
-
-
-def encode_date(days: int) -> bytes:
-    """`days` since 2000-01-01. The two extremes stand for the infinities and are refused."""
-    if not -_INT32_MAX <= days < _INT32_MAX:
-        raise _unfit("date", f"2000-01-01 {days:+d} days")
-    return _INT32.pack(days)
-
-
-def encode_timestamp(us: int) -> bytes:
-    """`us` since 2000-01-01 00:00 (of UTC, for timestamptz); the two extremes are refused."""
-    if not -_INT64_MAX <= us < _INT64_MAX:
-        raise _unfit("timestamp", f"2000-01-01 {us:+d} µs")
-    return _INT64.pack(us)
 
 
 def encode_time(us: int) -> bytes:

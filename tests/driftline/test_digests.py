@@ -101,15 +101,6 @@ def test_a_salt_as_bytes(salt: tuple[int, int]) -> None:
     assert data == b"".join(s.to_bytes(8, "little") for s in salt)
 
 
-@given(st.lists(U64, max_size=30), U64)
-def test_a_digest_from_the_limbs_that_spark_sums(hashes: list[int], other: int) -> None:
-    lanes = np.array(hashes, np.uint64)
-    found = digests.Mixed(lanes, lanes ^ np.uint64(other))
-    low, high = np.uint64(2**32 - 1), np.uint64(32)
-    limbs = [int(s) for m in (found.m0, found.m1) for s in ((m & low).sum(), (m >> high).sum())]
-    assert digests.digest_of_limbs(len(hashes), (*limbs,)) == found.digest()  # type: ignore[arg-type]
-
-
 @pytest.mark.spark
 def test_xx_is_sparks_xxhash64(spark: SparkSession) -> None:
     source = random.Random(4)

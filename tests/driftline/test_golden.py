@@ -30,6 +30,7 @@ from tests.reference import digests as reference_digests
 from tests.reference import frames as reference_frames
 from tests.reference import rows as reference_rows
 from tests.reference import values as reference_values
+from tests.reference.rows import row_bytes
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -84,7 +85,7 @@ def test_rows(number: int) -> None:
     for row in vector["rows"]:
         texts = zip(recipe.columns, row["values"], strict=True)
         cells = [None if t is None else values.encode_string(c.type, t) for c, t in texts]
-        encoded.append(values.encode_tuple(cells))
+        encoded.append(row_bytes(cells))
     assert [row.hex() for row in encoded] == [row["row"] for row in vector["rows"]]
 
     block = gather(encoded)
@@ -277,7 +278,7 @@ def stable_block() -> Block:
             None if text is None else values.encode_string(type, text)
             for type, text in zip(declared, texts, strict=True)
         ]
-        encoded.append(values.encode_tuple(cells))
+        encoded.append(row_bytes(cells))
     return gather(encoded)
 
 

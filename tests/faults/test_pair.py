@@ -28,7 +28,7 @@ from driftline.errors import WarehouseUnavailable
 from driftline.fingerprints import fingerprints
 from driftline.limits import MESSAGE_BYTES_MAX
 from driftline.sketches import elements
-from driftline.values import encode_string, encode_tuple
+from driftline.values import encode_string
 from pyspark.sql import SparkSession
 
 from source_agent import config as source_configure
@@ -39,6 +39,7 @@ from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLega
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.relay import Relay
 from tests.harness.servers import MariaDB, PostgreSQL
+from tests.reference.rows import row_bytes
 from warehouse_agent import config as configure
 from warehouse_agent import read
 from warehouse_agent.refresh import finish
@@ -493,7 +494,7 @@ def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str
     types = [column.type for column in recipe.columns]
     notes = [f"version {n}" for n in range(400_000)]
     rows = (
-        encode_tuple([encode_string(*pair) for pair in zip(types, make(note), strict=True)])
+        row_bytes([encode_string(*pair) for pair in zip(types, make(note), strict=True)])
         for note in notes
     )
     found = elements(mix(salt, *fingerprints(key, recipe)(rows)).m0)

@@ -31,11 +31,11 @@ from warehouse_agent.cli import doctor as examine
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.status import status_of, text_of
 from warehouse_agent.methods.conversation import Wire
-from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.refresh.whole import Options, Refresh
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.delta_log import head
 from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.staging import Staging
 
 ACCEPT = Options(accept_schema=True, allow_shrink=True)
 TABLE = 'table = "rows"'
@@ -262,14 +262,14 @@ def test_a_part_takes_up_no_rows_that_policies_may_hide(part: Pair) -> None:
     """Row security is off by mistake for one refresh, which ships hidden rows and is refused."""
     part.legacy.execute("INSERT INTO rows SELECT n, 'other' FROM generate_series(4001, 4040) n")
     part.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
-    staging = Store(str(part.warehouse)), "rows"
+    staging = Staging(Store(str(part.warehouse)), "rows")
     assert part.error("rows")["code"] == "RECIPE"
-    assert auxiliary_table.frame_bytes(*staging), "hidden rows came"
+    assert staging.frame_bytes(), "hidden rows came"
     part.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
     part.legacy.execute("INSERT INTO rows VALUES (4041, 'acme')")
     assert part.refresh("rows").rows_left
     assert sorted(part.published("rows")) == acme(part, 4041)
-    assert not auxiliary_table.frame_bytes(*staging)
+    assert not staging.frame_bytes()
 
 
 # What is in force when rows are read.

@@ -41,6 +41,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import staging
 from warehouse_agent.tasks.rewrite import InTiles
+from warehouse_agent.tasks.staging import Staging
 
 pytestmark = pytest.mark.spark
 
@@ -815,7 +816,7 @@ def test_what_goes_beyond_the_room_leaves_nothing(
     pair.legacy.execute(f"UPDATE orders SET note = hex(randomblob(9000)) WHERE id < {3 * TILE}")
     error = pair.error("orders")
     assert (error["code"], "staging_at_most" in error["message"]) == ("LIMIT", True), error
-    assert auxiliary_table.frame_bytes(Store(str(pair.warehouse)), "orders") == 0
+    assert Staging(Store(str(pair.warehouse)), "orders").frame_bytes() == 0
     pair.fragment_lines["orders"] = lines
     assert pair.refresh("orders").rows_updated == TILE
     expect_equal(pair.published("orders"), pair.legacy.rows("orders"))

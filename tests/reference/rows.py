@@ -64,7 +64,12 @@ def position(row: Row, types: Sequence[str], key_columns: int, fragment_key: byt
         return value
     key = key_bytes(row, key_columns)
     seed = blake3(b"driftline position 1", key=fragment_key).digest()[:8]
-    hashed = xx(len(key), int.from_bytes(seed, "little"))
+    return hash_key(key, int.from_bytes(seed, "little"))
+
+
+def hash_key(key: bytes, seed: int) -> int:
+    """Return the 64 signed bits that XXH64 over the length and the words of a key gives."""
+    hashed = xx(len(key), seed)
     padded = key + bytes(-len(key) % 8)
     for at in range(0, len(padded), 8):
         hashed = xx(int.from_bytes(padded[at : at + 8], "little"), hashed)

@@ -39,6 +39,7 @@ from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import data_files, delta_log, row_security
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
@@ -179,7 +180,7 @@ def know(
         read_at_most=fragment.read_at_most if rows else None,  # as `prepare` has it
         runs=tuple(record.runs(store, fragment.name)),
         files=tuple((f.rows, f.size) for f in base.files) if base else (),
-        staged_bytes=auxiliary_table.frame_bytes(store, fragment.name),
+        staged_bytes=Staging(store, fragment.name).frame_bytes(),
         source_error=source_error,
         schema_changes=tuple(changes),
         tiled=auxiliary_table.tiled(store, fragment, base),

@@ -154,11 +154,6 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     return Tiled(fragment.incremental, count_for(base.rows, fragment.incremental))
 
 
-def frame_bytes(store: Store, name: str) -> int:
-    """Of all staged frames of a fragment, of a pass or not."""
-    return Staging(store, name).frame_bytes()
-
-
 def _place(name: str) -> tuple[str, ...]:
     return PRIVATE, "staging", name, FOLDER
 

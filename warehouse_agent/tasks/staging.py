@@ -126,10 +126,6 @@ class Writer:
         self._pieces, self._bytes = [], 0
         self.store.remove(PRIVATE, "staging", self.name, self.folder)
 
-    @property
-    def is_empty(self) -> bool:
-        return self._number == 0 and not self._pieces
-
 
 def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
     """The rows of staged files, verified, as rows of the published table without statistics.

@@ -16,7 +16,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Salt, mix
 from driftline.fingerprints import hasher, row_key
 from driftline.types import Column, Recipe, parse_type
-from driftline.values import encode_int, encode_text, encode_tuple
+from driftline.values import encode_int, encode_text
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.cli.grants import grants
@@ -25,6 +25,7 @@ from source_agent.engines.registry import connect
 from source_agent.printable import printable_row
 from tests import ROOT
 from tests.harness.agents import configuration, make_orders
+from tests.reference.rows import row_bytes
 
 ROWS = [(n, f"comment {n}") for n in range(1, 101)]
 RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1)
@@ -64,7 +65,7 @@ def failed(folder: Path, code: int, *arguments: str) -> str:
 def receipt(folder: Path, **changes: object) -> Path:
     """What the warehouse writes for ROWS; its total is computed here."""
     key, salt = bytes(range(32)), bytes(range(16))
-    rows = [encode_tuple([encode_int("int8", number), encode_text(text)]) for number, text in ROWS]
+    rows = [row_bytes([encode_int("int8", number), encode_text(text)]) for number, text in ROWS]
     digest = mix(Salt.from_bytes(salt), *hasher(row_key(key, RECIPE))(rows)).digest()
     facts: dict[str, object] = {
         "relation": "orders",
@@ -225,12 +226,12 @@ def test_serve_says_where_it_listens_and_ends_on_sigterm(
 
 def test_a_key_is_printed_short_and_harmless() -> None:
     columns = (Column("n", parse_type("int8")), Column("t", parse_type("text")))
-    row = encode_tuple([encode_int("int8", -3), encode_text("a\n\u202e\x1b[1m'" + "x" * 100)])
+    row = row_bytes([encode_int("int8", -3), encode_text("a\n\u202e\x1b[1m'" + "x" * 100)])
     shown = printable_row(row, Recipe(columns, 2))
     assert shown.startswith("n=-3, t=")
     assert shown.isprintable()
     assert len(shown) < 120
-    row = encode_tuple([None, b"\xff\xfe"])
+    row = row_bytes([None, b"\xff\xfe"])
     assert printable_row(row, Recipe(columns, 2)) == "n=NULL, t=0xfffe"
 
 

@@ -15,26 +15,22 @@ from hypothesis import strategies as st
 
 from tests.reference import group_selection as reference
 from tests.reference.group_selection import Entry, Phi, Synchronization
+from tests.reference.selected_groups import UNGROUPED, cost_bytes, is_full, n_g, select_groups
 from warehouse_agent.planning.group_selection import (
     A_MAX,
     GROUP_ROWS_MAX,
     REFINED_BYTES,
-    UNGROUPED,
     GroupPlan,
     Histogram,
     Sizes,
-    cost_bytes,
     expected_benefit,
     exponents,
     group_rows,
     grouping,
-    is_full,
     lambert_w,
     most_likely,
-    n_g,
     n_star,
     plan_groups,
-    select_groups,
 )
 
 if TYPE_CHECKING:
