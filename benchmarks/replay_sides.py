@@ -32,8 +32,8 @@ from driftline.types import Recipe
 from benchmarks.floor import floor_bytes
 from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
-from source_agent.scan.frames_out import Shipper
-from source_agent.scan.held_rows import Batch
+from source_agent.scan.batches import Batch
+from source_agent.scan.shipper import Shipper
 from tests.harness.exchange_pair import Pair
 from tests.harness.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes

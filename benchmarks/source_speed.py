@@ -32,7 +32,7 @@ from source_agent.engines.sqlite import types
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
 from source_agent.scan.reader import Reader, Tally
-from source_agent.scan.workers import Crew, fill
+from source_agent.scan.workers import WorkerPool, fill
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.planning.change_forecast import Past, expect
@@ -119,16 +119,20 @@ class Fingerprinted:
 
 
 def shared(
-    session: Session, table: str, partition: Partition, crew: Crew, sketch: Sketch | None = None
+    session: Session,
+    table: str,
+    partition: Partition,
+    pool: WorkerPool,
+    sketch: Sketch | None = None,
 ) -> RangeSums:
-    """Return the sums of one whole scan, read as in an exchange, by this process and the crew."""
+    """Return the sums of one whole scan, read as in an exchange, by this process and the pool."""
     shape = session.describe(Relation(table, table=table))
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=SALT, tally=Tally())
     totals = RangeTotals(partition)
     accumulators: list[Accumulator] = [totals]
     if sketch:
         accumulators.append(SketchCells(sketch.embedding, sketch.third, SALT))
-    fill(reader, accumulators, crew)
+    fill(reader, accumulators, pool)
     return totals.sums
 
 
@@ -153,7 +157,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, readers: int) -> None:
     engine = connect(server.url("postgres", database), None, Limits())
     rows = bare_copy(server, database, table)
-    with closing(engine.open()) as session, closing(Crew(readers - 1)) as crew:
+    with closing(engine.open()) as session, closing(WorkerPool(readers - 1)) as pool:
         partition = partition_for(session, table)
         found: list[Fingerprinted] = []
         first = Fingerprinted(session, table, partition)
@@ -175,8 +179,8 @@ def measure_speed(server: PostgreSQL, database: str, table: str, repeat: int, re
             "the same and a sketch": lambda: found.append(
                 Fingerprinted(session, table, partition, sketch)
             ),
-            f"ranges, {readers} processes": lambda: shared(session, table, partition, crew),
-            "the same and a sketch, too": lambda: shared(session, table, partition, crew, sketch),
+            f"ranges, {readers} processes": lambda: shared(session, table, partition, pool),
+            "the same and a sketch, too": lambda: shared(session, table, partition, pool, sketch),
             "1 % found by another scan": lambda: found_again(session, table, sketch),
         }
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in works}

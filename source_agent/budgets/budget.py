@@ -40,7 +40,7 @@ from source_agent.engines.interface import (
     TimeLimit,
 )
 from source_agent.printable import counted
-from source_agent.scan.workers import Crew
+from source_agent.scan.workers import WorkerPool
 
 SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
 PART_S = 0.25  # of a limited rate: what another process reads before it is counted
@@ -100,7 +100,7 @@ class Governor:
         )
         self._rows = _bucket(budget.rows_per_second, clock)
         self._bytes = _bucket(budget.bytes_per_second, clock)
-        self.crew = Crew(budget.readers - 1)
+        self.pool = WorkerPool(budget.readers - 1)
 
     def adopt(self, budget: Budget) -> None:
         """This budget counts from now on, for exchanges that are running, too. A scan that is
@@ -110,7 +110,7 @@ class Governor:
             self._rows = _bucket(budget.rows_per_second, self.clock)
         if budget.bytes_per_second != before.bytes_per_second:
             self._bytes = _bucket(budget.bytes_per_second, self.clock)
-        self.crew.resize(budget.readers - 1)
+        self.pool.resize(budget.readers - 1)
 
     def check(self) -> None:
         """Whether anything may be read now.

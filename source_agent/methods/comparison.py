@@ -20,10 +20,10 @@ from source_agent.engines.interface import Session, Shape
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
-from source_agent.scan.frames_out import Shipper
 from source_agent.scan.reader import Tally
+from source_agent.scan.shipper import Shipper
 from source_agent.scan.tile import reader_of
-from source_agent.scan.workers import Crew
+from source_agent.scan.workers import WorkerPool
 
 __all__ = ["Comparison", "Tally"]
 
@@ -39,13 +39,13 @@ class Comparison:
         shape: Shape,
         opening: pb.Open,
         tally: Tally,
-        crew: Crew | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         """Parse and check an opening; read nothing.
 
         Args:
             tally: counts what this comparison reads.
-            crew: processes that may read parts of the scan.
+            pool: processes that may read parts of the scan.
 
         Raises:
             VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
@@ -55,7 +55,7 @@ class Comparison:
         reader = reader_of(session, shape, opening, salt=heard.salt, tally=tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
         shipper = Shipper(shape.recipe, heard.salt, level=level)
-        self._scan = Scan(reader, shipper, heard.ours, crew)
+        self._scan = Scan(reader, shipper, heard.ours, pool)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.

@@ -26,10 +26,10 @@ from driftline.sketches import U64, pack
 from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
-from source_agent.methods.identification import hashes_sent, mismatch, ship_wanted
 from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
-from source_agent.scan.held_rows import Batch, Identified, Positions, joined
+from source_agent.methods.row_hashes import hashes_sent, mismatch, ship_wanted
+from source_agent.scan.batches import Batch, Identified, Positions, joined
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range in Python takes far more than a key
 
@@ -40,7 +40,7 @@ Bools = npt.NDArray[np.bool_]
 class GroupsCompared:
     """The answer to an opening with groups."""
 
-    said: request_validation.Grouping
+    said: request_validation.GroupParameters
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self | None:
@@ -69,7 +69,9 @@ class GroupsCompared:
 class Regrouping:
     """The units of one exchange: `read` to its end, then `differing`, then `answer`."""
 
-    def __init__(self, scan: Scan, said: request_validation.Grouping, units: UnitSums) -> None:
+    def __init__(
+        self, scan: Scan, said: request_validation.GroupParameters, units: UnitSums
+    ) -> None:
         self._reader, self._shipper, self._salt = scan.reader, scan.shipper, scan.reader.salt
         self._said, self._units = said, units
         self.total = Digest()

@@ -21,9 +21,9 @@ from driftline.ranges import Partition, RangeSums
 
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.accumulators import Accumulator
-from source_agent.scan.frames_out import Shipper
 from source_agent.scan.reader import Reader
-from source_agent.scan.workers import Crew, fill
+from source_agent.scan.shipper import Shipper
+from source_agent.scan.workers import WorkerPool, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,21 @@ class Scan:
     """One exchange as a method sees it: rows to read, and rows to ship.
 
     reader: of the relation, in one snapshot; shipper: to `flush` before any other reply;
-    ours: the warehouse's total; crew: processes that may read parts of a scan.
+    ours: the warehouse's total; pool: processes that may read parts of a scan.
     """
 
     reader: Reader
     shipper: Shipper
     ours: Digest
-    crew: Crew | None = None
+    pool: WorkerPool | None = None
 
     def fill(self, *accumulators: Accumulator) -> None:
-        """Read every row once, shared with the crew, and add it to every accumulator.
+        """Read every row once, shared with the pool, and add it to every accumulator.
 
         Raises:
             NullKey, ValueDoesNotFit, SnapshotLost: see `Reader.scan`.
         """
-        fill(self.reader, accumulators, self.crew)
+        fill(self.reader, accumulators, self.pool)
 
 
 @dataclass(frozen=True, slots=True)

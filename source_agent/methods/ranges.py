@@ -3,7 +3,7 @@
 The answer measures how much differs (a verdict). If the warehouse then sends the digests of its
 ranges, whatever it opened with, `refine` goes on: the rows of differing ranges are read again, by
 index where that touches few rows; those that only the source can have are shipped, the others are
-answered with their hashes (`identification`).
+answered with their hashes (`row_hashes`).
 
 Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
 """
@@ -23,11 +23,11 @@ from driftline.ranges import Partition, RangeSums, estimate_differing, strata
 
 from source_agent.methods import request_validation
 from source_agent.methods.full_copy import ship_again
-from source_agent.methods.identification import hashes_sent, mismatch, ship_wanted
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.row_hashes import hashes_sent, mismatch, ship_wanted
 from source_agent.scan.accumulators import RangeTotals
-from source_agent.scan.held_rows import Identified, Positions
+from source_agent.scan.batches import Identified, Positions
 
 Bools = npt.NDArray[np.bool_]
 

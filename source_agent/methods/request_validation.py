@@ -124,7 +124,7 @@ def _partition(opening: pb.Open) -> Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class SketchParameters:
     """The parameters of a sketch. `fold` is of the cells that follow at once, 0 when none do;
     `check` of the warehouse's rows."""
 
@@ -134,7 +134,7 @@ class Sketch:
     check: int
 
 
-def sketch_of(opening: pb.Open, shape: Shape) -> Sketch | None:
+def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
     """The sketch in an opening, None where there is none. Raises MalformedMessage."""
     if not opening.HasField("sketch"):
         return None
@@ -144,11 +144,11 @@ def sketch_of(opening: pb.Open, shape: Shape) -> Sketch | None:
         raise MalformedMessage(f"A sketch of {said.third} cells a third is not allowed.")
     if not opening.count or said.check >= PRIME:
         raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
-    return Sketch(embedding, said.third, said.fold, said.check)
+    return SketchParameters(embedding, said.third, said.fold, said.check)
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
+class GroupParameters:
     """The parameters of groups. `row_bytes` and `wait_bytes` price row hashes (`units.refines`).
 
     `part`: the ranges of positions, int64 [n] first and last, that are read beside the named keys;
@@ -162,7 +162,7 @@ class Grouping:
     rows_max: int
 
 
-def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
+def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
     """The grouping in an opening, None where there is none.
 
     Raises:
@@ -184,7 +184,7 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
     if not said.rows_max:
         if len(first):
             raise MalformedMessage("Ranges are for a part alone.")
-        return Grouping(embedding, said.row_bytes, said.wait_bytes, None, 0)
+        return GroupParameters(embedding, said.row_bytes, said.wait_bytes, None, 0)
     if embedding.base is None or not shape.indexed:
         raise ConfigurationError(
             "A part is read by an index of an integer key, which this relation does not have.",
@@ -192,7 +192,7 @@ def grouping_of(opening: pb.Open, shape: Shape) -> Grouping | None:
             remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
         )
     rows_max = min(said.rows_max, POSITION_MAX - 1)
-    return Grouping(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)
+    return GroupParameters(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)
 
 
 def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:

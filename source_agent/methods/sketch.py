@@ -32,7 +32,7 @@ from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.accumulators import RangeTotals, SketchCells
-from source_agent.scan.held_rows import Batch, joined
+from source_agent.scan.batches import Batch, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Decoded:
 class SketchDecoded:
     """The answer to an opening with a sketch. strata: the warehouse's, of its cells."""
 
-    sketch: request_validation.Sketch
+    sketch: request_validation.SketchParameters
     partition: Partition
     strata: npt.NDArray[np.uint8]
     _times: int = field(default=0, init=False)  # that cells came

@@ -18,7 +18,7 @@ from driftline.digests import Digest, Salt
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Cells, Embedding
 
-from source_agent.scan.held_rows import Batch, Positions
+from source_agent.scan.batches import Batch, Positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from driftline.types import Recipe
 
 from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
 from source_agent.printable import counted, printable_row
-from source_agent.scan.held_rows import Batch, Positions
+from source_agent.scan.batches import Batch, Positions
 
 INDEX_SHARE = 0.25  # the index won to 75 % and more, but in a cache and with rows in key order
 

@@ -22,7 +22,7 @@ from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.limits import TILE_HELD_BYTES
 
 from source_agent.engines.interface import Session, Shape
-from source_agent.scan.held_rows import Batch, Positions
+from source_agent.scan.batches import Batch, Positions
 from source_agent.scan.reader import Reader, Tally
 
 _DERIVED_BYTES = 48  # of a row beside its bytes: offsets, position, mixed fingerprint

@@ -38,7 +38,7 @@ END_S_MAX = 10.0  # from the end of the pipe to the end of the process
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScanJob:
     """What one scan is about. It is pickled into the pipe."""
 
     join: Callable[[], Split] = field(repr=False)
@@ -67,12 +67,12 @@ class Failed:
     error: DriftlineError
 
 
-class Assistant:
+class Worker:
     """The process's two threads: one listens, one reads."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._heard: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[ScanJob | int | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._is_over = False
@@ -82,7 +82,7 @@ class Assistant:
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         while True:
             job = self._heard.get()
-            if self._is_over or not isinstance(job, Job):
+            if self._is_over or not isinstance(job, ScanJob):
                 return
             with suppress(OSError):  # the agent is gone
                 if self._work(job):
@@ -103,7 +103,7 @@ class Assistant:
         time.sleep(END_S_MAX / 2)  # as a daemon, it is not waited for
         os._exit(1)
 
-    def _work(self, job: Job) -> bool:
+    def _work(self, job: ScanJob) -> bool:
         """Whether it went well; after a failure the process is not used again."""
         try:
             self._join(job)
@@ -116,7 +116,7 @@ class Assistant:
         self._pipe.send(Done())
         return True
 
-    def _join(self, job: Job) -> None:
+    def _join(self, job: ScanJob) -> None:
         split = job.join()
         with closing(split.session):
             with self._lock:
@@ -129,7 +129,7 @@ class Assistant:
                 with self._lock:
                     self._session = None
 
-    def _read(self, job: Job, split: Split) -> None:
+    def _read(self, job: ScanJob, split: Split) -> None:
         tally = Tally()
         reader = Reader(
             split.session, job.shape, fragment_key=job.fragment_key, salt=job.salt, tally=tally
@@ -146,4 +146,4 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     keep_heap_small()
-    Assistant(Connection(os.dup(0))).run()
+    Worker(Connection(os.dup(0))).run()

@@ -42,7 +42,7 @@ from driftline.limits import DATABASE_SILENCE_S_MAX
 from source_agent.engines.interface import Split
 from source_agent.scan.accumulators import Accumulator, Hashed
 from source_agent.scan.reader import Reader
-from source_agent.scan.worker_process import END_S_MAX, Done, Failed, Job, Read
+from source_agent.scan.worker_process import END_S_MAX, Done, Failed, Read, ScanJob
 
 AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for this one
 # Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
@@ -57,7 +57,7 @@ _SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no 
 _log = logging.getLogger("driftline.source")
 
 
-class Process:
+class WorkerProcess:
     """A reader process, and what it has been given."""
 
     def __init__(self) -> None:
@@ -112,28 +112,28 @@ class Process:
             self._process.wait()
 
 
-class Crew:
+class WorkerPool:
     """At most `size` processes beside this one, started when first needed and kept."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._lock = threading.Lock()
         self._places = size
-        self._idle: list[Process] = []
+        self._idle: list[WorkerProcess] = []
 
     @contextmanager
-    def lent(self, most: int) -> Iterator[list[Process]]:
+    def lent(self, most: int) -> Iterator[list[WorkerProcess]]:
         """At most so many that nobody else has. Those still in the list at the end are kept for the
         next scan; who takes one out ends it."""
         with self._lock:
             places = max(min(self._places, most), 0)
             self._places -= places
             taken, self._idle = self._idle[:places], self._idle[places:]
-        lent: list[Process] = []
+        lent: list[WorkerProcess] = []
         try:
             lent += taken
             try:
-                lent += (Process() for _ in range(places - len(taken)))
+                lent += (WorkerProcess() for _ in range(places - len(taken)))
             except OSError as error:
                 _log.warning("no further reader process can be started: %s", error)
             yield lent
@@ -171,20 +171,20 @@ class Crew:
             process.end()
 
 
-def fill(reader: Reader, accumulators: Sequence[Accumulator], crew: Crew | None) -> None:
+def fill(reader: Reader, accumulators: Sequence[Accumulator], pool: WorkerPool | None) -> None:
     """Read every row of a relation once, and add it to every accumulator.
 
     Args:
-        crew: processes that may read parts of the scan; None: this process reads alone.
+        pool: processes that may read parts of the scan; None: this process reads alone.
 
     Raises:
         The errors of `Reader.scan`.
     """
-    split = reader.split() if crew is not None and crew.size else None
-    if crew is not None and split is not None:
-        with crew.lent(max(split.parts // (AHEAD + 1), 1)) as processes:
+    split = reader.split() if pool is not None and pool.size else None
+    if pool is not None and split is not None:
+        with pool.lent(max(split.parts // (AHEAD + 1), 1)) as processes:
             if processes:
-                Sharing(reader, split, accumulators, processes).run()
+                SharedScan(reader, split, accumulators, processes).run()
                 return
     for batch in reader.survey():
         _add(accumulators, Hashed.of(batch))
@@ -195,7 +195,7 @@ def _add(accumulators: Sequence[Accumulator], rows: Hashed) -> None:
         accumulator.add(rows)
 
 
-class Sharing:
+class SharedScan:
     """One scan in the making."""
 
     def __init__(
@@ -203,7 +203,7 @@ class Sharing:
         reader: Reader,
         split: Split,
         accumulators: Sequence[Accumulator],
-        processes: list[Process],
+        processes: list[WorkerProcess],
     ) -> None:
         self._reader, self._split, self._accumulators = reader, split, accumulators
         self._kept, self._working = processes, list(processes)
@@ -211,7 +211,7 @@ class Sharing:
 
     def run(self) -> None:
         self._reader.tally.scans += 1
-        job = Job(
+        job = ScanJob(
             join=self._split.join,
             shape=self._reader.shape,
             fragment_key=self._reader.fragment_key,
@@ -238,7 +238,7 @@ class Sharing:
                 _add(self._accumulators, Hashed.of(batch))
                 self._hear(0)
 
-    def _begin(self, process: Process, job: Job) -> None:
+    def _begin(self, process: WorkerProcess, job: ScanJob) -> None:
         process.begin()
         try:
             process.pipe.send(job)
@@ -247,7 +247,7 @@ class Sharing:
         except OSError as error:
             self._lost(process, error)
 
-    def _give(self, process: Process) -> None:
+    def _give(self, process: WorkerProcess) -> None:
         """The next part, or word that there are no more."""
         if (part := self._next()) is not None:
             process.give(part)
@@ -266,7 +266,7 @@ class Sharing:
             for said in self._said(process):
                 self._take(process, said)
 
-    def _said(self, process: Process) -> Iterator[object]:
+    def _said(self, process: WorkerProcess) -> Iterator[object]:
         """What one of them has said, at least one message."""
         for _ in range(TURN):
             try:
@@ -278,7 +278,7 @@ class Sharing:
             if process not in self._working or not process.pipe.poll():
                 return
 
-    def _take(self, process: Process, said: object) -> None:
+    def _take(self, process: WorkerProcess, said: object) -> None:
         if isinstance(said, Hashed):
             process.found.append(said)
             self._reader.tally.rows_read += said.digest.count
@@ -302,7 +302,7 @@ class Sharing:
         else:
             raise AssertionError(f"a reader said {type(said).__name__}")
 
-    def _lost(self, process: Process, why: Exception) -> None:
+    def _lost(self, process: WorkerProcess, why: Exception) -> None:
         """Its open parts are read again, and it is not used any more."""
         self._working.remove(process)
         self._kept.remove(process)

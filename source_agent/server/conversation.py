@@ -219,7 +219,7 @@ class Conversation:
             session, shape = self._described(published.relation)
             answer.shape = shape
             answer.tally.phase = "scan"
-            comparison = Comparison(session, shape, opening, answer.tally, source.governor.crew)
+            comparison = Comparison(session, shape, opening, answer.tally, source.governor.pool)
             # Closing the answer closes the scan that it is in, when it ends before its end.
             with closing(comparison.answer(self._requests)) as replies:
                 for reply in replies:

@@ -208,7 +208,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             conversation.stop()
         for conversation in left:
             conversation.worker.join(timeout_s)
-        self.source.governor.crew.close()
+        self.source.governor.pool.close()
         self.watchdog.close()
 
 

@@ -26,8 +26,8 @@ from driftline.types import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.scan.frames_out import Shipper
-from source_agent.scan.held_rows import Batch
+from source_agent.scan.batches import Batch
+from source_agent.scan.shipper import Shipper
 from tests.reference import digests as reference_digests
 from tests.reference import fingerprints as reference_fingerprints
 from tests.reference import frames as reference

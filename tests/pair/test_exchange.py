@@ -41,10 +41,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from source_agent.engines.interface import Session, Shape
-from source_agent.methods import identification
 from source_agent.methods import ranges as source_refine
+from source_agent.methods import row_hashes
 from source_agent.methods.comparison import Comparison, Tally
-from source_agent.scan import held_rows, reader
+from source_agent.scan import batches, reader
 from tests.harness import exchange_pair
 from tests.harness.exchange_pair import (
     COMPOSITE,
@@ -80,12 +80,12 @@ SCHEMAS = pytest.mark.parametrize("schema", KEYS, ids=IDS)
 FORCINGS: dict[str, dict[tuple[Any, str], object]] = {
     "as it is": {},
     "by scan": {(reader, "INDEX_SHARE"): -1},
-    "read again": {(held_rows, "ROWS_HELD_BYTES"): 0},
-    "read again by scan": {(held_rows, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): -1},
-    "read again by index": {(held_rows, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): 1},
-    "hold some": {(held_rows, "ROWS_HELD_BYTES"): 200},
+    "read again": {(batches, "ROWS_HELD_BYTES"): 0},
+    "read again by scan": {(batches, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): -1},
+    "read again by index": {(batches, "ROWS_HELD_BYTES"): 0, (reader, "INDEX_SHARE"): 1},
+    "hold some": {(batches, "ROWS_HELD_BYTES"): 200},
     "small pieces": {
-        (identification, "DIGESTS_PER_MESSAGE"): 3,
+        (row_hashes, "DIGESTS_PER_MESSAGE"): 3,
         (ranges, "DIGESTS_PER_MESSAGE"): 3,
         (ranges, "MESSAGE_BYTES_MAX"): 2,
         (exchange, "CELLS_PER_MESSAGE"): 2,

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from source_agent.engines import rows
-from source_agent.methods import groups, identification
+from source_agent.methods import groups, row_hashes
 from source_agent.methods.comparison import Comparison, Tally
 from tests.harness.exchange_pair import (
     COMPOSITE,
@@ -454,7 +454,7 @@ def test_a_source_without_room_for_hashes_ships_units_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups, "GROUP_HASHES_MAX", 3)
-    monkeypatch.setattr(identification, "DIGESTS_PER_MESSAGE", 1)
+    monkeypatch.setattr(row_hashes, "DIGESTS_PER_MESSAGE", 1)
     theirs: Any = [(k, "changed" if k % 9 == 0 else a, b) for k, a, b in OURS]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "erp.db"

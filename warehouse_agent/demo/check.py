@@ -18,7 +18,7 @@ from warehouse_agent.demo.source import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RowComparison:
     """Rows on both sides, and whether they are the same rows."""
 
     published: int
@@ -34,10 +34,10 @@ def published(path: Path, table: Table) -> pa.Table:
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
-def compare(published: pa.Table, source: pa.Table) -> Comparison:
+def compare(published: pa.Table, source: pa.Table) -> RowComparison:
     """Both as multisets of rows."""
     order = [(name, "ascending") for name in published.column_names]
     equal = published.num_rows == source.num_rows and published.sort_by(order).equals(
         source.sort_by(order)
     )
-    return Comparison(published.num_rows, source.num_rows, equal)
+    return RowComparison(published.num_rows, source.num_rows, equal)

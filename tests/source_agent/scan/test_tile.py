@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from source_agent.engines.interface import Relation
 from source_agent.methods.comparison import Comparison, Tally
-from source_agent.scan import held_rows, tile
+from source_agent.scan import batches, tile
 from source_agent.server.service import start
 from tests.harness import exchange_pair
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening
@@ -40,7 +40,7 @@ from warehouse_agent.planning.choice import Method
 LIMITS: dict[str, dict[tuple[Any, str], object]] = {
     "as it is": {},
     "read again": {(tile, "TILE_HELD_BYTES"): 0},
-    "nothing held": {(tile, "TILE_HELD_BYTES"): 0, (held_rows, "ROWS_HELD_BYTES"): 0},
+    "nothing held": {(tile, "TILE_HELD_BYTES"): 0, (batches, "ROWS_HELD_BYTES"): 0},
 }
 POSITIONS = st.integers(-45, 45) | st.integers(POSITION_MIN, POSITION_MAX)
 

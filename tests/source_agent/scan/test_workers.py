@@ -40,10 +40,10 @@ from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, 
 from source_agent.engines.registry import connect
 from source_agent.scan import workers
 from source_agent.scan.accumulators import Hashed, RangeTotals, SketchCells
-from source_agent.scan.held_rows import Batch
+from source_agent.scan.batches import Batch
 from source_agent.scan.reader import Reader, Tally
-from source_agent.scan.worker_process import Done, Failed, Job, Read
-from source_agent.scan.workers import Crew, Process, Sharing
+from source_agent.scan.worker_process import Done, Failed, Read, ScanJob
+from source_agent.scan.workers import SharedScan, WorkerPool, WorkerProcess
 from source_agent.server.service import start
 from tests.harness.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
 from tests.harness.legacies import OfPostgreSQL
@@ -144,8 +144,8 @@ def pg(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfPo
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(2)
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool(2)
     yield made
     made.close()
 
@@ -166,7 +166,7 @@ def session_of(pg: OfPostgreSQL, limits: Limits | None = None) -> Iterator[Sessi
 
 def scanned(
     session: Session,
-    crew: Crew | None,
+    pool: WorkerPool | None,
     relation: Relation = ITEMS,
     wrap: Callable[[Split], Any] = lambda split: split,
 ) -> tuple[Filled, Tally]:
@@ -182,7 +182,7 @@ def scanned(
 
     reader.split = wrapped  # type: ignore[method-assign]
     filled = Filled(uniform(64))
-    workers.fill(reader, filled.both, crew)
+    workers.fill(reader, filled.both, pool)
     return filled, tally
 
 
@@ -210,17 +210,17 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("rows", [0, 1, 100, 5000])
 def test_a_shared_scan_is_the_scan(
-    pg: OfPostgreSQL, crew: Crew, rows: int, caplog: pytest.LogCaptureFixture
+    pg: OfPostgreSQL, pool: WorkerPool, rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill_items(pg, rows)
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
         assert alone.sums.total.count == rows
         for _ in range(3):  # the same processes again
-            found, tally = scanned(session, crew)
+            found, tally = scanned(session, pool)
             assert_equal(found, alone)
             assert (tally.scans, tally.rows_read) == (1, rows)
-        assert bool(crew._idle) == (rows == 5000), "two parts each were given to them at once"
+        assert bool(pool._idle) == (rows == 5000), "two parts each were given to them at once"
     assert "lost" not in caplog.text
     until(lambda: others(pg) == 0, "a connection is left")
 
@@ -243,7 +243,7 @@ EDIT_SQL = {
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=st.lists(EDITS, max_size=8), step=st.integers(1, 9))
 def test_whatever_was_done_to_the_table(
-    pg: OfPostgreSQL, crew: Crew, edits: list[tuple[str, int, int]], step: int
+    pg: OfPostgreSQL, pool: WorkerPool, edits: list[tuple[str, int, int]], step: int
 ) -> None:
     """Holes, dead and moved rows, empty blocks at the end: what SQL reads is what is added up."""
     pg.run("DROP TABLE IF EXISTS items")
@@ -253,16 +253,16 @@ def test_whatever_was_done_to_the_table(
         for number, (kind, one, two) in enumerate(edits):
             pg.run(EDIT_SQL[kind].format(one, two))
             if number == len(edits) // 2:
-                assert_equal(scanned(session, crew)[0], scanned(session, None)[0])
+                assert_equal(scanned(session, pool)[0], scanned(session, None)[0])
     with session_of(pg) as session, pg.server.superuser(pg.database) as connection:
-        found, tally = scanned(session, crew)
+        found, tally = scanned(session, pool)
         rows = connection.execute("SELECT count(*) FROM items").fetchone()
         assert rows is not None
         assert tally.rows_read == found.sums.total.count == rows[0]
         assert_equal(found, scanned(session, None)[0])
 
 
-def test_writers_change_nothing_of_a_snapshot(pg: OfPostgreSQL, crew: Crew) -> None:
+def test_writers_change_nothing_of_a_snapshot(pg: OfPostgreSQL, pool: WorkerPool) -> None:
     fill_items(pg, 8000)
     stop = threading.Event()
 
@@ -287,7 +287,7 @@ def test_writers_change_nothing_of_a_snapshot(pg: OfPostgreSQL, crew: Crew) -> N
         writer.start()
         try:
             for _ in range(4):
-                found, _ = scanned(session, crew)
+                found, _ = scanned(session, pool)
                 assert_equal(found, alone)
         finally:
             stop.set()
@@ -312,7 +312,7 @@ def test_writers_change_nothing_of_a_snapshot(pg: OfPostgreSQL, crew: Crew) -> N
     ids=["heirs", "partitions", "view", "row security"],
 )
 def test_what_has_no_places_of_its_own_is_read_by_one(
-    pg: OfPostgreSQL, crew: Crew, statements: tuple[str, ...]
+    pg: OfPostgreSQL, pool: WorkerPool, statements: tuple[str, ...]
 ) -> None:
     fill_items(pg, 2000)
     with session_of(pg) as session:
@@ -320,9 +320,9 @@ def test_what_has_no_places_of_its_own_is_read_by_one(
     pg.run(*statements)
     with session_of(pg) as session:
         assert session.split(session.describe(ITEMS)) is None
-        found, _ = scanned(session, crew)
+        found, _ = scanned(session, pool)
         assert found.sums.total.count in {2000, 4000}
-    assert not crew._idle
+    assert not pool._idle
 
 
 def test_conditions_and_queries_are_read_by_one(pg: OfPostgreSQL) -> None:
@@ -400,14 +400,14 @@ def test_a_reader_cannot_write(pg: OfPostgreSQL) -> None:
 # A reader process, spoken to by hand
 
 
-def job_of(session: Session, relation: Relation = ITEMS) -> Job:
+def job_of(session: Session, relation: Relation = ITEMS) -> ScanJob:
     shape = session.describe(relation)
     split = session.split(shape)
     assert split is not None
-    return Job(split.join, shape, FRAGMENT_KEY, SALT)
+    return ScanJob(split.join, shape, FRAGMENT_KEY, SALT)
 
 
-def of_a_part(reader: Process) -> tuple[list[Hashed], Read]:
+def of_a_part(reader: WorkerProcess) -> tuple[list[Hashed], Read]:
     """What a reader says of its next part."""
     found = []
     while not isinstance(said := reader.pipe.recv(), Read):
@@ -417,8 +417,8 @@ def of_a_part(reader: Process) -> tuple[list[Hashed], Read]:
 
 
 @contextmanager
-def process() -> Iterator[Process]:
-    made = Process()
+def process() -> Iterator[WorkerProcess]:
+    made = WorkerProcess()
     try:
         yield made
     finally:
@@ -439,10 +439,10 @@ def test_null_keys_come_back_with_their_samples(pg: OfPostgreSQL) -> None:
         assert isinstance(said, Failed)
         assert isinstance(said.error, errors.NullKey)
         assert said.error.details["sample 1"] == "id=NULL"
-        crew = Crew(1)
+        pool = WorkerPool(1)
         with pytest.raises(errors.NullKey):
-            scanned(session, crew)
-        crew.close()
+            scanned(session, pool)
+        pool.close()
     until(lambda: others(pg) == 0, "a connection is left")
 
 
@@ -485,21 +485,21 @@ def test_a_reader_ignores_signals_and_ends_with_its_pipe(pg: OfPostgreSQL) -> No
 
 def test_a_killed_reader_costs_nothing_but_time(pg: OfPostgreSQL) -> None:
     fill_items(pg, 5000)
-    crew = Crew(1)
+    pool = WorkerPool(1)
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
-        scanned(session, crew)
-        (reader,) = crew._idle
+        scanned(session, pool)
+        (reader,) = pool._idle
 
         def kill() -> None:
             os.kill(reader.pid, signal.SIGKILL)
 
-        found, tally = scanned(session, crew, wrap=lambda split: Killing(split, kill))
+        found, tally = scanned(session, pool, wrap=lambda split: Killing(split, kill))
         assert_equal(found, alone)
         assert 5000 <= tally.rows_read < 6000, "what it had read to the end is not read again"
-        assert not crew._idle
-        assert_equal(scanned(session, crew)[0], alone)  # with a new one
-    crew.close()
+        assert not pool._idle
+        assert_equal(scanned(session, pool)[0], alone)  # with a new one
+    pool.close()
     until(lambda: others(pg) == 0, "a connection is left")
 
 
@@ -513,11 +513,11 @@ def test_what_came_of_a_part_without_its_end_does_not_count(
         "INSERT INTO items SELECT g, 'n' || g FROM generate_series(1, 100000) g",
         "ANALYZE items",
     )
-    crew = Crew(1)
+    pool = WorkerPool(1)
     came: list[int] = []
-    take = Sharing._take
+    take = SharedScan._take
 
-    def spy(self: Sharing, process: Process, said: object) -> None:
+    def spy(self: SharedScan, process: WorkerProcess, said: object) -> None:
         take(self, process, said)
         if isinstance(said, Hashed):
             came.append(len(said.positions))  # some more may be on the way
@@ -526,12 +526,12 @@ def test_what_came_of_a_part_without_its_end_does_not_count(
 
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
-        monkeypatch.setattr(Sharing, "_take", spy)
-        found, tally = scanned(session, crew)
+        monkeypatch.setattr(SharedScan, "_take", spy)
+        found, tally = scanned(session, pool)
     assert_equal(found, alone)
     assert 0 < sum(came) < 20_000, "the part did not come to its end"
     assert tally.rows_read == 100_000 + sum(came)
-    assert not crew._idle
+    assert not pool._idle
 
 
 def test_a_reader_says_every_row_of_its_parts_and_then_that_it_is_done(pg: OfPostgreSQL) -> None:
@@ -578,18 +578,18 @@ def test_a_reader_that_cannot_connect_is_done_without(
     login = f"l{pg.database}"
     password = pg.server.create_login(login)
     pg.run(f"GRANT SELECT ON items TO {login}", f"ALTER ROLE {login} CONNECTION LIMIT 1")
-    crew = Crew(1)
+    pool = WorkerPool(1)
     try:
         url = pg.server.tcp_url(login, pg.database)
         with closing(connect(url, password, Limits()).open()) as session:
             shape = session.describe(ITEMS)
             alone = sum(map(len, session.scan(shape)))
-            found, _ = scanned(session, crew, wrap=slowed(0.02))
+            found, _ = scanned(session, pool, wrap=slowed(0.02))
             assert found.sums.total.count == alone == 5000
         assert "too many connections" in caplog.text
         assert password not in caplog.text
     finally:
-        crew.close()
+        pool.close()
         pg.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
 
 
@@ -615,7 +615,7 @@ def test_a_lock_that_others_queue_for_is_not_waited_for_long(
 ) -> None:
     """ALTER TABLE waits for us, a reader waits behind it: we have the lock and read on."""
     fill_items(pg, 5000)
-    crew = Crew(1)
+    pool = WorkerPool(1)
     with session_of(pg, Limits(lock_s=0.5)) as session:
         alone, _ = scanned(session, None)
         with pg.server.superuser(pg.database) as connection:
@@ -626,25 +626,25 @@ def test_a_lock_that_others_queue_for_is_not_waited_for_long(
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             with pg.server.superuser(pg.database) as other:
                 until(lambda: other.execute(waiting).fetchone() == (1,), "it does not wait")
-            found, _ = scanned(session, crew)
+            found, _ = scanned(session, pool)
             session.close()
             alter.join()
     assert_equal(found, alone)
     assert "lock timeout" in caplog.text
-    crew.close()
+    pool.close()
 
 
 def test_a_client_that_leaves_takes_the_readers_along(pg: OfPostgreSQL) -> None:
     fill_items(pg, 5000)
-    crew, stop = Crew(2), threading.Event()
+    pool, stop = WorkerPool(2), threading.Event()
     with session_of(pg) as session:
-        scanned(session, crew)
-        pids = [process.pid for process in crew._idle]
+        scanned(session, pool)
+        pids = [process.pid for process in pool._idle]
         assert len(pids) == 2
         governed = GovernedSession(session, Governor(Budget()), stop)
         with pytest.raises(Stopped):
-            scanned(governed, crew, wrap=lambda split: Killing(split, stop.set))
-        assert not crew._idle
+            scanned(governed, pool, wrap=lambda split: Killing(split, stop.set))
+        assert not pool._idle
         assert all(map(is_gone, pids))
         until(lambda: others(pg) == 1, "a reader's connection is left")
         assert len(list(session.scan(session.describe(ITEMS)))) > 0, "the snapshot is still ours"
@@ -657,11 +657,11 @@ from tests.source_agent.scan.test_workers import *
 postgresql_split.BLOCKS_MIN, postgresql_split.PART_BLOCKS = 0, 4
 class There:
     url = sys.argv[1]
-crew = Crew(1)
+pool = WorkerPool(1)
 with session_of(There) as session:
-    scanned(session, crew)
-    print(crew._idle[0].pid, flush=True)
-    scanned(session, crew, wrap=lambda split: Killing(split, lambda: time.sleep(600)))
+    scanned(session, pool)
+    print(pool._idle[0].pid, flush=True)
+    scanned(session, pool, wrap=lambda split: Killing(split, lambda: time.sleep(600)))
 """
 
 
@@ -678,7 +678,7 @@ def test_a_killed_agent_leaves_neither_process_nor_connection(pg: OfPostgreSQL) 
     until(lambda: others(pg) == 0, "a connection is left")
 
 
-def test_an_heir_in_the_middle_is_not_read(pg: OfPostgreSQL, crew: Crew) -> None:
+def test_an_heir_in_the_middle_is_not_read(pg: OfPostgreSQL, pool: WorkerPool) -> None:
     """A part is a statement, and would see an heir that the parts before it did not."""
     fill_items(pg, 5000)
     pg.run("CREATE TABLE old AS SELECT -id AS id, name FROM items")
@@ -699,7 +699,7 @@ def test_an_heir_in_the_middle_is_not_read(pg: OfPostgreSQL, crew: Crew) -> None
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
         assert alone.sums.total.count == 5000
-        found, _ = scanned(session, crew, wrap=Inheriting)
+        found, _ = scanned(session, pool, wrap=Inheriting)
     assert_equal(found, alone)
     with session_of(pg) as session:
         assert scanned(session, None)[0].sums.total.count == 10_000
@@ -717,7 +717,7 @@ def test_another_snapshot_of_that_name_is_refused(pg: OfPostgreSQL) -> None:
 
 
 def test_a_session_that_waits_for_others_is_not_idle(
-    pg: OfPostgreSQL, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    pg: OfPostgreSQL, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last part takes another process longer than the server lets a session be silent."""
     monkeypatch.setattr(postgresql_split, "KEEP_S", 0.1)
@@ -725,24 +725,24 @@ def test_a_session_that_waits_for_others_is_not_idle(
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
     with session_of(pg, Limits(idle_s=0.5)) as session:
-        hear, left = Sharing._hear, [8]
+        hear, left = SharedScan._hear, [8]
 
-        def slow(self: Sharing, timeout_s: float) -> None:
+        def slow(self: SharedScan, timeout_s: float) -> None:
             if timeout_s and left[0]:  # nothing is left to read here
                 left[0] -= 1
                 time.sleep(0.2)
             else:
                 hear(self, timeout_s)
 
-        monkeypatch.setattr(Sharing, "_hear", slow)
-        assert_equal(scanned(session, crew)[0], alone)
+        monkeypatch.setattr(SharedScan, "_hear", slow)
+        assert_equal(scanned(session, pool)[0], alone)
         assert left == [0]
         assert len(list(session.scan(session.describe(ITEMS)))) > 0
 
 
 def test_what_an_agent_of_another_release_says_ends_a_reader() -> None:
     with process() as reader:
-        reader.pipe.send_bytes(pickle.dumps(Job).replace(b"Job", b"Jab"))
+        reader.pipe.send_bytes(pickle.dumps(ScanJob).replace(b"ScanJob", b"ScanJab"))
         until(lambda: is_gone(reader.pid), "it waits for ever")
     assert reader.exit_code == 0
 
@@ -752,13 +752,13 @@ def test_what_a_reader_of_another_release_says_loses_it(
 ) -> None:
     fill_items(pg, 5000)
     monkeypatch.setattr(workers, "_PROGRAM", workers._PROGRAM.replace("import main;", STRANGER))
-    crew = Crew(1)
+    pool = WorkerPool(1)
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
-        assert_equal(scanned(session, crew)[0], alone)
+        assert_equal(scanned(session, pool)[0], alone)
     assert "was lost (Can't get attribute 'Newer'" in caplog.text
-    assert not crew._idle
-    crew.close()
+    assert not pool._idle
+    pool.close()
 
 
 STRANGER = (
@@ -771,30 +771,30 @@ STRANGER = (
 # Within the agent
 
 
-def test_every_row_is_within_the_budget(pg: OfPostgreSQL, crew: Crew) -> None:
+def test_every_row_is_within_the_budget(pg: OfPostgreSQL, pool: WorkerPool) -> None:
     fill_items(pg, 5000)
     governor = Governor(Budget(rows_per_second=1e6))
     noted: list[int] = []
     governor.wait_rows = lambda rows, stop: noted.append(rows)  # type: ignore[method-assign]
     with session_of(pg) as session:
         governed = GovernedSession(session, governor, threading.Event())
-        scanned(governed, crew)
+        scanned(governed, pool)
     assert sum(noted) == 5000
     assert postgresql_split.cut(10_000, rows_per_block=100.0, rows_max=250) == Cut(5000, 2)
     assert postgresql_split.cut(10_000, rows_per_block=None, rows_max=250) == Cut(5000, 2)
 
 
 def test_two_scans_share_one_crew(pg: OfPostgreSQL) -> None:
-    crew = Crew(1)
-    with crew.lent(4) as first, crew.lent(4) as second:
+    pool = WorkerPool(1)
+    with pool.lent(4) as first, pool.lent(4) as second:
         assert (len(first), len(second)) == (1, 0)
         fill_items(pg, 5000)
-        with session_of(pg) as session:  # reads alone, and as it would without a crew
-            never = scanned(session, crew, wrap=lambda split: None)
-            assert_equal(scanned(session, crew)[0], never[0])
-    with crew.lent(4) as again:
+        with session_of(pg) as session:  # reads alone, and as it would without a pool
+            never = scanned(session, pool, wrap=lambda split: None)
+            assert_equal(scanned(session, pool)[0], never[0])
+    with pool.lent(4) as again:
         assert len(again) == 1
-    crew.close()
+    pool.close()
 
 
 def test_an_exchange_with_readers(pg: OfPostgreSQL, tmp_path: Path) -> None:
@@ -817,10 +817,10 @@ def test_an_exchange_with_readers(pg: OfPostgreSQL, tmp_path: Path) -> None:
                 finished = peer.until("finished")[-1].finished
                 assert finished.equal
                 assert (finished.scans, finished.rows_read) == (1, 5000)
-            assert len(governor.crew._idle) == 1
+            assert len(governor.pool._idle) == 1
     finally:
         server.stop()
-    assert not governor.crew._idle
+    assert not governor.pool._idle
     audited = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(a["outcome"], a["rows_read"], a["scans"]) for a in audited] == [("equal", 5000, 1)] * 2
 

@@ -21,7 +21,7 @@ from driftline.wire_pb2_grpc import SourceStub
 from source_agent.budgets.budget import Governor
 from source_agent.cli.enroll import enroll
 from source_agent.config import Budget, SourceConfig
-from source_agent.scan.workers import Crew
+from source_agent.scan.workers import WorkerPool
 from source_agent.server.service import start
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening
 from tests.harness.pair import SourceProcess, environment
@@ -30,7 +30,7 @@ from tests.source_agent.server.test_service import RECIPE, ROWS, independent_tot
 LOOK_S_MAX = 20.0
 # The command as it is run, which says when its part of the process begins.
 STARTS = """import signal, sys
-from source_agent import cli
+from source_agent.cli import main as cli
 ignore = signal.signal
 def signal_(number, action):
     before = ignore(number, action)
@@ -189,7 +189,7 @@ def test_signals_from_the_start_on_end_nothing(tmp_path: Path) -> None:
     """Those that come before the agent listens are taken when it does."""
     make_orders(tmp_path / "erp.db", ROWS)
     config = configuration(tmp_path, tmp_path / "erp.db", certs=None)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as executor:
         over = threading.Event()
         starting = subprocess.Popen(
             [sys.executable, "-c", STARTS, str(config.path)],
@@ -205,7 +205,7 @@ def test_signals_from_the_start_on_end_nothing(tmp_path: Path) -> None:
             while not over.wait(0.005):
                 starting.send_signal(signal.SIGHUP)
 
-        sending = pool.submit(signals)
+        sending = executor.submit(signals)
         line = starting.stdout.readline()
         over.set()
         sending.result()
@@ -217,18 +217,18 @@ def test_signals_from_the_start_on_end_nothing(tmp_path: Path) -> None:
 
 def test_fewer_readers_are_kept_once_there_are_fewer_places() -> None:
     governor = Governor(Budget(readers=3))
-    assert governor.crew.size == 2
+    assert governor.pool.size == 2
     governor.adopt(Budget(readers=1, rows_per_second=5.0))
-    assert (governor.crew.size, governor.budget.rows_per_second) == (0, 5.0)
-    crew = Crew(2)
+    assert (governor.pool.size, governor.budget.rows_per_second) == (0, 5.0)
+    pool = WorkerPool(2)
     try:
-        with crew.lent(2) as first:
+        with pool.lent(2) as first:
             assert len(first) == 2
-            crew.resize(1)
-            with crew.lent(2) as second:
+            pool.resize(1)
+            with pool.lent(2) as second:
                 assert second == [], "both are taken, which is more than there may be"
             kept = first[0].pid
-        with crew.lent(2) as third:
+        with pool.lent(2) as third:
             assert [process.pid for process in third] == [kept]
     finally:
-        crew.close()
+        pool.close()

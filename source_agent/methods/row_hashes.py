@@ -15,9 +15,9 @@ from driftline.columns import Block
 from driftline.errors import LimitExceeded
 from driftline.limits import DIGESTS_PER_MESSAGE
 
-from source_agent.scan.frames_out import Shipper
-from source_agent.scan.held_rows import Identified, up_to
+from source_agent.scan.batches import Identified, up_to
 from source_agent.scan.reader import Reader
+from source_agent.scan.shipper import Shipper
 
 
 def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:

@@ -10,7 +10,7 @@ from driftline.fingerprints import hasher
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.scan.held_rows import Batch
+from source_agent.scan.batches import Batch
 
 KEY, SALT = bytes(range(32)), Salt(3, 5)
 

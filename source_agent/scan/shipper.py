@@ -21,7 +21,7 @@ from driftline.limits import (
 )
 from driftline.types import Recipe
 
-from source_agent.scan.held_rows import Batch
+from source_agent.scan.batches import Batch
 
 _ENVELOPE_BYTES = 64  # of the message around a frame
 _RATIO_FIRST = 2.0  # before anything was compressed
