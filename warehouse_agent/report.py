@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from driftline.types import Recipe
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
-FAILED_NAMED_MAX = 10  # fragments, in the line at the end
 
 _log = logging.getLogger("driftline")
 
@@ -68,10 +67,6 @@ class Report:
     resumed_at: int | None = None  # tiles that earlier commands had finished
     error: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
-        # Called with the name of each phase as it begins. No field: nobody reads it of a report.
-        self.entered: Callable[[str], None] = lambda _name: None
-
     @property
     def rows_changed(self) -> int:
         return self.rows_inserted + self.rows_updated + self.rows_deleted
@@ -107,7 +102,6 @@ class Report:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the seconds spent inside to a phase; those of a phase within it are that one's."""
-        self.entered(name)
         start, others = time.monotonic(), sum(self.seconds.values())
         try:
             yield
@@ -115,20 +109,6 @@ class Report:
             within = sum(self.seconds.values()) - others
             spent = self.seconds.get(name, 0.0) + time.monotonic() - start - within
             self.seconds[name] = round(spent, 3)
-
-
-def total_of(reports: Sequence[Report], seconds: float) -> str:
-    """Return one line about all fragments of a refresh that took so many seconds, for a person."""
-    failed = [report.name for report in reports if report.error is not None]
-    changed = sum(report.rows_changed for report in reports if report.error is None)
-    moved = sum(report.bytes_sent + report.bytes_received for report in reports)
-    names = ", ".join(failed[:FAILED_NAMED_MAX])
-    more = ", …" if len(failed) > FAILED_NAMED_MAX else ""
-    return (
-        f"{counted(len(reports), 'fragment')} in {seconds:,.1f} s: {counted(changed, 'row')} "
-        f"changed, {counted(moved, 'byte')}, {len(failed) or 'none'} failed"
-        f"{f' ({names}{more})' if failed else ''}"
-    )
 
 
 def say_error(error: DriftlineError) -> None:

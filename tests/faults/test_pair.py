@@ -42,6 +42,7 @@ from tests.harness.servers import MariaDB, PostgreSQL
 from tests.reference.rows import row_bytes
 from warehouse_agent import config as configure
 from warehouse_agent import read
+from warehouse_agent.events import Event, RefreshCommitted, RefreshRetried, RefreshStarted
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.runs.batch import Runner
@@ -471,15 +472,18 @@ def test_rows_lost_on_their_way(
     edit(pair.legacy)
     pair.fragment_lines["orders"] = 'method = "sketch"'  # a copy would leave nothing of ours
     monkeypatch.setattr(finish, "_apply", losing)
-    notes: list[str] = []
+    events: list[Event] = []
     config = pair.config()
-    runner = Runner(pair.spark, config, note=notes.append, sleep=lambda seconds: None)
+    runner = Runner(pair.spark, config, (events.append,), sleep=lambda seconds: None)
     (report,) = runner.refresh(configure.select(config, ["orders"], False), Options())
     assert (report.error, report.version, report.attempts) == (None, 1, 2)
     (before,) = report.retried
     assert before["code"] == "PROOF"
     assert cause in before["details"]["cause"]
-    assert cause in notes[0]
+    (retried,) = [event for event in events if isinstance(event, RefreshRetried)]
+    assert cause in retried.text
+    assert [e.attempt for e in events if isinstance(e, RefreshStarted)] == [1, 2]
+    assert events[-1] == RefreshCommitted(report), "the events of both attempts, then the end"
     assert len(calls) == 2
     pair.check("orders")
 

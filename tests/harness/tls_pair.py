@@ -20,6 +20,7 @@ from source_agent.server.service import start
 from tests.harness.legacy import Legacy
 from tests.harness.pair import Pair
 from warehouse_agent import config as configure
+from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
@@ -106,10 +107,15 @@ class TlsPair(Pair):
         """Refresh with one retry and no waiting; it must meet an error."""
         config = self.config()
         notes: list[str] = []
+
+        def note_retries(event: Event) -> None:
+            if isinstance(event, RefreshRetried):
+                notes.append(event.text)
+
         runner = Runner(
             Deferred({}, [self.spark]),  # as the command has it, but for the seconds of its start
             config,
-            note=notes.append,
+            (note_retries,),
             attempts=ATTEMPTS,
             sleep=lambda seconds: self.between(),
         )

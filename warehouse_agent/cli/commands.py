@@ -10,8 +10,7 @@ import json
 import logging
 import secrets
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from driftline.digests import Salt
 from driftline.errors import SourceUnreachable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 
+from warehouse_agent.cli.answers import Answers
 from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
@@ -26,7 +26,7 @@ from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, verified
 from warehouse_agent.config import Fragment, WarehouseConfig, select
 from warehouse_agent.refresh.whole import Options
-from warehouse_agent.report import Report, counted, total_of, utc_now
+from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
@@ -54,21 +54,10 @@ def _refresh(
     *,
     as_json: bool,
 ) -> list[int]:
-    began, reports = time.monotonic(), []
-    errors: dict[tuple[str, ...], str] = {}
     with Display(len(chosen)) as display:
-        runner = Runner(spark, config, display, display.note, display.step)
-        for report in runner.refresh(chosen, options):
-            reports.append(report)
-            display.done(report.name)
-            if as_json:
-                display.answer(report.to_json())
-            if report.error is not None:
-                _say_failed(report, errors, display.note)
-            elif not as_json:
-                display.answer(_said(report))
-        if len(chosen) > 1:
-            display.note(total_of(reports, time.monotonic() - began))
+        answers = Answers(display, as_json=as_json)
+        reports = Runner(spark, config, (display, answers)).refresh(chosen, options)
+        answers.end()
     return [_code(report) for report in reports]
 
 
@@ -221,51 +210,3 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
 
 def _code(report: Report) -> int:
     return int(report.error["exit_code"]) if report.error else 0
-
-
-def _say_failed(
-    report: Report, before: dict[tuple[str, ...], str], note: Callable[[str], None]
-) -> None:
-    """Say why a fragment was not refreshed, for a person. `before`: errors that were said already,
-    with the fragment that they were said of."""
-    e = report.error
-    assert e is not None
-    error = (e["code"], e["where"], e["message"])
-    if (first := before.setdefault(error, report.name)) != report.name:
-        note(f"error {e['code']}: {report.name}: same cause as {first}.")
-        return
-    where = e["where"] if e["where"].startswith(report.name) else f"{report.name}: {e['where']}"
-    retry = " Safe to run again." if e["safe_to_retry"] else ""
-    note(f"error {e['code']}: {where}: {e['message']} {e['remedy']}{retry}".rstrip())
-    for name, text in e["details"].items():
-        note(f"  {name}: {text}")
-
-
-def _said(report: Report) -> str:
-    """Return what a refresh did, for a person."""
-    moved = (
-        f"{counted(report.bytes_sent + report.bytes_received, 'byte')}, "
-        f"{counted(report.round_trips, 'round trip')}"
-    )
-    if report.tiles is not None:
-        after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
-        moved = f"{counted(report.tiles, 'tile')}{after}, {moved}"
-    seconds = sum(report.seconds.values())
-    # Of a part only what was compared is equal.
-    compared = ""
-    if report.proof == "part" and report.rows_left is not None:
-        compared = f", {counted(report.rows_left, 'row')} not compared"
-    if report.repaired_files:
-        lost = counted(report.repaired_files, "lost file")
-        compared += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
-    if report.version == report.previous_version:
-        return (
-            f"{report.name}: nothing changed, version {report.version} is equal to the source "
-            f"as of {report.as_of}{compared} ({moved}, {seconds:.1f} s)"
-        )
-    assert report.rows_total is not None
-    return (
-        f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
-        f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
-        f"proven equal as of {report.as_of}{compared} ({report.method}, {moved}, {seconds:.1f} s)"
-    )

@@ -15,11 +15,18 @@ import sys
 import time
 from types import TracebackType
 
-from driftline import wire_pb2 as pb
 from driftline.peer_text import one_line
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from warehouse_agent.events import (
+    Event,
+    PhaseStarted,
+    RefreshCommitted,
+    RefreshFailed,
+    RefreshRetried,
+    RowsRead,
+)
 from warehouse_agent.report import counted
 
 LINE_EVERY_S = 10.0
@@ -80,25 +87,28 @@ class Display:
         print(text, flush=True)
         self._progress.start()
 
-    def step(self, name: str, step: str) -> None:
-        """A step of a fragment's refresh begins; what is none of STEPS is part of another."""
-        if step in STEPS:
-            self._show(name, step, step)
+    def __call__(self, event: Event) -> None:
+        """Show an event. A phase that is none of STEPS lies within a step and is not shown."""
+        match event:
+            case PhaseStarted(name, phase) if phase in STEPS:
+                self._show(name, phase, phase)
+            case RowsRead(name, phase):
+                step = self._step if name == self._name else "exchange"
+                self._show(name, step, one_line(phase, PHASE_CHARACTERS_MAX), event)
+            case RefreshRetried():
+                self.note(event.text)
+            case RefreshCommitted(report) | RefreshFailed(report):
+                self._finish(report.name)
 
-    def done(self, name: str) -> None:
-        """A fragment is finished, well or not."""
+    def _finish(self, name: str) -> None:
+        """Count a fragment as done, well or not, and remove its bar."""
         self._done += 1
         self._began.pop(name, None)
         if self._progress is not None and self._bar is not None:
             self._progress.remove_task(self._bar)
             self._bar = None
 
-    def __call__(self, name: str, progress: pb.Progress) -> None:
-        """Progress of one fragment, as the source tells it."""
-        step = self._step if name == self._name else "exchange"
-        self._show(name, step, one_line(progress.phase, PHASE_CHARACTERS_MAX), progress)
-
-    def _show(self, name: str, step: str, phase: str, rows: pb.Progress | None = None) -> None:
+    def _show(self, name: str, step: str, phase: str, rows: RowsRead | None = None) -> None:
         now = time.monotonic()
         self._began.setdefault(name, now)
         is_new = (name, step, phase) != (self._name, self._step, self._phase)
@@ -119,7 +129,7 @@ class Display:
         return f"{before}{self._name}: {self._phase}{which}"
 
     def _draw(
-        self, progress: Progress, rows: pb.Progress | None, amount: str, *, is_new: bool
+        self, progress: Progress, rows: RowsRead | None, amount: str, *, is_new: bool
     ) -> None:
         """The bar: of rows, or, where none are counted, one that moves."""
         total = float(rows.rows_expected) or None if rows is not None else None
@@ -132,7 +142,7 @@ class Display:
         progress.update(self._bar, total=total, completed=completed, amount=amount, refresh=is_new)
 
 
-def _amount(rows: pb.Progress, seconds: float) -> str:
+def _amount(rows: RowsRead, seconds: float) -> str:
     """Rows, of how many, how fast, and how long the others will take."""
     expected = f" of about {rows.rows_expected:,}" if rows.rows_expected else ""
     text = f"{rows.rows:,}{expected} rows" if expected else counted(rows.rows, "row")

@@ -19,6 +19,7 @@ from typing import Any
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.config import Require, Source
+from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
@@ -61,6 +62,19 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
 def note_checked(version: int, found: Checked) -> dict[str, object]:
     """The note that `checked` finds."""
     return {CHECKED: {"version": version, **asdict(found)}}
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """A listener that appends each finished report to its fragment's history of runs."""
+
+    store: Store
+
+    def __call__(self, event: Event) -> None:
+        """Append the report of a fragment that is done; raise WarehouseUnavailable."""
+        if isinstance(event, RefreshCommitted | RefreshFailed):
+            line, name = event.report.to_json(), event.report.name
+            self.store.append_line(line, PRIVATE, "runs", f"{name}.jsonl")
 
 
 def runs(store: Store, name: str) -> list[Run]:

@@ -63,14 +63,14 @@ def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
         return
     withheld.shrunk(job, p, out)
     withheld.inconsistent(job, out)
-    with report.phase("apply"):
+    with job.phase("apply"):
         applied = _apply(job, p, out, staged)
     # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
     with ThreadPoolExecutor(1) as beside:
         changes = beside.submit(_changes, job, p, applied)
-        with report.phase("prove"):
+        with job.phase("prove"):
             _prove(job, p, out, applied)
-        with report.phase("publish"):
+        with job.phase("publish"):
             _publish(job, p, out, applied, changes.result())
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from driftline import wire_pb2 as pb
 from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
+from warehouse_agent.events import Listener, PhaseStarted, RowsRead
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import delta_log
@@ -50,6 +53,7 @@ class Job:
     fragment: Fragment
     options: Options
     report: Report
+    emit: Listener = lambda _event: None
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
@@ -65,6 +69,17 @@ class Job:
     @property
     def staging(self) -> stage.Staging:
         return stage.Staging(self.store, self.name)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Emit that a phase begins; add the seconds spent inside to the report."""
+        self.emit(PhaseStarted(self.name, name))
+        with self.report.phase(name):
+            yield
+
+    def rows_read(self, progress: pb.Progress) -> None:
+        """Emit what the source says of its progress."""
+        self.emit(RowsRead(self.name, progress.phase, progress.rows, progress.rows_expected))
 
     def note(self, base: Snapshot | None, layout: Layout) -> dict[str, object]:
         """Of an exchange from this version, in these columns."""

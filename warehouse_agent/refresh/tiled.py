@@ -37,6 +37,7 @@ from driftline.errors import (
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Require
+from warehouse_agent.events import RowsRead
 from warehouse_agent.history import record
 from warehouse_agent.methods.conversation import Conversation, Opening
 from warehouse_agent.planning import tiling
@@ -239,7 +240,7 @@ class Sweep(Refresh):
         )
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> Listing:
-            with job.report.phase("list"):
+            with job.phase("list"):
                 return digests.list_rows(
                     job.spark,
                     base.sound,
@@ -282,7 +283,7 @@ class Sweep(Refresh):
         """Progress of a tile, as that of what this attempt has to compare."""
         assert self._pass is not None
         rows = self._compared + progress.rows
-        self.progress(pb.Progress(phase="tiles", rows=rows, rows_expected=self._rows_left))
+        self.job.emit(RowsRead(self.job.name, "tiles", rows, self._rows_left))
 
     def _outcome_of_all(self) -> Outcome:
         p = self._pass

@@ -8,12 +8,10 @@ the next attempt builds on (decision 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from driftline import wire_pb2 as pb
 
 from warehouse_agent.methods.conversation import Conversation, Opening, Wire
 from warehouse_agent.refresh import finish, prepare
@@ -25,15 +23,12 @@ from warehouse_agent.tasks.difference import Outcome
 
 __all__ = ["Options", "Refresh"]
 
-Progress = Callable[[pb.Progress], None]
-
 
 @dataclass
 class Refresh:
     """One attempt at a job. Call prepare, exchange and settle in this order."""
 
     job: Job
-    progress: Progress
     _prepared: Prepared | None = None
     _outcome: Outcome | None = None
     _staged: list[str] = field(default_factory=list)
@@ -70,7 +65,7 @@ class Refresh:
         spark = self.job.spark
 
         def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> digests.Listing:
-            with self.job.report.phase("list"):
+            with self.job.phase("list"):
                 return digests.list_rows(
                     spark, p.files, p.layout, p.partition, p.salt, by=by, chosen=chosen
                 )
@@ -78,7 +73,7 @@ class Refresh:
         def list_keys(ks: npt.NDArray[np.uint64]) -> digests.Listing:
             assert p.units is not None
             embedding = p.units.grouped.embedding
-            with self.job.report.phase("list"):
+            with self.job.phase("list"):
                 return digests.list_keys(spark, p.files, p.layout, embedding, p.salt, ks=ks)
 
         conversation = Conversation(
@@ -87,7 +82,7 @@ class Refresh:
             keep=writer.add,
             list_rows=list_rows,
             list_keys=list_keys,
-            progress=self.progress,
+            progress=self.job.rows_read,
         )
         try:
             self._outcome = conversation.run()

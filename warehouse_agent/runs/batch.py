@@ -8,7 +8,8 @@ retried here, with what was staged kept, a few times and ever more patiently.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,7 +28,16 @@ from driftline.errors import (
 from pyspark.sql import SparkSession
 
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
+from warehouse_agent.events import (
+    Event,
+    Listener,
+    RefreshCommitted,
+    RefreshFailed,
+    RefreshRetried,
+    RefreshStarted,
+)
 from warehouse_agent.history import record
+from warehouse_agent.history.record import RunHistory
 from warehouse_agent.refresh import repair, schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.tiled import Sweep
@@ -37,54 +47,75 @@ from warehouse_agent.runs import preflight
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import delta_log
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 ATTEMPTS = 4  # of a refresh that met something retryable
 WAIT_S_MAX = 30.0
 
-Said = Callable[[str, pb.Progress], None]
-Began = Callable[[str, str], None]
-Note = Callable[[str], None]
+_log = logging.getLogger("driftline")
 
 
 @dataclass
 class Runner:
-    """Refreshes fragments of one configuration with one Spark session.
+    """Refresh fragments of one configuration with one Spark session.
 
     With a deferred session, Spark is started only when the source was reached, the lock of a
     fragment is held and its relation was found.
+
+    Each event goes to the history of runs, then to `listeners` in their order. An exception of a
+    listener is logged at debug level and dropped: a refresh does not depend on its listeners. Only
+    BrokenPipeError ends the command, because its answers are not read any more.
     """
 
     spark: SparkSession | Deferred
     config: WarehouseConfig
-    progress: Said = lambda _name, _progress: None
-    note: Note = lambda _text: None
-    step: Began = lambda _name, _phase: None  # a phase of a fragment's report begins
+    listeners: Sequence[Listener] = ()
     sleep: Callable[[float], None] = field(default=tenacity.nap.sleep)
     attempts: int = ATTEMPTS
 
     @property
     def store(self) -> Store:
+        """Return the store of the configured warehouse."""
         return Store(self.config.path)
 
-    def refresh(self, fragments: Sequence[Fragment], options: Options) -> Iterator[Report]:
-        """A report for every fragment, as each is done; failures are in the reports."""
+    def refresh(self, fragments: Sequence[Fragment], options: Options) -> list[Report]:
+        """Refresh fragments; emit the report of each as soon as the fragment is done.
+
+        Returns:
+            A report for every fragment, source by source; failures are in the reports.
+        """
         together: dict[tuple[str, str], list[Fragment]] = {}
         for fragment in fragments:
-            # A pass takes its time, and shares no snapshot: what is none does not wait for it.
+            # A refresh in tiles takes long and shares no snapshot: the others do not wait for it.
             alone = fragment.name if fragment.incremental else ""
             together.setdefault((fragment.source.name, alone), []).append(fragment)
+        reports: list[Report] = []
         for _, group in sorted(together.items(), key=lambda pair: bool(pair[0][1])):
-            yield from self._source(group[0].source, group, options)
+            reports += self._source(group[0].source, group, options)
+        return reports
+
+    def _emit(self, event: Event) -> None:
+        """Pass an event to every listener; the history first, so that it is kept when printed."""
+        listeners: tuple[Listener, ...] = (RunHistory(self.store), *self.listeners)
+        for listener in listeners:
+            try:
+                listener(event)
+            except BrokenPipeError:
+                raise
+            except Exception as problem:
+                _log.debug("a listener failed on %s", type(event).__name__, exc_info=problem)
+
+    def _finished(self, report: Report) -> None:
+        """Emit the last event of a fragment."""
+        self._emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
 
     def _source(
         self, source: Source, fragments: list[Fragment], options: Options
-    ) -> Iterator[Report]:
+    ) -> Iterable[Report]:
+        """Refresh the fragments of one source and return their reports."""
         reports = {f.name: Report(f.name) for f in fragments}
-        for report in reports.values():
-            report.entered = partial(self.step, report.name)
         with contextlib.ExitStack() as locks:
             left = []
             for fragment in fragments:
@@ -92,12 +123,12 @@ class Runner:
                     locks.enter_context(self.store.lock(fragment.name))
                     left.append(fragment)
                 except DriftlineError as locked:
-                    yield self._refused(reports[fragment.name], locked)
+                    self._refused(reports[fragment.name], locked)
             if (error := self._unreachable(source)) is not None:
                 for fragment in left:
                     reports[fragment.name].attempts = 1
-                    yield self._refused(reports[fragment.name], error)
-                return
+                    self._refused(reports[fragment.name], error)
+                return reports.values()
             retrying = tenacity.Retrying(
                 stop=tenacity.stop_after_attempt(self.attempts),
                 wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=WAIT_S_MAX),
@@ -106,10 +137,11 @@ class Runner:
                 retry_error_callback=lambda _state: None,
             )
             for attempt in retrying if left else ():
-                left = yield from self._attempt(source, left, options, reports)
+                left = self._attempt(source, left, options, reports)
                 attempt.retry_state.set_result(left)
             for fragment in left:
-                yield self._kept(reports[fragment.name])
+                self._finished(reports[fragment.name])
+        return reports.values()
 
     def _attempt(
         self,
@@ -117,8 +149,8 @@ class Runner:
         fragments: list[Fragment],
         options: Options,
         reports: dict[str, Report],
-    ) -> Generator[Report, None, list[Fragment]]:
-        """One try at each fragment: a report of each that is done with, as it is.
+    ) -> list[Fragment]:
+        """Try each fragment once; emit the report of each that is done.
 
         Returns:
             The fragments that are worth another try; their reports hold the error.
@@ -127,6 +159,7 @@ class Runner:
         failed: dict[str, DriftlineError] = {}
         for fragment in fragments:
             reports[fragment.name].attempts += 1
+            self._emit(RefreshStarted(fragment.name, reports[fragment.name].attempts))
         try:
             with Link(source) as link:
                 described = self._ask(link, fragments, failed)
@@ -154,8 +187,8 @@ class Runner:
                 if error.is_retryable:
                     again.append(fragment)
                     continue
-            yield self._kept(report)
-        self._note(again, failed, reports)
+            self._finished(report)
+        self._say_retried(again, failed, reports)
         return again
 
     def _unreachable(self, source: Source) -> DriftlineError | None:
@@ -184,21 +217,20 @@ class Runner:
         spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
         return [self._refresh(spark, f, options, reports[f.name]) for f in fragments]
 
-    def _note(
+    def _say_retried(
         self,
         fragments: list[Fragment],
         failed: dict[str, DriftlineError],
         reports: dict[str, Report],
     ) -> None:
-        """Say why fragments are tried again, if they will be; one cause once."""
+        """Emit why fragments are tried again, if they will be; one event for each cause."""
         alike: dict[int, tuple[DriftlineError, list[str]]] = {}
         for fragment in fragments:
             error = failed[fragment.name]
             if reports[fragment.name].attempts < self.attempts:
                 alike.setdefault(id(error), (error, []))[1].append(fragment.name)
         for error, names in alike.values():
-            cause = f" The cause: {error.details['cause']}." if "cause" in error.details else ""
-            self.note(f"{', '.join(names)}: {error.message}{cause} Trying again.")
+            self._emit(RefreshRetried(tuple(names), error))
 
     def _converse(
         self,
@@ -209,7 +241,7 @@ class Runner:
     ) -> None:
         """Prepare all, then exchange all in one stream; a broken stream is opened again."""
         for one in tries:
-            with _catching(one, failed), one.job.report.phase("reduce"):
+            with _catching(one, failed), one.job.phase("reduce"):
                 one.prepare(partial(_describe, link, one, described.get(one.job.name)))
         ready = [one for one in tries if one.job.name not in failed]
         for one in ready:
@@ -225,7 +257,7 @@ class Runner:
 
     def _walk(self, link: Link, one: Sweep, failed: dict[str, DriftlineError]) -> None:
         """Tile by tile, each in a stream of its own."""
-        with _catching(one, failed), one.job.report.phase("exchange"):
+        with _catching(one, failed), one.job.phase("exchange"):
             one.walk(link, self.sleep)
         error = failed.get(one.job.name)
         if isinstance(error, RecipeChanged):
@@ -238,7 +270,7 @@ class Runner:
         for number, one in enumerate(ready):
             sent, received = stream.bytes_sent, stream.bytes_received
             report = one.job.report
-            with _catching(one, failed), report.phase("exchange"):
+            with _catching(one, failed), one.job.phase("exchange"):
                 one.exchange(stream)
             report.bytes_sent += stream.bytes_sent - sent
             report.bytes_received += stream.bytes_received - received
@@ -267,15 +299,14 @@ class Runner:
     def _refresh(
         self, spark: SparkSession, fragment: Fragment, options: Options, report: Report
     ) -> Refresh:
-        job = Job(spark, self.store, fragment, options, report)
-        kind = Refresh if fragment.incremental is None else Sweep
-        return kind(job, lambda progress: self.progress(fragment.name, progress))
+        job = Job(spark, self.store, fragment, options, report, self._emit)
+        return Refresh(job) if fragment.incremental is None else Sweep(job)
 
-    def _refused(self, report: Report, error: DriftlineError) -> Report:
-        """The report of a fragment that was not even begun."""
+    def _refused(self, report: Report, error: DriftlineError) -> None:
+        """Emit the report of a fragment on which no work began."""
         self._published(report)
         report.fail(error)
-        return self._kept(report)
+        self._finished(report)
 
     def _published(self, report: Report) -> None:
         """Note what readers see of a fragment that cannot be worked on."""
@@ -283,12 +314,6 @@ class Runner:
             if (snapshot := delta_log.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
-
-    def _kept(self, report: Report) -> Report:
-        """The report, also written to the fragment's history of runs."""
-        with contextlib.suppress(DriftlineError):
-            self.store.append_line(report.to_json(), PRIVATE, "runs", f"{report.name}.jsonl")
-        return report
 
 
 @contextlib.contextmanager

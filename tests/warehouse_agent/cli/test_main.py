@@ -23,7 +23,7 @@ from source_agent.cli.enroll import enroll
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 from tests.warehouse_agent.storage.test_store import held
-from warehouse_agent.cli import commands, main
+from warehouse_agent.cli import answers, main
 from warehouse_agent.report import Report
 
 REPORT = [
@@ -103,8 +103,8 @@ def run(
 @pytest.mark.parametrize("version", [3, 4])
 def test_of_a_part_it_is_said_what_was_not_compared(version: int) -> None:
     report = Report("orders", version=version, previous_version=3, rows_total=5000, as_of="then")
-    assert "not compared" not in commands._said(report)
-    said = commands._said(replace(report, proof="part", rows_left=1234))
+    assert "not compared" not in answers.text_of(report)
+    said = answers.text_of(replace(report, proof="part", rows_left=1234))
     assert "as of then, 1,234 rows not compared (" in said
 
 

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from driftline import wire_pb2 as pb
 from driftline.errors import Locked
 
 from warehouse_agent.cli import progress
+from warehouse_agent.cli.answers import total_of
 from warehouse_agent.cli.progress import STEPS, Display
-from warehouse_agent.report import Report, total_of
+from warehouse_agent.events import PhaseStarted, RefreshCommitted, RefreshRetried, RowsRead
+from warehouse_agent.report import Report
 
 LONG = '{"name": "orders", "note": "' + "[red]x[/red] " * 40 + '"}'
 
@@ -57,16 +58,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 def refresh(display: Display) -> None:
     """What a refresh of two fragments shows."""
-    display.step("orders", "reduce")
-    display.step("orders", "exchange")
-    display("orders", pb.Progress(phase="scan", rows=500, rows_expected=1000))
-    display.step("orders", "list")
+    display(PhaseStarted("orders", "reduce"))
+    display(PhaseStarted("orders", "exchange"))
+    display(RowsRead("orders", "scan", 500, 1000))
+    display(PhaseStarted("orders", "list"))
     for step in STEPS[2:]:
-        display.step("orders", step)
-    display.done("orders")
+        display(PhaseStarted("orders", step))
+    display(RefreshCommitted(Report("orders")))
     display.answer(LONG)
-    display.note("items: not now. Trying again.")
-    display.step("items", "reduce")
+    display(RefreshRetried(("items",), Locked("not now.")))
+    display(PhaseStarted("items", "reduce"))
 
 
 def test_a_terminal_shows_every_step(
@@ -105,9 +106,9 @@ def test_a_source_cannot_paint_the_terminal(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
     with Display() as display:
-        display.step("orders", "exchange")
-        display("orders", pb.Progress(phase="\x1b]0;owned\x07", rows=5))
-        display("orders", pb.Progress(phase="scan" * 100, rows=6))
+        display(PhaseStarted("orders", "exchange"))
+        display(RowsRead("orders", "\x1b]0;owned\x07", 5, 0))
+        display(RowsRead("orders", "scan" * 100, 6, 0))
     said = terminal.said()
     assert "\x1b]0;" not in said
     assert "\x07" not in said
@@ -142,7 +143,7 @@ def test_a_dumb_terminal_gets_plain_lines(
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setenv("TERM", "dumb")
     with Display() as display:
-        display.step("orders", "apply")
+        display(PhaseStarted("orders", "apply"))
         display.note("done")
     assert terminal.said() == "done\r\n"
 

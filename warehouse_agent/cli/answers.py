@@ -1,0 +1,122 @@
+"""The answers of `refresh`: a line for each fragment as soon as it is done, and one for all.
+
+A listener. Answers go to stdout: JSON for jobs or text for people. Errors and the line about all
+fragments go to stderr. Both are printed through the display, above its bar.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from warehouse_agent.cli.progress import Display
+from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
+from warehouse_agent.report import Report, counted
+
+FAILED_NAMED_MAX = 10  # fragments, in the line at the end
+
+
+class Answers:
+    """Prints the report of each fragment. Call `end` when all fragments are done."""
+
+    def __init__(self, display: Display, *, as_json: bool) -> None:
+        """Print through `display`; `as_json`: one JSON object a line instead of text."""
+        self._display, self._as_json = display, as_json
+        self._began = time.monotonic()
+        self._reports: list[Report] = []
+        self._explained: dict[tuple[str, ...], str] = {}  # errors; the fragment that was first
+        self._lost: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Print the report of a fragment that is done; keep what prevents it for `end`.
+
+        Raises:
+            BrokenPipeError: nobody reads the answers any more.
+        """
+        if not isinstance(event, RefreshCommitted | RefreshFailed):
+            return
+        self._reports.append(event.report)
+        try:
+            self._print(event.report)
+        except BrokenPipeError:
+            raise
+        except Exception as lost:  # such as a full disk; the other fragments have their turn
+            self._lost = self._lost or lost
+
+    def end(self) -> None:
+        """Print a line about all fragments if there are several.
+
+        Raises:
+            Exception: an answer could not be printed.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if len(self._reports) > 1:
+            self._display.note(total_of(self._reports, time.monotonic() - self._began))
+
+    def _print(self, report: Report) -> None:
+        if self._as_json:
+            self._display.answer(report.to_json())
+        if report.error is not None:
+            self._explain(report)
+        elif not self._as_json:
+            self._display.answer(text_of(report))
+
+    def _explain(self, report: Report) -> None:
+        """Print why a fragment was not refreshed; an error that was printed before by name only."""
+        e = report.error
+        assert e is not None
+        error = (e["code"], e["where"], e["message"])
+        note = self._display.note
+        if (first := self._explained.setdefault(error, report.name)) != report.name:
+            note(f"error {e['code']}: {report.name}: same cause as {first}.")
+            return
+        where = e["where"] if e["where"].startswith(report.name) else f"{report.name}: {e['where']}"
+        retry = " Safe to run again." if e["safe_to_retry"] else ""
+        note(f"error {e['code']}: {where}: {e['message']} {e['remedy']}{retry}".rstrip())
+        for name, text in e["details"].items():
+            note(f"  {name}: {text}")
+
+
+def total_of(reports: Sequence[Report], seconds: float) -> str:
+    """Return one line for a person about all fragments of a refresh that took `seconds`."""
+    failed = [report.name for report in reports if report.error is not None]
+    changed = sum(report.rows_changed for report in reports if report.error is None)
+    moved = sum(report.bytes_sent + report.bytes_received for report in reports)
+    names = ", ".join(failed[:FAILED_NAMED_MAX])
+    more = ", …" if len(failed) > FAILED_NAMED_MAX else ""
+    return (
+        f"{counted(len(reports), 'fragment')} in {seconds:,.1f} s: {counted(changed, 'row')} "
+        f"changed, {counted(moved, 'byte')}, {len(failed) or 'none'} failed"
+        f"{f' ({names}{more})' if failed else ''}"
+    )
+
+
+def text_of(report: Report) -> str:
+    """Return one line for a person about what a refresh did."""
+    moved = (
+        f"{counted(report.bytes_sent + report.bytes_received, 'byte')}, "
+        f"{counted(report.round_trips, 'round trip')}"
+    )
+    if report.tiles is not None:
+        after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
+        moved = f"{counted(report.tiles, 'tile')}{after}, {moved}"
+    seconds = sum(report.seconds.values())
+    # After a partial refresh only the compared rows are known to be equal.
+    compared = ""
+    if report.proof == "part" and report.rows_left is not None:
+        compared = f", {counted(report.rows_left, 'row')} not compared"
+    if report.repaired_files:
+        lost = counted(report.repaired_files, "lost file")
+        compared += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
+    if report.version == report.previous_version:
+        return (
+            f"{report.name}: nothing changed, version {report.version} is equal to the source "
+            f"as of {report.as_of}{compared} ({moved}, {seconds:.1f} s)"
+        )
+    assert report.rows_total is not None
+    return (
+        f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
+        f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
+        f"proven equal as of {report.as_of}{compared} ({report.method}, {moved}, {seconds:.1f} s)"
+    )

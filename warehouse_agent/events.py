@@ -1,0 +1,81 @@
+"""Typed events of a refresh, and the interface of those that listen to them.
+
+`runs.batch.Runner` passes each event to its listeners, one after the other, in its own thread: the
+history of runs first, so that a report is on disk before it is printed, then those that the command
+chose (the terminal, the answers). A metric or a notification is one more listener.
+
+Every fragment of a command gets exactly one `RefreshCommitted` or `RefreshFailed`, directly after
+its own commit or last failure and before the next fragment is applied. A refresh does not depend on
+its listeners: see `Runner`.
+
+The report is not built from events: that would repeat its 30 counts in the types below. The last
+event of a fragment carries the finished report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from driftline.errors import DriftlineError
+
+from warehouse_agent.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshStarted:
+    """An attempt at the fragment `name` begins; `attempt` counts from 1."""
+
+    name: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """A phase begins: a key of the report's `seconds`. `list` lies within `exchange`."""
+
+    name: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """The source has read `rows` rows of about `rows_expected`; 0 expected: not known."""
+
+    name: str
+    phase: str  # the source's word for its work, printable, on one line
+    rows: int
+    rows_expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRetried:
+    """Fragments failed with one cause and will be tried again."""
+
+    names: tuple[str, ...]
+    error: DriftlineError
+
+    @property
+    def text(self) -> str:
+        """Return one line for a person: which fragments, and why."""
+        details = self.error.details
+        cause = f" The cause: {details['cause']}." if "cause" in details else ""
+        return f"{', '.join(self.names)}: {self.error.message}{cause} Trying again."
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshCommitted:
+    """The fragment is equal to its source, by a new version or without one."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshFailed:
+    """The fragment was not refreshed, and this command does not try again."""
+
+    report: Report
+
+
+Event = RefreshStarted | PhaseStarted | RowsRead | RefreshRetried | RefreshCommitted | RefreshFailed
+Listener = Callable[[Event], None]
