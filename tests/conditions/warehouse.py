@@ -14,7 +14,7 @@ import pytest
 
 from tests.conditions.conditions import Bench, cause
 from tests.harness.tls_pair import TlsPair
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.scan import Function, Piece
@@ -84,7 +84,7 @@ def full_staging(bench: Bench) -> Iterator[TlsPair]:
 
 @cause("the warehouse's disk is full at the commit", "WAREHOUSE", 1, "space", retried=False)
 def full_commit(bench: Bench) -> Iterator[TlsPair]:
-    commit = delta_log.commit
+    commit = formats.commit
 
     with (
         bench.sqlite() as legacy,
@@ -102,5 +102,5 @@ def full_commit(bench: Bench) -> Iterator[TlsPair]:
                     filler.write(bytes(4096))
             return commit(*args, **options)
 
-        patch.setattr(delta_log, "commit", on_a_full_disk)
+        patch.setattr(formats, "commit", on_a_full_disk)
         yield pair

@@ -46,7 +46,7 @@ from warehouse_agent.events import Event, RefreshCommitted, RefreshRetried, Refr
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.runs.batch import Runner
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import decode as ship
 from warehouse_agent.tasks import staging
@@ -345,7 +345,7 @@ def test_disk_full(
             [(10_000 + i, f"n{i}", 1, rng.randbytes(size).hex()) for i in range(600)],
         )
         if full_at == "commit":
-            commit = delta_log.commit
+            commit = formats.commit
 
             def on_a_full_disk(*args: Any, **kwargs: Any) -> int:
                 with (
@@ -356,7 +356,7 @@ def test_disk_full(
                         filler.write(bytes(4096))
                 return commit(*args, **kwargs)
 
-            monkeypatch.setattr(delta_log, "commit", on_a_full_disk)
+            monkeypatch.setattr(formats, "commit", on_a_full_disk)
         error = pair.error("orders", options=Options(allow_shrink=True))
         monkeypatch.undo()
         assert error["code"] == "WAREHOUSE", error
@@ -376,7 +376,7 @@ def test_second_agent_on_a_fragment(pair: Pair) -> None:
     converges(pair)
 
 
-@pytest.mark.parametrize(("module", "step"), [(delta_log, "commit"), (finish, "_changes")])
+@pytest.mark.parametrize(("module", "step"), [(formats, "commit"), (finish, "_changes")])
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_commit_race_without_the_lock(
     is_loaded: bool,
@@ -491,7 +491,7 @@ def test_rows_lost_on_their_way(
 def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str, str]:
     """Two notes of which rows, made as text in tuple order, have one element in a sketch."""
     store = Store(str(pair.warehouse))
-    snapshot, key = delta_log.head(store, "orders"), store.read(PRIVATE, "keys", "orders.key")
+    snapshot, key = formats.head(store, "orders"), store.read(PRIVATE, "keys", "orders.key")
     assert snapshot is not None
     assert key is not None
     recipe = snapshot.layout.recipe
@@ -547,7 +547,7 @@ def test_damaged_staged_frames(pair: Pair) -> None:
     """A bit rots in what a cut refresh had staged: it is asked for again, not built upon."""
     pair.legacy.execute("UPDATE orders SET note = note || ' later'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_log, "commit", _interrupted)
+        patch.setattr(formats, "commit", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             pair.reports("orders")
     (frames,) = (pair.warehouse / PRIVATE / "staging" / "orders").rglob("*.frames")
@@ -802,7 +802,7 @@ def test_columns_named_like_our_own(
         sqlite.execute(f"UPDATE t SET {others[0]} = 'new' WHERE {key} < 10")
         sqlite.execute(f"DELETE FROM t WHERE {key} = 20")
         with pytest.MonkeyPatch.context() as patch:  # what was staged is merged by key
-            patch.setattr(delta_log, "commit", _interrupted)
+            patch.setattr(formats, "commit", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 pair.reports("t")
         sqlite.execute(f"UPDATE t SET {others[1]} = -1 WHERE {key} BETWEEN 5 AND 15")
@@ -897,7 +897,7 @@ def test_a_commit_that_fails_after_it_was_made(
     """Its files belong to a version that readers see: none of them may be removed."""
     sqlite.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, note TEXT)")
     sqlite.many("INSERT INTO t VALUES (?, ?)", [(i, f"n{i}") for i in range(100)])
-    commit = delta_log.commit
+    commit = formats.commit
 
     def made_then_failed(*args: Any, **kwargs: Any) -> int:
         commit(*args, **kwargs)
@@ -907,7 +907,7 @@ def test_a_commit_that_fails_after_it_was_made(
         pair.refresh("t")
         sqlite.execute("UPDATE t SET note = 'new' WHERE id < 10")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(delta_log, "commit", made_then_failed)
+            patch.setattr(formats, "commit", made_then_failed)
             (report,) = pair.reports("t")
         assert report.error is not None
         assert report.error["code"] == "WAREHOUSE"

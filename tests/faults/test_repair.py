@@ -35,7 +35,7 @@ from warehouse_agent.refresh.whole import Options
 from warehouse_agent.report import Report
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
@@ -82,7 +82,7 @@ def store(pair: Pair) -> Store:
 
 
 def head(pair: Pair) -> Snapshot:
-    found = delta_log.head(store(pair), "orders")
+    found = formats.head(store(pair), "orders")
     assert found is not None
     return found
 
@@ -437,7 +437,7 @@ def test_accepting_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
     before = head(pair).version
     log_entry(pair, before).unlink()
     log_entry(pair, before - 1).unlink()
-    commit, calls = delta_log.commit, []
+    commit, calls = formats.commit, []
 
     def once(*args: Any, **kwargs: Any) -> int:
         calls.append(1)
@@ -445,7 +445,7 @@ def test_accepting_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
             raise WarehouseUnavailable("The disk is full.")
         return commit(*args, **kwargs)
 
-    monkeypatch.setattr(delta_log, "commit", once)
+    monkeypatch.setattr(formats, "commit", once)
     (report,) = pair.reports("orders", options=Options(accept_restored=True))
     assert report.error is not None
     monkeypatch.undo()
@@ -467,7 +467,7 @@ def test_no_false_alarm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.refresh("orders").version == version
     (pair.warehouse / "orders").rename(pair.folder / "aside")
     with monkeypatch.context() as patched:
-        patched.setattr(delta_log, "commit", lambda *args, **kwargs: 1 / 0)
+        patched.setattr(formats, "commit", lambda *args, **kwargs: 1 / 0)
         patched.setattr(Job, "discard", lambda job: None)  # killed, not failed
         (report,) = pair.reports("orders")
         assert report.error is not None

@@ -32,7 +32,7 @@ from warehouse_agent.refresh.whole import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
-from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.readers import changes, read
 from warehouse_agent.storage.store import Store
 

@@ -20,7 +20,7 @@ from warehouse_agent.cli import status
 from warehouse_agent.refresh import finish, prepare, units
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Options
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 
 BUDGET = 1000
@@ -254,7 +254,7 @@ def interrupted(pair: Pair) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_log, "commit", interrupt)
+        patch.setattr(formats, "commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pair.reports("orders")
 

@@ -33,7 +33,7 @@ from warehouse_agent.cli.status import status_of, text_of
 from warehouse_agent.methods.conversation import Wire
 from warehouse_agent.refresh.whole import Options, Refresh
 from warehouse_agent.storage import row_security
-from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.staging import Staging
 

@@ -40,7 +40,7 @@ from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.servers import PostgreSQL
 from warehouse_agent import read
 from warehouse_agent.refresh.whole import Options
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.transport.channel import Stream
 
@@ -213,7 +213,7 @@ class Machine(RuleBasedStateMachine):
     @rule(committed=st.booleans())
     def kill_and_refresh(self, committed: bool) -> None:
         """The warehouse agent dies just before or just after its commit."""
-        commit = delta_log.commit
+        commit = formats.commit
 
         def dies(*args: Any, **kwargs: Any) -> int:
             if committed:
@@ -222,7 +222,7 @@ class Machine(RuleBasedStateMachine):
 
         killed = False
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(delta_log, "commit", dies)
+            patch.setattr(formats, "commit", dies)
             try:
                 (report,) = self.pair.reports("t")
             except Killed:
@@ -320,10 +320,10 @@ def test_anything_in_any_order_on_postgresql(spark: SparkSession, postgresql: Po
 KILLED = """
 import os, signal
 from warehouse_agent.cli.main import main
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
-delta_log.commit = die
+formats.commit = die
 main()
 """
 

@@ -36,7 +36,7 @@ from warehouse_agent.refresh import auxiliary_table, finish
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Options
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import staging
@@ -363,7 +363,7 @@ def test_all_tiles_are_there(pair: Pair) -> None:
     """A crash before the commit: the next command asks the source nothing."""
     edit(pair.legacy, "once")
     with (
-        broken(delta_log, "commit", lambda call: True, after=False),  # type: ignore[arg-type]
+        broken(formats, "commit", lambda call: True, after=False),  # type: ignore[arg-type]
         pytest.raises(KeyboardInterrupt),
     ):
         pair.reports("orders")
@@ -420,7 +420,7 @@ def test_another_source_or_relation_is_compared_anew(
             pair.fragment_lines["orders"] += '\nrelation = "trial"'
         else:
             pair.publish("orders", 'table = "trial"')  # an agent of its own, at another port
-        with broken(delta_log, "commit", lambda call: True, after=False):  # type: ignore[arg-type]
+        with broken(formats, "commit", lambda call: True, after=False):  # type: ignore[arg-type]
             if "incremental" in how:
                 cut(pair, 3)
             else:
@@ -738,7 +738,7 @@ def test_a_table_that_shrank(pair: Pair) -> None:
 
 def files(pair: Pair) -> list[DataFile]:
     """Of the newest version."""
-    found = delta_log.head(Store(str(pair.warehouse)), "orders")
+    found = formats.head(Store(str(pair.warehouse)), "orders")
     assert found is not None
     return list(found.files)
 

@@ -37,7 +37,7 @@ from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.spark import java, session
 from warehouse_agent.spark.executors import Batches, cause, mistake, task
-from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
@@ -174,7 +174,7 @@ def _relation(store: Store, fragment: Fragment) -> str:
     """Described, with carriers that its columns may have and the columns that are published."""
     with Link(fragment.source) as link:
         reply = link.describe(fragment.relation)
-    base = delta_log.head(store, fragment.name)
+    base = formats.head(store, fragment.name)
     layout = schema_change.described(reply, fragment, base)
     if base is not None and layout.recipe.id != base.layout.recipe.id:
         raise schema_change.explained(reply, base, fragment.name)
@@ -202,7 +202,7 @@ def _described(description: pb.Description, vouched: bool) -> str:
 
 def _published(store: Store, fragment: Fragment) -> str:
     """The newest version is ours and its files are there, as long as they should be."""
-    snapshot = delta_log.head(store, fragment.name)
+    snapshot = formats.head(store, fragment.name)
     if snapshot is None:
         return "nothing yet"
     check_files(store, fragment.name, snapshot)

@@ -17,19 +17,16 @@ removes whatever it does not know, where we remove only what we made.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from urllib.parse import unquote
+from datetime import datetime, timedelta
 
-from deltalake import DeltaTable
 from driftline.errors import UsageError, WarehouseUnavailable
 
 from warehouse_agent.history.record import CHECKED
 from warehouse_agent.refresh import restored
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Entry, Store
 
 KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
@@ -37,7 +34,6 @@ KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one 
 _DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
 _FEED = re.compile(r"_version=\d+")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp")
-_COMMIT_TEMPORARY = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +92,10 @@ def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
 
 def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     """None: nothing was ever published."""
-    head = delta_log.head(store, name)
+    head = formats.head(store, name)
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if head is None:
-        if CHECKED in known or store.files(name, "_delta_log"):
+        if CHECKED in known or store.files(name, formats.format_of(store, name).log):
             raise WarehouseUnavailable(
                 "The table's log is missing, although versions were published; nothing is removed.",
                 where=name,
@@ -108,44 +104,17 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
         return None
     if (noted := restored.newer(known, head)) is not None:
         restored.refuse(name, head, noted)
-    oldest = oldest_kept(_times(store, name, head.handle), since)
-    first = delta_log.head(store, name, version=oldest)
+    entries = [e for e in formats.entries(store, name) if e.version <= head.version]
+    if not entries:
+        raise WarehouseUnavailable("The table's log cannot be read.", where=name)
+    oldest = oldest_kept([(e.version, e.committed) for e in reversed(entries)], since)
+    first = formats.head(store, name, version=oldest)
     assert first is not None
     paths = {file.path for file in (*first.files, *head.files)}
-    feeds = {first.meta.get("changes")}
     for version in range(oldest + 1, head.version + 1):
-        paths |= _added(store, name, version)
-        feeds.add((delta_log.commit_meta(store, name, version) or {}).get("changes"))
+        paths |= formats.added(store, name, version)
+    feeds = {(e.meta or {}).get("changes") for e in entries if e.version >= oldest}
     return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
-
-
-def _times(store: Store, name: str, table: DeltaTable) -> list[tuple[int, datetime]]:
-    """When each version was committed: what the log says or when its file was written, whichever
-    is later, because a copied folder has young files and a wrong clock old ones."""
-    written = {e.place[-1]: e.modified for e in store.walk(name, "_delta_log")}
-    found = []
-    for commit in table.history():
-        version = int(commit["version"])
-        said = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
-        if (modified := written.get(_log_file(version))) is not None:
-            found.append((version, max(said, modified)))
-    if not found:
-        raise WarehouseUnavailable("The table's log cannot be read.", where=name)
-    return sorted(found)
-
-
-def _added(store: Store, name: str, version: int) -> set[str]:
-    data = store.read(name, "_delta_log", _log_file(version))
-    if data is None:
-        raise WarehouseUnavailable(
-            f"Version {version} is missing from the table's log; nothing is removed.", where=name
-        )
-    actions = map(json.loads, data.splitlines())
-    return {unquote(action["add"]["path"]) for action in actions if "add" in action}
-
-
-def _log_file(version: int) -> str:
-    return f"{version:020d}.json"
 
 
 def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
@@ -188,6 +157,7 @@ def _temporary(store: Store, name: str) -> Iterator[Entry]:
         for entry in store.walk(PRIVATE, folder):
             if _TEMPORARY.fullmatch(entry.place[-1].removeprefix(file)):
                 yield entry
-    for entry in store.walk(name, "_delta_log"):
-        if _COMMIT_TEMPORARY.fullmatch(entry.place[-1]):
+    form = formats.format_of(store, name)
+    for entry in store.walk(name, form.log):
+        if form.temporary.fullmatch(entry.place[-1]):
             yield entry

@@ -36,7 +36,7 @@ from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.storage import data_files, delta_log, row_security
+from warehouse_agent.storage import data_files, formats, row_security
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.staging import Staging
@@ -143,7 +143,7 @@ def know(
     store: Store, fragment: Fragment, reply: pb.DescribeReply | None, source_error: str | None
 ) -> Known:
     """What the store holds, with what the source said."""
-    base = delta_log.head(store, fragment.name)
+    base = formats.head(store, fragment.name)
     remembered = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
     description = reply.description if reply is not None else None
     described = schema_change.recipe_of(description) if description is not None else None

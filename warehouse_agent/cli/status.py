@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from warehouse_agent.config import Fragment, WarehouseConfig, select
 from warehouse_agent.history.record import checked
 from warehouse_agent.report import counted, fingerprint_kind, miss_probability, years_until_missed
 from warehouse_agent.runs.each_fragment import each, published
-from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
 
 INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
@@ -175,13 +176,13 @@ def _cut(name: str, width: int) -> str:
 
 def status_of(store: Store, name: str) -> Status:
     """Raises WarehouseUnavailable."""
-    snapshot = delta_log.head(store, name)
+    snapshot = formats.head(store, name)
     if snapshot is None:
         return Status(name)
     meta = snapshot.meta
     notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
-    interval = interval_s([str(v["published_at"]) for v in delta_log.versions(store, name)])
+    interval = interval_s([str(v["published_at"]) for v in _versions(store, name)])
     changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
     recipe = snapshot.layout.recipe
     probability = None if meta["proof"] == "part" else miss_probability(changed, recipe)
@@ -205,6 +206,11 @@ def status_of(store: Store, name: str) -> Status:
     )
 
 
+def _versions(store: Store, name: str) -> list[dict[str, Any]]:
+    """Return what each version of ours says of itself, newest first."""
+    return [entry.meta for entry in formats.entries(store, name) if entry.meta is not None]
+
+
 def interval_s(published: Sequence[str]) -> float:
     """The mean time in seconds between versions, newest first."""
     times = [datetime.fromisoformat(t) for t in published]
@@ -218,7 +224,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
     published(store, fragment.name)
-    for meta in delta_log.versions(store, fragment.name)[:limit]:
+    for meta in _versions(store, fragment.name)[:limit]:
         if as_json:
             print(json.dumps({k: v for k, v in meta.items() if k not in _OURS}))
         else:

@@ -25,7 +25,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.units import TURN
 from warehouse_agent.report import Report, utc_now
-from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
@@ -313,7 +313,7 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
     }
     if (security := out.row_security or withheld.policies(job, p)) is not None:
         meta[row_security.META] = security.to_json()
-    delta_log.commit(
+    formats.commit(
         job.store,
         job.name,
         base=p.base,

@@ -22,7 +22,7 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, PhaseStarted, RowsRead
 from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -125,7 +125,7 @@ class Job:
         A commit may fail after it was made (a checkpoint on a full disk), so the log decides what
         is needed; when it cannot be read nothing is removed, and `gc` finds it later.
         """
-        newest = delta_log.head(self.store, self.name)
+        newest = formats.head(self.store, self.name)
         self.tidy(newest.files if newest else ())
 
     def tidy(self, files: Sequence[DataFile]) -> None:

@@ -35,7 +35,7 @@ from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE
-from warehouse_agent.storage import data_files, delta_log
+from warehouse_agent.storage import data_files, formats
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -59,7 +59,7 @@ def published(job: Job) -> Snapshot | None:
         WarehouseUnavailable: the table cannot be read, or is not the one that was left here; most
             of its files are not there.
     """
-    base = restored.checked(job, delta_log.head(job.store, job.name))
+    base = restored.checked(job, formats.head(job.store, job.name))
     if base is None:
         return None
     wrong = file_damage.absent(job.store, job.name, base.files)
@@ -84,7 +84,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
     if not _is_of_reading(error):
         return
     try:
-        base = delta_log.head(job.store, job.name)
+        base = formats.head(job.store, job.name)
         wrong = found(job.spark, job.store, base, job.name) if base else {}
         if base is None or wrong.keys() <= job.examined:
             return

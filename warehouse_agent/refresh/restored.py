@@ -22,7 +22,7 @@ from driftline.errors import WarehouseUnavailable
 from warehouse_agent.history.record import CHECKED, HEAD
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import utc_now
-from warehouse_agent.storage import delta_log, row_security
+from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.table import Snapshot
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
@@ -30,7 +30,7 @@ _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-r
 
 def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
     """Return the note that `checked` finds, of the newest version after a refresh."""
-    newest = base or delta_log.head(job.store, job.name)
+    newest = base or formats.head(job.store, job.name)
     assert newest is not None, "a version was published"
     return {HEAD: {"table": newest.table, "version": version}}
 
@@ -96,7 +96,7 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
     were given out before, but for the last; return the newest."""
     newest = head
     for _ in range(head.version, upto + 1):
-        delta_log.commit(
+        formats.commit(
             job.store,
             job.name,
             base=newest,
@@ -116,7 +116,7 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
                 "restored": head.version,
             },
         )
-        found = delta_log.head(job.store, job.name)
+        found = formats.head(job.store, job.name)
         assert found is not None, "it was just committed"
         newest = found
     return newest

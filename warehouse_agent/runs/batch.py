@@ -46,7 +46,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.spark.session import Deferred
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link, Stream
 
@@ -288,7 +288,7 @@ class Runner:
         return []
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
-        base = delta_log.head(self.store, job.name)
+        base = formats.head(self.store, job.name)
         if base is None or error.details:  # it says already what changed
             return error
         try:
@@ -311,7 +311,7 @@ class Runner:
     def _published(self, report: Report) -> None:
         """Note what readers see of a fragment that cannot be worked on."""
         with contextlib.suppress(Exception):  # what is wrong with the table is in the report
-            if (snapshot := delta_log.head(self.store, report.name)) is not None:
+            if (snapshot := formats.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
 

@@ -12,7 +12,7 @@ from driftline.errors import NotFound
 from warehouse_agent.config import Fragment
 from warehouse_agent.report import Report, say_error
 from warehouse_agent.spark.executors import mistake
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 
@@ -48,7 +48,7 @@ def each(
 
 def published(store: Store, name: str) -> Snapshot:
     """The newest version. Raises NotFound, WarehouseUnavailable."""
-    snapshot = delta_log.head(store, name)
+    snapshot = formats.head(store, name)
     if snapshot is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."

@@ -19,7 +19,7 @@ from driftline.errors import DriftlineError
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.spark.executors import mistake
-from warehouse_agent.storage import delta_log
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, nothing_answers, proxy_between
@@ -65,7 +65,7 @@ def ask(
     described = {}
     for fragment in fragments:
         try:
-            is_first = delta_log.head(store, fragment.name) is None
+            is_first = formats.head(store, fragment.name) is None
             # Of a name that is not in the list, the source itself says what is wrong.
             if is_first or fragment.relation not in published:
                 described[fragment.name] = link.describe(fragment.relation)

@@ -1,18 +1,23 @@
-"""The published table: a Delta log in which every version is one commit of ours (decision 8).
+"""The Delta log of a published table: the table format of every table today (decision 8).
 
-Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker and what the
-version is (recipe, layout, total, proof) as metadata. The handle that read the head is the handle
-that commits, so that whoever else commits in between makes the commit fail instead of losing
-rows. A head that Driftline did not write is refused.
+Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker and, as metadata of
+the commit, what is said of the version. A commit is made with the pin of its base, so that it fails
+if somebody else committed in between. A head that Driftline did not write is refused.
+
+No other module of the product reads or writes a Delta log, but `demo`, which checks with
+independent means.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -27,134 +32,190 @@ from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavai
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store, one_line
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import LogEntry, Snapshot
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
 
 
-def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:
-    """The newest version, or the one asked for; None when nothing was ever published.
+class DeltaLog:
+    """Table format of tables whose versions are commits of a Delta log (`table.TableFormat`)."""
 
-    Raises:
-        NotFound: a version newer than the newest was asked for.
-        WarehouseUnavailable: the log cannot be read, was written by somebody else, or needs a
-            reader that a list of files does not satisfy.
-    """
-    try:
-        table = DeltaTable(store.table(name), version=version)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        if version is not None and (newest := head(store, name)) and newest.version < version:
-            raise NotFound(
-                f"There is no version {version}; the newest is {newest.version}.", where=name
-            ) from None
-        raise WarehouseUnavailable(
-            f"The table cannot be read: {one_line(error)}.",
-            where=name,
-            remedy="Check the folder and `path`.",
-        ) from error
-    meta = commit_meta(store, name, table.version())
-    if meta is None:
-        raise WarehouseUnavailable(
-            f"Version {table.version()} of the table was not written by Driftline.",
-            where=name,
-            remedy="Restore the last version of ours (`driftline history` lists them), or move "
-            "the folder away for a new first load.",
+    log: Final = "_delta_log"
+    temporary: Final = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
+
+    def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
+        """Return a version, or None if the table has no log.
+
+        Raises:
+            WarehouseUnavailable: besides the reasons of every format, the table needs a reader that
+                a list of files does not satisfy.
+        """
+        try:
+            table = DeltaTable(store.table(name), version=version)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            if version is not None:
+                newest = self.head(store, name, None)
+                if newest is not None and newest.version < version:
+                    raise NotFound(
+                        f"There is no version {version}; the newest is {newest.version}.",
+                        where=name,
+                    ) from None
+            raise WarehouseUnavailable(
+                f"The table cannot be read: {one_line(error)}.",
+                where=name,
+                remedy="Check the folder and `path`.",
+            ) from error
+        meta = _meta(_actions(store, name, table.version()))
+        if meta is None:
+            raise WarehouseUnavailable(
+                f"Version {table.version()} of the table was not written by Driftline.",
+                where=name,
+                remedy="Restore the last version of ours (`driftline history` lists them), or move "
+                "the folder away for a new first load.",
+            )
+        _check_protocol(table, name)
+        try:
+            layout = from_json(meta["layout"])
+        except (AssertionError, KeyError, MalformedMessage, TypeError, ValueError) as error:
+            raise WarehouseUnavailable(
+                f"Version {table.version()} of the table was written by a newer release of "
+                "Driftline.",
+                where=name,
+                remedy="Install that release, or a newer one, here as well.",
+            ) from error
+        files = _files(table, store, name, layout)
+        return Snapshot(table.version(), str(table.metadata().id), files, layout, meta, table)
+
+    def entries(self, store: Store, name: str) -> list[LogEntry]:
+        """Return the commits of the log, newest first.
+
+        The time of a commit is what the log says or when its file was written, whichever is later,
+        because a copied folder has young files and a wrong clock old ones.
+        """
+        try:
+            history = DeltaTable(store.table(name)).history()
+        except TableNotFoundError:
+            return []
+        written = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
+        found = []
+        for commit in history:
+            version = int(commit["version"])
+            said = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
+            committed = max(said, written.get(_file_of(version), said))
+            found.append(LogEntry(version, committed, _meta([{"commitInfo": commit}])))
+        return sorted(found, key=lambda entry: entry.version, reverse=True)
+
+    def added(self, store: Store, name: str, version: int) -> set[str]:
+        """Return the paths of the files that a version added."""
+        actions = _actions(store, name, version)
+        if not actions:
+            raise WarehouseUnavailable(
+                f"Version {version} is missing from the table's log; nothing is removed.",
+                where=name,
+            )
+        return {unquote(action["add"]["path"]) for action in actions if "add" in action}
+
+    def commit(
+        self,
+        store: Store,
+        name: str,
+        *,
+        base: Snapshot | None,
+        layout: Layout,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        meta: dict[str, Any],
+    ) -> int:
+        """Commit a version; return its number.
+
+        Raises:
+            Locked: another agent committed since `base` was read.
+            WarehouseUnavailable: the log cannot be written.
+        """
+        version = 0 if base is None else base.version + 1
+        # A commit that changes the schema keeps no file, so statistics are declared by the first
+        # version that keeps none.
+        declares = (
+            base is None or base.layout.declares_statistics or len(removed) == len(base.files)
         )
-    _check_protocol(table, name)
-    try:
-        layout = from_json(meta["layout"])
-    except (AssertionError, KeyError, MalformedMessage, TypeError, ValueError) as error:
-        raise WarehouseUnavailable(
-            f"Version {table.version()} of the table was written by a newer release of Driftline.",
-            where=name,
-            remedy="Install that release, or a newer one, here as well.",
-        ) from error
-    return Snapshot(table.version(), _files(table, store, name, layout), layout, meta, table)
+        layout = replace(layout, declares_statistics=declares)
+        body = {**meta, "version": version, "layout": to_json(layout)}
+        properties = CommitProperties(
+            custom_metadata={_META: json.dumps(body)},
+            app_transactions=[Transaction(_APP_ID, version)],
+            max_commit_retries=0,
+        )
+        adds = [_add(f, layout) for f in added]
+        try:
+            _write(store, name, base, layout, adds, removed, properties)
+        except CommitFailedError as error:
+            raise _overtaken(name) from error
+        except (DeltaError, OSError) as error:
+            if base is None and DeltaTable.is_deltatable(store.table(name)):
+                raise _overtaken(name) from error
+            raise WarehouseUnavailable(
+                f"The version could not be committed: {one_line(error)}.",
+                where=name,
+                remedy="Check space and permissions; the last published version is untouched.",
+            ) from error
+        return version
 
 
-def commit_meta(store: Store, name: str, version: int) -> dict[str, Any] | None:
-    """What the commit of a version says of it; None: it is not ours."""
-    for line in (store.read(name, "_delta_log", f"{version:020d}.json") or b"").splitlines():
-        text = json.loads(line).get("commitInfo", {}).get(_META)
+def _write(
+    store: Store,
+    name: str,
+    base: Snapshot | None,
+    layout: Layout,
+    adds: list[AddAction],
+    removed: Sequence[DataFile],
+    properties: CommitProperties,
+) -> None:
+    schema = Schema.from_arrow(layout.arrow_schema)
+    if base is None:
+        create_table_with_add_actions(
+            store.table(name),
+            schema,
+            adds,
+            mode="error",
+            name=name,
+            commit_properties=properties,
+        )
+        return
+    actions: list[AddAction | RemoveAction]
+    if layout.arrow_schema != base.layout.arrow_schema:
+        # The only mode that changes the schema in the same commit; it removes what was there.
+        assert len(removed) == len(base.files)
+        mode, actions = "overwrite", list(adds)
+    else:
+        now = int(time.time() * 1000)
+        mode = "append"
+        actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in removed)]
+    assert isinstance(base.pin, DeltaTable), "a snapshot of this format"
+    base.pin.create_write_transaction(actions, mode, schema, commit_properties=properties)
+
+
+def _file_of(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def _actions(store: Store, name: str, version: int) -> list[dict[str, Any]]:
+    """Return the actions of a commit; none if its file is not there."""
+    data = store.read(name, DeltaLog.log, _file_of(version)) or b""
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def _meta(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what a commit says of its version; None if Driftline did not write it."""
+    for action in actions:
+        text = action.get("commitInfo", {}).get(_META)
         if isinstance(text, str):
             meta: dict[str, Any] = json.loads(text)
             return meta
     return None
-
-
-def versions(store: Store, name: str) -> list[dict[str, Any]]:
-    """The metadata of every version of ours, newest first."""
-    try:
-        table = DeltaTable(store.table(name))
-    except TableNotFoundError:
-        return []
-    return [json.loads(c[_META]) for c in table.history() if isinstance(c.get(_META), str)]
-
-
-def commit(
-    store: Store,
-    name: str,
-    *,
-    base: Snapshot | None,
-    layout: Layout,
-    added: Sequence[DataFile],
-    removed: Sequence[DataFile],
-    meta: dict[str, Any],
-) -> int:
-    """Make the added files the table instead of the removed ones; returns the new version.
-
-    Raises:
-        Locked: another agent committed since `base` was read.
-        WarehouseUnavailable: the log cannot be written.
-    """
-    version = 0 if base is None else base.version + 1
-    # A commit that changes the schema keeps no file: statistics are declared when none is to keep.
-    declares = base is None or base.layout.declares_statistics or len(removed) == len(base.files)
-    layout = replace(layout, declares_statistics=declares)
-    meta = {**meta, "version": version, "layout": to_json(layout)}
-    properties = CommitProperties(
-        custom_metadata={_META: json.dumps(meta)},
-        app_transactions=[Transaction(_APP_ID, version)],
-        max_commit_retries=0,
-    )
-    schema = Schema.from_arrow(layout.arrow_schema)
-    adds = [_add(f, layout) for f in added]
-    try:
-        if base is None:
-            create_table_with_add_actions(
-                store.table(name),
-                schema,
-                adds,
-                mode="error",
-                name=name,
-                commit_properties=properties,
-            )
-            return version
-        actions: list[AddAction | RemoveAction]
-        if layout.arrow_schema != base.layout.arrow_schema:
-            # The only mode that changes the schema in the same commit; it removes what was there.
-            assert len(removed) == len(base.files)
-            mode, actions = "overwrite", list(adds)
-        else:
-            now = int(time.time() * 1000)
-            mode = "append"
-            actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in removed)]
-        base.handle.create_write_transaction(actions, mode, schema, commit_properties=properties)
-    except CommitFailedError as error:
-        raise _overtaken(name) from error
-    except (DeltaError, OSError) as error:
-        if base is None and DeltaTable.is_deltatable(store.table(name)):
-            raise _overtaken(name) from error
-        raise WarehouseUnavailable(
-            f"The version could not be committed: {one_line(error)}.",
-            where=name,
-            remedy="Check space and permissions; the last published version is untouched.",
-        ) from error
-    return version
 
 
 def _overtaken(name: str) -> Locked:

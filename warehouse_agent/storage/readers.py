@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from warehouse_agent.columns.layout import quoted
 from warehouse_agent.report import counted
 from warehouse_agent.storage.data_files import rows_of
-from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 

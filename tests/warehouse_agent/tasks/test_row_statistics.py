@@ -7,12 +7,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from driftline.errors import WarehouseUnavailable
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from warehouse_agent.planning import update_probability
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.storage.data_files import rows_of
-from warehouse_agent.storage.delta_log import head
+from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, key_lookup, row_statistics, scan
@@ -241,7 +242,7 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
     snapshot = snapshot_of(pair, "orders")
     declared.append(snapshot.layout.declares_statistics)
     assert declared == [False, False, True]
-    named = [field.name for field in snapshot.handle.schema().fields]
+    named = [field.name for field in cast(DeltaTable, snapshot.pin).schema().fields]
     assert named[-len(NAMES) :] == NAMES
     assert snapshot.meta["clock"][0][0] == 0
     expected: Counts = dict.fromkeys(range(ROWS), (None, None, None))

@@ -1,0 +1,55 @@
+"""The table formats, and the functions of the format that a table has.
+
+A table's format is found by the log in its folder, because readers (`warehouse_agent.read`) have no
+configuration. To add a format, write a module with a class and add it to FORMATS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.delta_log import DeltaLog
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import LogEntry, Snapshot, TableFormat
+
+FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
+
+
+def format_of(store: Store, name: str) -> TableFormat:
+    """Return the format whose log a table has, or the format of new tables."""
+    found = (f for f in FORMATS[:-1] if store.files(name, f.log))
+    return next(found, FORMATS[-1])
+
+
+def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:
+    """Return a version of a table (`TableFormat.head`), by default the newest."""
+    return format_of(store, name).head(store, name, version)
+
+
+def entries(store: Store, name: str) -> list[LogEntry]:
+    """Return the commits of a table's log (`TableFormat.entries`)."""
+    return format_of(store, name).entries(store, name)
+
+
+def added(store: Store, name: str, version: int) -> set[str]:
+    """Return the paths of the files that a version added (`TableFormat.added`)."""
+    return format_of(store, name).added(store, name, version)
+
+
+def commit(
+    store: Store,
+    name: str,
+    *,
+    base: Snapshot | None,
+    layout: Layout,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
+    meta: dict[str, Any],
+) -> int:
+    """Publish a version of a table (`TableFormat.commit`); return its number."""
+    return format_of(store, name).commit(
+        store, name, base=base, layout=layout, added=added, removed=removed, meta=meta
+    )
