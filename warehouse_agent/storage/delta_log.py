@@ -155,7 +155,7 @@ class DeltaLog:
         except CommitFailedError as error:
             raise _overtaken(name) from error
         except (DeltaError, OSError) as error:
-            if base is None and DeltaTable.is_deltatable(store.table(name)):
+            if base is None and _is_there(store, name):
                 raise _overtaken(name) from error
             raise WarehouseUnavailable(
                 f"The version could not be committed: {one_line(error)}.",
@@ -196,6 +196,13 @@ def _write(
         actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in removed)]
     assert isinstance(base.pin, DeltaTable), "a snapshot of this format"
     base.pin.create_write_transaction(actions, mode, schema, commit_properties=properties)
+
+
+def _is_there(store: Store, name: str) -> bool:
+    try:
+        return bool(DeltaTable.is_deltatable(store.table(name)))
+    except (DeltaError, OSError):
+        return False
 
 
 def _file_of(version: int) -> str:

@@ -1,0 +1,112 @@
+"""The smallest table format that keeps what `table.TableFormat` promises: a manifest per version.
+
+`<table>/_manifest/<20 digits>.json` names every file of a version. It is linked into place, which
+fails if the name is taken: so a commit is atomic, and only one of two commits on a base succeeds.
+For local disks only. It shows what a second format takes, and that no caller knows the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from driftline.errors import Locked, NotFound, WarehouseUnavailable
+
+from warehouse_agent.columns.layout import Layout, from_json, to_json
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import LogEntry, Snapshot
+
+
+class ManifestLog:
+    """Table format of tables with a manifest per version."""
+
+    log: Final = "_manifest"
+    temporary: Final = re.compile(r"[0-9a-f]{32}\.tmp")
+
+    def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
+        """Return a version (`TableFormat.head`)."""
+        numbers = self._numbers(store, name)
+        if not numbers:
+            return None
+        if version is not None and version > numbers[-1]:
+            raise NotFound(f"There is no version {version}.", where=name)
+        number = numbers[-1] if version is None else version
+        body = self._manifest(store, name, number)
+        if "meta" not in body:
+            raise WarehouseUnavailable(f"Version {number} is not ours.", where=name)
+        files = tuple(
+            DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]))
+            for path, size, rows, ends in body["files"]
+        )
+        layout = from_json(body["meta"]["layout"])
+        return Snapshot(number, body["table"], files, layout, body["meta"], pin=None)
+
+    def entries(self, store: Store, name: str) -> list[LogEntry]:
+        """Return the commits, newest first (`TableFormat.entries`)."""
+        found = []
+        for number in reversed(self._numbers(store, name)):
+            body = self._manifest(store, name, number)
+            committed = datetime.fromisoformat(body["committed"])
+            found.append(LogEntry(number, committed, body.get("meta")))
+        return found
+
+    def added(self, store: Store, name: str, version: int) -> set[str]:
+        """Return the paths that a version added (`TableFormat.added`)."""
+        return set(self._manifest(store, name, version)["added"])
+
+    def commit(
+        self,
+        store: Store,
+        name: str,
+        *,
+        base: Snapshot | None,
+        layout: Layout,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        meta: dict[str, Any],
+    ) -> int:
+        """Publish a version (`TableFormat.commit`)."""
+        version = 0 if base is None else base.version + 1
+        gone = {f.path for f in removed}
+        kept = [f for f in (base.files if base else ()) if f.path not in gone]
+        files = sorted((*kept, *added), key=lambda f: f.path)
+        body = {
+            "table": base.table if base else str(uuid.uuid4()),
+            "committed": datetime.now(UTC).isoformat(),
+            "meta": {**meta, "version": version, "layout": to_json(layout)},
+            "files": [[f.path, f.size, f.rows, f.bounds] for f in files],
+            "added": [f.path for f in added],
+        }
+        folder = Path(store.table(name), self.log)
+        temporary = folder / f"{uuid.uuid4().hex}.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(body))
+            os.link(temporary, folder / f"{version:020d}.json")
+        except FileExistsError as error:
+            raise Locked("Another agent published a version.", where=name) from error
+        except OSError as error:
+            raise WarehouseUnavailable(f"Not committed: {error}.", where=name) from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        return version
+
+    def _numbers(self, store: Store, name: str) -> list[int]:
+        names = (file for file, _ in store.files(name, self.log))
+        return [int(file.removesuffix(".json")) for file in names if file.endswith(".json")]
+
+    def _manifest(self, store: Store, name: str, version: int) -> dict[str, Any]:
+        data = store.read(name, self.log, f"{version:020d}.json")
+        if data is None:
+            raise WarehouseUnavailable(f"Version {version} is missing.", where=name)
+        body: dict[str, Any] = json.loads(data)
+        return body

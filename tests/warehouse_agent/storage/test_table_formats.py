@@ -1,0 +1,272 @@
+"""Conformance suite of the table formats: what `table.TableFormat` promises, for each of them.
+
+`ManifestLog` is the second format, made for these tests; `test_a_warehouse_in_another_format` runs
+the product over it. A new format is added to FORMATS below, with a way to write an entry that is
+not Driftline's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import CommitProperties, DeltaTable
+from driftline.errors import Locked, NotFound, WarehouseUnavailable
+from driftline.types import Column, Recipe, parse_type
+from pyspark.sql import SparkSession
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair
+from tests.warehouse_agent.storage.manifest_log import ManifestLog
+from warehouse_agent import changes
+from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.columns.layout import Layout, lay_out
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.data_files import DataFile, bounds_in
+from warehouse_agent.storage.delta_log import DeltaLog
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot, TableFormat
+
+NAME = "orders"
+
+
+def laid_out(*kinds: str) -> Layout:
+    columns = (Column(f"c{i}", parse_type(kind), i > 0, i) for i, kind in enumerate(kinds))
+    return lay_out(Recipe(tuple(columns), 1), {}, where="test")
+
+
+LAYOUT = laid_out("int8", "text")
+META: dict[str, Any] = {"rows": 3, "proof": "total", "as_of": "2026-01-01", "changes_files": ["ä"]}
+
+
+def foreign_delta(store: Store) -> None:
+    """Commit to the Delta log as another program does: without our metadata."""
+    table = DeltaTable(store.table(NAME))
+    properties = CommitProperties(custom_metadata={"writer": "another"})
+    table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+
+
+def foreign_manifest(store: Store) -> None:
+    folder = Path(store.table(NAME), ManifestLog.log)
+    body = {"committed": datetime.now(UTC).isoformat(), "added": [], "files": []}
+    number = len(list(folder.glob("*.json")))
+    (folder / f"{number:020d}.json").write_text(json.dumps(body))
+
+
+FORMATS: dict[str, tuple[TableFormat, Callable[[Store], None]]] = {
+    "delta": (DeltaLog(), foreign_delta),
+    "manifest": (ManifestLog(), foreign_manifest),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> TableFormat:
+    return FORMATS[request.param][0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "warehouse"))
+
+
+def put(store: Store, path: str, keys: list[int], layout: Layout = LAYOUT) -> DataFile:
+    """A data file of these keys, whose other columns are null or 0."""
+    file = Path(store.table(NAME), path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    columns = [pa.array(keys, pa.int64())]
+    for field in list(layout.file_schema)[1:]:
+        values = [None] * len(keys) if field.nullable else [0] * len(keys)
+        columns.append(pa.array(values, field.type))
+    pq.write_table(pa.Table.from_arrays(columns, schema=layout.file_schema), file)
+    ends = bounds_in(pq.read_metadata(file), layout.integer_key)
+    return DataFile(path, store.uri(NAME, path), file.stat().st_size, len(keys), ends)
+
+
+def commit(
+    form: TableFormat,
+    store: Store,
+    base: Snapshot | None,
+    added: list[DataFile],
+    *,
+    removed: tuple[DataFile, ...] = (),
+    layout: Layout = LAYOUT,
+    **meta: Any,
+) -> Snapshot:
+    """Commit a version; return it as it is read back."""
+    version = form.commit(
+        store, NAME, base=base, layout=layout, added=added, removed=removed, meta={**META, **meta}
+    )
+    found = form.head(store, NAME, None)
+    assert found is not None
+    assert found.version == version
+    return found
+
+
+def test_a_first_commit(form: TableFormat, store: Store) -> None:
+    assert (form.head(store, NAME, None), form.entries(store, NAME)) == (None, [])
+    assert form.head(store, NAME, 0) is None
+    file = put(store, "data-1/a.parquet", [5, 7, -3])
+    assert file.bounds == (-3, 7)
+    found = commit(form, store, None, [file], note="first")
+    assert (found.version, found.files, found.lost, found.layout) == (0, (file,), (), LAYOUT)
+    assert META.items() < found.meta.items(), "kept to the letter"
+    assert (found.meta["note"], found.meta["version"], found.rows) == ("first", 0, 3)
+    assert found.table
+    assert form.head(store, NAME, 0) == found
+    assert not form.temporary.fullmatch(store.files(NAME, form.log)[0][0])
+
+
+def test_files_are_added_and_removed(form: TableFormat, store: Store) -> None:
+    a, b, c = (put(store, f"data-{i}/part.parquet", [i, i + 10]) for i in range(3))
+    first = commit(form, store, None, [a, b])
+    log = {f: Path(store.table(NAME), form.log, f).read_bytes() for f, _ in files_of(form, store)}
+    second = commit(form, store, first, [c], removed=(a,), note="second")
+    assert (second.version, second.files, second.table) == (1, (b, c), first.table)
+    assert form.head(store, NAME, 0) == first
+    assert {f: Path(store.table(NAME), form.log, f).read_bytes() for f in log} == log
+    assert [form.added(store, NAME, v) for v in (0, 1)] == [{a.path, b.path}, {c.path}]
+    with pytest.raises(NotFound):
+        form.head(store, NAME, 2)
+    with pytest.raises(WarehouseUnavailable):
+        form.added(store, NAME, 2)
+
+
+def files_of(form: TableFormat, store: Store) -> list[tuple[str, int]]:
+    return store.files(NAME, form.log)
+
+
+def test_the_log_is_told_newest_first(form: TableFormat, store: Store) -> None:
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
+    second = commit(form, store, first, [put(store, "data-2/a.parquet", [2])], note="second")
+    entries = form.entries(store, NAME)
+    assert [(e.version, e.meta) for e in entries] == [(1, second.meta), (0, first.meta)]
+    times = [e.committed for e in reversed(entries)]
+    assert [began, *times] == sorted([began, *times])
+    assert times[-1] < datetime.now(UTC) + timedelta(seconds=1)
+
+
+def test_one_of_two_commits_on_a_base_succeeds(form: TableFormat, store: Store) -> None:
+    a, b, c = (put(store, f"data-{i}/part.parquet", [i]) for i in range(3))
+    first = commit(form, store, None, [a])
+    with pytest.raises(Locked):
+        commit(form, store, None, [b])
+    slow, fast = form.head(store, NAME, None), form.head(store, NAME, None)
+    second = commit(form, store, fast, [b])
+    for removed in ((), first.files):
+        with pytest.raises(Locked):
+            commit(form, store, slow, [c], removed=removed)
+    assert form.head(store, NAME, None) == second
+    assert commit(form, store, second, [c]).files == (a, b, c)
+
+
+def test_other_columns(form: TableFormat, store: Store) -> None:
+    wider = laid_out("int8", "text", "float8")
+    first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
+    file = put(store, "data-2/a.parquet", [1, 2], wider)
+    second = commit(form, store, first, [file], removed=first.files, layout=wider)
+    assert (second.files, second.layout, second.table) == ((file,), wider, first.table)
+    older = form.head(store, NAME, 0)
+    assert older is not None
+    assert (older.layout, older.files) == (LAYOUT, first.files)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_entry_of_somebody_else_is_refused(kind: str, store: Store) -> None:
+    form, foreign = FORMATS[kind]
+    first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
+    foreign(store)
+    with pytest.raises(WarehouseUnavailable):
+        form.head(store, NAME, None)
+    assert form.head(store, NAME, 0) == first
+    assert [(e.version, e.meta) for e in form.entries(store, NAME)] == [(1, None), (0, first.meta)]
+    with pytest.raises(Locked):
+        commit(form, store, first, [put(store, "data-2/a.parquet", [2])])
+
+
+def test_a_table_that_begins_anew_has_another_id(form: TableFormat, store: Store) -> None:
+    file = put(store, "data-1/a.parquet", [1])
+    first = commit(form, store, None, [file])
+    Path(store.table(NAME), form.log).rename(Path(store.root, "moved away"))
+    assert form.head(store, NAME, None) is None
+    assert commit(form, store, None, [file]).table != first.table
+
+
+def test_a_file_in_place_of_the_table(form: TableFormat, store: Store) -> None:
+    Path(store.root).mkdir()
+    Path(store.table(NAME)).write_bytes(b"")
+    with pytest.raises(WarehouseUnavailable):
+        form.commit(store, NAME, base=None, layout=LAYOUT, added=[], removed=[], meta=META)
+
+
+def test_the_format_of_a_table_is_that_of_its_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New tables get the last format; a table of before keeps its own."""
+    parts: dict[str, Any] = {"layout": LAYOUT, "added": [], "removed": [], "meta": META}
+    monkeypatch.setattr(formats, "FORMATS", (ManifestLog(),))
+    formats.commit(store, "old", base=None, **parts)
+    monkeypatch.setattr(formats, "FORMATS", (ManifestLog(), DeltaLog()))
+    formats.commit(store, "new", base=None, **parts)
+    for name, form in (("old", ManifestLog), ("new", DeltaLog)):
+        assert isinstance(formats.format_of(store, name), form)
+        formats.commit(store, name, base=formats.head(store, name), **parts)
+        assert [e.version for e in formats.entries(store, name)] == [1, 0]
+        assert store.folders(name) == [form.log]
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(formats, "FORMATS", (ManifestLog(),))
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(i, f"order {i}") for i in range(400)])
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        yield made
+    legacy.close()
+
+
+@pytest.mark.spark
+def test_a_warehouse_in_another_format(pair: Pair) -> None:
+    """Load, refresh, read, the change feed, repair and gc know no format."""
+    store = Store(str(pair.warehouse))
+    pair.refresh(NAME)
+    pair.check(NAME)
+    pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id % 50 = 3")
+    pair.legacy.execute("DELETE FROM orders WHERE id = 7")
+    pair.refresh(NAME)
+    pair.check(NAME)
+    pair.check_feed(NAME, 1)
+    assert changes(pair.spark, pair.warehouse, NAME, since=0).count() == 8 * 2 + 1
+    assert len(pair.published(NAME, version=0)) == 400
+    before = formats.head(store, NAME)
+    assert before is not None
+    largest = max(before.files, key=lambda f: f.rows)
+    os.unlink(largest.uri.removeprefix("file://"))
+    report = pair.refresh(NAME)
+    assert (report.version, report.repaired_rows) == (2, largest.rows)
+    pair.check(NAME)
+    (Path(store.table(NAME)) / ManifestLog.log / f"{'0' * 32}.tmp").write_bytes(b"{")
+    later = datetime.now(UTC) + timedelta(days=400)
+    with store.lock(NAME):
+        garbage = unreferenced(store, NAME, keep_hours=1, now=later)
+    for place in garbage.places:
+        store.remove_file(*place)
+    pair.check(NAME)
+    now = formats.head(store, NAME)
+    assert now is not None
+    left = {path.relative_to(store.table(NAME)).as_posix() for path in found(store)}
+    assert left == {f.path for f in now.files}
+    assert not list(Path(store.table(NAME)).rglob("*.tmp"))
+    assert not Path(store.table(NAME), "_delta_log").exists()
+
+
+def found(store: Store) -> Iterator[Path]:
+    return Path(store.table(NAME)).rglob("*.parquet")
