@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from psycopg import Error
 
 from source_agent.engines.attempts import attempted
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Session, Shape
+from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.postgresql import access, types
-from source_agent.engines.postgresql.access import connect_error
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.postgresql.waits import BoundedConnection
+from source_agent.engines.postgresql.waits import Login
 from source_agent.engines.sockets import (
     KEEPALIVE_COUNT,
     KEEPALIVE_IDLE_S,
@@ -33,63 +32,42 @@ class PostgresqlEngine:
 
     def __init__(self, parameters: dict[str, str], limits: Limits) -> None:
         self._limits = limits
-        self._parameters = {
-            "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
-            "keepalives_idle": str(KEEPALIVE_IDLE_S),
-            "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
-            "keepalives_count": str(KEEPALIVE_COUNT),
-            "tcp_user_timeout": str(UNACKNOWLEDGED_MS_MAX),
-            **parameters,
-            "application_name": "driftline-source",
-            "options": (
-                parameters.get("options", "") + " -c default_transaction_read_only=on"
-            ).strip(),
-        }
+        self._login = Login(
+            {
+                "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
+                "keepalives_idle": str(KEEPALIVE_IDLE_S),
+                "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+                "keepalives_count": str(KEEPALIVE_COUNT),
+                "tcp_user_timeout": str(UNACKNOWLEDGED_MS_MAX),
+                **parameters,
+                "application_name": "driftline-source",
+                "options": (
+                    parameters.get("options", "") + " -c default_transaction_read_only=on"
+                ).strip(),
+            }
+        )
 
-    def open(self) -> Session:
-        return self._open()
-
-    def newest(self) -> PostgresqlSession:
-        """A further session, over what is committed by now."""
-        return self._open()
-
-    def join(self, snapshot: str) -> PostgresqlSession:
-        """A session over a snapshot that another session has exported and still holds."""
-        return self._open(snapshot)
-
-    def _open(self, snapshot: str | None = None) -> PostgresqlSession:
-        try:
-            connection = BoundedConnection.connect(
-                **self._parameters,  # type: ignore[arg-type]  # libpq's own are all strings
-                autocommit=True,
-                prepare_threshold=None,
-            )
-        except Error as error:
-            raise connect_error(error, self._parameters) from error
-        try:
-            return PostgresqlSession(connection, self._limits, self, snapshot)
-        except BaseException:
-            connection.close()
-            raise
+    def open(self) -> PostgresqlSession:
+        return PostgresqlSession(self._login, self._limits)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.privileges(session.ask, relations)
 
     def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.scan_cost(session.ask, shape)
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
-        database = self._parameters.get("dbname") or login
+        database = self._login.parameters.get("dbname") or login
         return access.grants(relations, login, database, self._limits, connections=connections)
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.listed(session.ask)
 
     def attempts(self, relation: Relation) -> list[str]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return attempted(types.describe, session, relation, Error)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ from source_agent.engines.postgresql.sql import (
 )
 from source_agent.engines.postgresql.waits import (
     ANSWER_S,
-    BoundedConnection,
     Line,
+    Login,
     answers,
     cancel,
     drain,
@@ -78,27 +79,36 @@ from source_agent.engines.postgresql.waits import (
 )
 from source_agent.engines.relations import plan_of
 
-if TYPE_CHECKING:
-    from source_agent.engines.postgresql.engine import PostgresqlEngine
-
 RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
 class PostgresqlSession:
     """Fills `engine.Session`."""
 
-    def __init__(
-        self,
-        connection: BoundedConnection,
-        limits: Limits,
-        engine: PostgresqlEngine,
-        snapshot: str | None = None,
-    ) -> None:
-        """`snapshot`: one that another session has exported; None takes a new one."""
-        self._connection, self._engine = connection, engine
+    def __init__(self, login: Login, limits: Limits, snapshot: str | None = None) -> None:
+        """Open a session.
+
+        Args:
+            snapshot: the name of one that another session has exported and still holds; None takes
+                a new one, over what is committed by now.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused.
+        """
+        self._login, self._limits = login, limits
         self._interrupted = False
         self._consistency = Consistency.EXACT
         self._exported: tuple[str, str] | None = None  # its name, and what it sees
+        self._connection = login.connect()
+        try:
+            self._begin(snapshot)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self, snapshot: str | None) -> None:
+        """Set the session's limits and settings, and take or join a snapshot."""
+        connection, limits = self._connection, self._limits
         connection.answer_s = ANSWER_S + limits.lock_s
         self._line = Line(connection.pgconn, limits.silence_s, connection.pulse)
         self._asking = Line(connection.pgconn, connection.answer_s, connection.pulse)
@@ -182,7 +192,7 @@ class PostgresqlSession:
             return replace(shape, row_security=policies.NOTHING_HIDDEN)
         source, is_query = plan_of(shape).source, shape.relation.table is None
         relation = None if is_query else self.ask(access.RESOLVED, source)[0][0]
-        with contextlib.closing(self._engine.newest()) as session:
+        with contextlib.closing(PostgresqlSession(self._login, self._limits)) as session:
             found = policies.policies(session.ask, relation)
         notes = (*shape.notes, policies.note(found, is_query=is_query))
         return replace(shape, row_security=found, notes=notes)
@@ -204,7 +214,9 @@ class PostgresqlSession:
                 self._exported = str(name), str(sees)
             except Error as error:
                 raise translate(error, shape.relation) from error
-        return PostgresqlSplit(self, PostgresqlJoin(self._engine, *self._exported, shape, cut))
+        snapshot, sees = self._exported
+        join = partial(PostgresqlSession, self._login, self._limits, snapshot)
+        return PostgresqlSplit(self, PostgresqlJoin(join, sees, shape, cut))
 
     def keep(self, relation: Relation) -> None:
         """Statements, so that the server does not take this session for idle."""

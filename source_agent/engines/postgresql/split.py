@@ -20,19 +20,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from driftline.errors import DatabaseUnavailable
 
-from source_agent.engines.interface import Rows, Session, Shape
+from source_agent.engines.interface import Relation, Rows, Session, Shape
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of, scan_sql
 from source_agent.engines.postgresql.types import Asks
 from source_agent.engines.relations import plan_of
-
-if TYPE_CHECKING:
-    from source_agent.engines.postgresql.session import PostgresqlSession
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
@@ -110,26 +107,35 @@ def import_sql(snapshot: str) -> str:
     return IMPORT.format(snapshot=snapshot)
 
 
-class Joins(Protocol):
-    """What opens a further session; an engine, which can be pickled."""
+class PartReader(Session, Asks, Protocol):
+    """A session that reads parts of a table, each a range of places."""
 
-    def join(self, snapshot: str) -> PostgresqlSession:
-        """A session that sees what the one sees that exported the snapshot."""
+    def read_part(self, shape: Shape, first: str, last: str) -> Iterator[Rows]:
+        """Read the rows at places from `first` on and before `last`. Raises as `scan`."""
+
+    def keep(self, relation: Relation) -> None:
+        """Issue statements, so that the server does not take the session for idle."""
+
+    def refuse_interrupted(self) -> None:
+        """Raise DatabaseUnavailable once `interrupt` was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlJoin:
-    """Makes the same split in another process. It holds the engine's parameters, the password
-    among them: it is pickled into a pipe and nowhere else."""
+    """Make the same split in another process.
 
-    engine: Joins
-    snapshot: str
+    `open` makes a session over the snapshot that another session has exported and still holds. It
+    contains the password: it is pickled into a pipe and nowhere else. `sees` names the transactions
+    that the snapshot includes.
+    """
+
+    open: Callable[[], PartReader] = field(repr=False)
     sees: str
     shape: Shape
     cut: Cut
 
     def __call__(self) -> PostgresqlSplit:
-        session = self.engine.join(self.snapshot)
+        session = self.open()
         if session.ask(SEES)[0][0] != self.sees:
             session.close()
             raise DatabaseUnavailable(
@@ -142,7 +148,7 @@ class PostgresqlJoin:
 class PostgresqlSplit:
     """Fills `engine.Split`."""
 
-    def __init__(self, session: PostgresqlSession, join: PostgresqlJoin) -> None:
+    def __init__(self, session: PartReader, join: PostgresqlJoin) -> None:
         self._session, self.join = session, join
         self._kept_at = time.monotonic()
         idle_s = [limit.seconds for limit in session.time_limits if limit.is_idle]

@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from driftline.errors import DatabaseUnavailable
@@ -22,7 +23,7 @@ from psycopg import Connection, Error, OperationalError, pq
 from psycopg.abc import PQGen
 
 from source_agent.engines.interface import Pulse
-from source_agent.engines.postgresql.access import error_of
+from source_agent.engines.postgresql.access import connect_error, error_of
 from source_agent.engines.sockets import shut
 
 ANSWER_S: Final = 60.0  # of a statement that reads catalogues or settings, lock_timeout_s apart
@@ -64,6 +65,32 @@ def _bounded(gen: PQGen[Result], limit_s: float) -> PQGen[Result]:
     except StopIteration as end:
         result: Result = end.value
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What connections to one server are made from. Can be pickled.
+
+    `parameters` are libpq's, the password among them, so they are not shown.
+    """
+
+    parameters: dict[str, str] = field(repr=False)
+
+    def connect(self) -> BoundedConnection:
+        """Open a connection.
+
+        Raises:
+            DatabaseUnavailable: the server does not answer.
+            DatabaseRefused: it refuses the login.
+        """
+        try:
+            return BoundedConnection.connect(
+                **self.parameters,  # type: ignore[arg-type]  # libpq's own are all strings
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except Error as error:
+            raise connect_error(error, self.parameters) from error
 
 
 class Line:
