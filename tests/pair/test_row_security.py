@@ -30,8 +30,8 @@ from tests.harness.servers import PostgreSQL
 from warehouse_agent.cli import doctor as examine
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.status import status_of, text_of
-from warehouse_agent.methods.conversation import Wire
-from warehouse_agent.refresh.whole import Options, Refresh
+from warehouse_agent.refresh import whole
+from warehouse_agent.refresh.whole import Compared, Options
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
@@ -178,14 +178,14 @@ def test_what_is_kept_is_what_the_rows_were_read_under(
 ) -> None:
     """Not what was described before: another policy applies between description and exchange."""
     pair.refresh("rows")
-    exchange = Refresh.exchange
+    exchange = whole.exchange
 
-    def changed_before(self: Refresh, wire: Wire) -> None:
+    def changed_before(*given: Any) -> Compared:
         pair.legacy.execute("ALTER TABLE rows DISABLE ROW LEVEL SECURITY")
-        exchange(self, wire)
+        return exchange(*given)
 
     with monkeypatch.context() as between:
-        between.setattr(Refresh, "exchange", changed_before)
+        between.setattr(whole, "exchange", changed_before)
         assert pair.error("rows")["code"] == "RECIPE"
         pair.legacy.execute("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
         assert pair.refresh("rows", options=ACCEPT).rows_total == 20

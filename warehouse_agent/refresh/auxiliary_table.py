@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,13 @@ from driftline.digests import Digest, Salt, mix
 from pyspark.sql import SparkSession
 
 from warehouse_agent.config import Fragment
+from warehouse_agent.planning import tiling as planning
+from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Cuts, PassSums, Tiled, Tiling, count_for
+from warehouse_agent.planning.tiling import Cuts, Incremental, PassSums, Tiled, Tiling
+from warehouse_agent.refresh import repair
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.row_security import RowSecurity
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -46,6 +51,8 @@ from warehouse_agent.tasks.staging import Staging, Writer
 FOLDER = "pass"
 _NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # the note is what `gc` looks at
 _DONE = ".npz"
+QUANTILES_ACCURACY = 32  # steps of rank in a tile, on average
+_REFRESHES_LOOKED_AT = 20  # for how many rows come behind the last key
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,14 @@ class _Secret(Store):
 
 @dataclass
 class Pass:
-    """A pass over one published version. `outcomes`: of the finished tiles."""
+    """A pass over one published version: our side of all tiles, and what the finished ones found.
+
+    It is our side of a refresh like any other: `compared`, `rest` and `notes`.
+    """
 
     store: Store
     name: str
+    wanted: Incremental
     salt: Salt
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -69,6 +80,25 @@ class Pass:
     @property
     def tiling(self) -> Tiling:
         return self.sums.tiling
+
+    @property
+    def tiled(self) -> Tiled:
+        """Return how much of the pass there is and is finished."""
+        return Tiled(self.wanted, len(self.tiling), len(self.outcomes))
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of our rows that are compared: all."""
+        return self.sums.ranges.total
+
+    @property
+    def rest(self) -> Digest:
+        """Return the digest of our rows that are left uncompared: none."""
+        return Digest()
+
+    def notes(self) -> dict[str, object]:
+        """Return what the next refresh uses: nothing, the next pass begins anew."""
+        return {}
 
     def left(self) -> list[int]:
         """The tiles that are not finished, in order."""
@@ -97,10 +127,23 @@ class Pass:
         ]
 
 
+def take_up(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
+    """Return the unfinished pass over this version, or begin one, in two Spark jobs."""
+    if (found := resume(job.store, job.fragment, base, wanted)) is not None:
+        return found
+    tiling = _tiling(job.spark, base, wanted, earlier)
+    return begin(job.spark, job.store, job.fragment, base, wanted, tiling)
+
+
 def begin(
-    spark: SparkSession, store: Store, fragment: Fragment, base: Snapshot, tiling: Tiling
+    spark: SparkSession,
+    store: Store,
+    fragment: Fragment,
+    base: Snapshot,
+    wanted: Incremental,
+    tiling: Tiling,
 ) -> Pass:
-    """A new pass over a version; one Spark job over its rows. Whatever was staged is removed."""
+    """Begin a pass over a version; one Spark job over its rows. Whatever was staged is removed."""
     name = fragment.name
     Staging(store, name).clear()
     salt = Salt.fresh()
@@ -117,11 +160,11 @@ def begin(
     secret.write(
         json.dumps(_of(fragment, base)).encode(), *place, _NOTE
     )  # last: from here on it is one
-    return Pass(store, name, salt, sums)
+    return Pass(store, name, wanted, salt, sums)
 
 
-def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
-    """The unfinished pass over this version; None: there is none, or it is of no use."""
+def resume(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental) -> Pass | None:
+    """Return the unfinished pass over this version; None: there is none, or it is of no use."""
     name = fragment.name
     if store.read_json(*_place(name), _NOTE) != _of(fragment, base):
         return None
@@ -130,11 +173,12 @@ def resume(store: Store, fragment: Fragment, base: Snapshot) -> Pass | None:
         cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
         tiling = Tiling(cuts, tuple(table["heads"]))
         sums = PassSums.from_bytes(store.read(*_place(name), _SUMS) or b"", tiling)
-        found = Pass(store, name, Salt.from_bytes(bytes.fromhex(table["salt"])), sums)
+        salt = Salt.from_bytes(bytes.fromhex(table["salt"]))
     except (ValueError, KeyError, TypeError, IndexError):
         return None
     if sums.ranges.total.count != sum(f.rows for f in base.sound):
         return None
+    found = Pass(store, name, wanted, salt, sums)
     for tile in _finished(store, name):
         outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
         if outcome is not None:
@@ -151,7 +195,26 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
         if isinstance(heads, list):
             done = len(_finished(store, fragment.name))
             return Tiled(fragment.incremental, len(heads), done)
-    return Tiled(fragment.incremental, count_for(base.rows, fragment.incremental))
+    return Tiled(fragment.incremental, planning.count_for(base.rows, fragment.incremental))
+
+
+def _tiling(
+    spark: SparkSession, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]
+) -> Tiling:
+    """Divide a version into tiles of about as many rows as wanted; one Spark job."""
+    count = planning.count_for(base.rows, wanted)
+    shares = ", ".join(repr(i / count) for i in range(count + 1))
+    accuracy = max(2000, QUANTILES_ACCURACY * count)
+    positions = repair.positions(spark, base)
+    with driver_errors():
+        row = positions.selectExpr(
+            f"percentile_approx(position, array({shares}), {accuracy}) as q",
+            "min(position) as least",
+            "max(position) as greatest",
+        ).collect()[0]
+    inserted = [run.inserted for run in earlier[-_REFRESHES_LOOKED_AT:] if not run.is_load]
+    knots = [row["least"], *row["q"][1:-1], row["greatest"]]
+    return planning.tiling(knots, base.rows, tail=planning.tail_for(inserted, wanted))
 
 
 def _place(name: str) -> tuple[str, ...]:

@@ -14,7 +14,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from driftline.digests import Digest
-from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
+from driftline.errors import (
+    DriftlineError,
+    DuplicateKey,
+    MalformedMessage,
+    ProofFailed,
+    TableShrank,
+    ValueDoesNotFit,
+    WarehouseUnavailable,
+)
 
 from warehouse_agent.history import record
 from warehouse_agent.history.record import Checked, note_checked
@@ -23,7 +31,6 @@ from warehouse_agent.planning.candidates import modelled
 from warehouse_agent.refresh import repair, restored, schema_change, withheld
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
-from warehouse_agent.refresh.units import TURN
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
@@ -46,7 +53,16 @@ ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how f
 
 
 def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
-    """Apply, prove and publish what the exchange found."""
+    """Apply, prove and publish what the comparison found."""
+    try:
+        _settle(job, p, out, staged)
+    except (MalformedMessage, ValueDoesNotFit, DuplicateKey, TableShrank):
+        if p.known.tiled is not None:  # finished tiles would not be compared again
+            job.staging.clear()
+        raise
+
+
+def _settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
     report = job.report
     before = withheld.other_policies(job, p, out)
     is_same = before is None or out.row_security in (None, before)
@@ -98,7 +114,7 @@ def _model(job: Job, p: Prepared, out: Outcome) -> None:
         return
     found = modelled(
         p.known,
-        p.changes_expected,
+        p.expected,
         job.report.rows_changed + job.report.repaired_rows,
         out.method,
         out.theirs.count,
@@ -112,10 +128,7 @@ def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, objec
     noted = note_checked(version, _checked(job, p, out))
     noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
     noted |= row_security.note(out.row_security, version)
-    if p.is_part:
-        assert p.units is not None
-        return noted | {TURN: p.units.next_turn}
-    return noted | _speed(job, p, out)
+    return noted | p.ours.notes() | ({} if p.is_part else _speed(job, p, out))
 
 
 def _checked(job: Job, p: Prepared, out: Outcome) -> Checked:
@@ -275,7 +288,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof
     before = applied.before
     return proof_diagnosis.Parts(
         theirs=out.theirs,
-        ours=p.sums.total + p.left,
+        ours=p.ours.compared + p.ours.rest,
         came=out.came,
         shipped=digest(applied.shipped),
         stayed=digest((*applied.rewritten, *applied.kept)),
@@ -336,7 +349,7 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
             shipped=shipped,
             changed=report.rows_changed,
             is_copy=out.is_copy,
-            level=p.known.line.level(p.sums.total.count),
+            level=p.known.line.level(p.ours.compared.count),
         )
         job.remember(**learnt, **_notes(job, p, out, version))
 

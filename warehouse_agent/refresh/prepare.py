@@ -1,20 +1,26 @@
-"""Our side of an exchange, before the stream opens.
+"""Prepare our side of a refresh, before the stream opens; the same for every scope.
 
-The published version is read, what earlier attempts staged is taken up (decision 4), a changed
-recipe is restated, and the working copy, always a set of files, is reduced in Spark to the sums
-over its ranges. Nothing here is visible to readers.
+Read the published version. For a pass, resume it or begin one. Otherwise build the working copy,
+always a set of files: take up what earlier attempts staged (decision 4), restate the rows under a
+changed recipe, and reduce the copy in Spark to the sums over its ranges. Nothing here is visible
+to readers.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest, Salt
-from driftline.errors import MalformedMessage, ValueDoesNotFit, WarehouseUnavailable
+from driftline.errors import (
+    ConfigurationError,
+    MalformedMessage,
+    ValueDoesNotFit,
+    WarehouseUnavailable,
+)
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition, RangeSums
 
@@ -27,9 +33,11 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiled
-from warehouse_agent.refresh import repair, schema_change
+from warehouse_agent.refresh import auxiliary_table, repair, schema_change
+from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.units import Units, in_units
+from warehouse_agent.refresh.units import TURN, Units, in_units
+from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
@@ -42,102 +50,155 @@ from warehouse_agent.tasks.row_statistics import Stamp
 Describe = Callable[[str], pb.DescribeReply]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Our side of a refresh that is one exchange."""
+
+    partition: Partition
+    sums: Sums
+    sketch: Sketch | None = None
+    units: Units | None = None  # by groups
+    rows_lost: int = 0  # of ours that certainly differ (`repair.to_be_told`)
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of our rows that are compared."""
+        return self.sums.total
+
+    @property
+    def rest(self) -> Digest:
+        """Return the digest of our rows that a refresh of a part leaves uncompared."""
+        return self.units.grouped.rest if self.units else Digest()
+
+    def notes(self) -> dict[str, object]:
+        """Return what the next refresh of a part uses, once this one is done."""
+        is_part = self.units is not None and self.units.grouped.part is not None
+        return {TURN: self.units.next_turn} if self.units and is_part else {}
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """Our side of the exchange. `files` are the working copy, `base` is what readers see."""
+    """Our side of a refresh, before anything is compared.
+
+    `base` is what readers see, without its lost files; `files` are the working copy, whose rows
+    are compared. `rows_expected` is for progress only. `stamp` is for the rows that this refresh
+    writes.
+    """
 
     base: Snapshot | None
     layout: Layout
     files: tuple[DataFile, ...]
-    partition: Partition
     salt: Salt
-    sketch: Sketch | None
-    sums: Sums
-    changes_expected: Expected | None
-    rows_expected: int  # for progress only
-    stamp: Stamp  # of the rows that this refresh writes
-    known: Known  # what the model of costs knows
-    units: Units | None = None  # by groups
-    rows_lost: int = 0  # as of `mend.to_be_told`
+    fragment_key: bytes = field(repr=False)
+    known: Known
+    expected: Expected | None
+    rows_expected: int
+    stamp: Stamp
+    ours: Single | Pass  # one exchange, or the tiles of a pass
 
     @property
     def is_part(self) -> bool:
-        """Whether some rows are left uncompared."""
-        return self.units is not None and self.units.grouped.part is not None
-
-    @property
-    def left(self) -> Digest:
-        """Of our rows that are left uncompared."""
-        return self.units.grouped.rest if self.units is not None else Digest()
+        """Return True if some rows are left uncompared."""
+        return self.known.read_at_most is not None
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
-    """Everything that is done before the stream opens; `describe` asks the source, at most
-    once, and only for a first load or with accept_schema."""
+    """Read the published version, build the working copy and reduce it.
+
+    Args:
+        describe: asks the source for a relation, at most once, and only for a first load or where
+            a changed schema is accepted.
+
+    Raises:
+        ConfigurationError, RecipeChanged, WarehouseUnavailable: see the steps.
+    """
     base = repair.published(job)
     job.report.previous_version = job.report.version = base.version if base else None
     job.report.rows_total = base.rows if base else None
-    remembered = job.remembered()
-    layout, expected = _layout(job, base, describe)
-    ensure_key(job, base)
-    files = base.sound if base else ()
-    if base and schema_change.differs(layout, base.layout):
-        files = _restate(job, base, layout)
+    layout, rows_expected = _layout(job, base, describe)
+    wanted = job.fragment.incremental
+    if wanted is not None:
+        _check_key(layout, job.name)
+    fragment_key = ensure_key(job, base)
     earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
     stamp = stamp_of(base, earlier, now)
-    budget = _budget(job, base, layout)
-    files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
-    partition = _partition(job, layout, files, remembered)
-    salt = Salt.fresh()
-    changes = _changes_expected(job, earlier, sum(f.rows for f in files), now)
-    sketch = units = None
-    lost = repair.to_be_told(base, files) if base else 0
-    known = known_of(
-        job,
-        base,
-        layout,
-        files=files,
-        partition=partition,
-        earlier=earlier,
-        rows_expected=expected if lost or not (base or files) else None,
-        read_at_most=budget,
+    ours: Single | Pass
+    # A pass walks along a version: a first load and other columns are one exchange.
+    if wanted and base and any(f.rows for f in base.sound) and not job.options.accept_schema:
+        ours = auxiliary_table.take_up(job, base, wanted, earlier)
+        files, salt = base.sound, ours.salt
+        known = known_of(
+            job,
+            base,
+            layout,
+            files=files,
+            partition=ours.tiling.cuts,
+            earlier=earlier,
+            tiled=ours.tiled,
+        )
+        expected = _changes_expected(job, earlier, base.rows, now)
+        _note_tiles(job.report, ours)
+    else:
+        budget = _budget(job, base, layout)
+        files = base.sound if base else ()
+        if base and schema_change.differs(layout, base.layout):
+            files = _restate(job, base, layout)
+        files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
+        salt, lost = Salt.fresh(), repair.to_be_told(base, files) if base else 0
+        known = known_of(
+            job,
+            base,
+            layout,
+            files=files,
+            partition=_partition(job, layout, files),
+            earlier=earlier,
+            rows_expected=rows_expected if lost or not (base or files) else None,
+            read_at_most=budget,
+        )
+        rows = sum(f.rows for f in files)
+        changes = _changes_expected(job, earlier, rows, now)
+        expected = repair.grown(changes, lost, rows)
+        probability = _probability(base, changes, stamp)
+        ours = _reduced(job, layout, files, salt, known, expected, lost, probability)
+    job.report.predicted = asdict(predicted(known, expected))
+    return Prepared(
+        base, layout, files, salt, fragment_key, known, expected, rows_expected, stamp, ours
     )
-    differing = repair.grown(changes, lost, sum(f.rows for f in files))
-    job.report.predicted = asdict(predicted(known, differing))
-    if files and (job.fragment.method is Method.GROUP or budget is not None):
+
+
+def _reduced(
+    job: Job,
+    layout: Layout,
+    files: tuple[DataFile, ...],
+    salt: Salt,
+    known: Known,
+    expected: Expected | None,
+    lost: int,
+    probability_sql: str,
+) -> Single:
+    """Reduce the working copy to the sums, cells or units that the source compares with."""
+    if files and (known.forced is Method.GROUP or known.read_at_most is not None):
         units = in_units(
             job,
             layout,
             files,
             salt,
-            probability_sql=_probability(base, changes, stamp),
+            probability_sql=probability_sql,
             row_bytes=known.prices.row,
             line=known.line,
-            budget=budget,
+            budget=known.read_at_most,
         )
         partition = choice.everything()
-    elif files and job.fragment.method not in (Method.RANGE, Method.FULL):
-        sketch = _sketch(known, sum(f.rows for f in files), differing, lost)
-    sums = Sums(RangeSums(partition.ranges))
-    if units is not None:
-        sums.ranges.total = units.compared
-    elif files:
-        sums = digests.reduced(job.spark, files, layout, partition, salt, sketch)
-    return Prepared(
-        base=base,
-        layout=layout,
-        files=files,
-        partition=partition,
-        salt=salt,
-        sketch=sketch,
-        units=units,
-        sums=sums,
-        changes_expected=differing,
-        rows_expected=expected,
-        stamp=stamp,
-        known=known,
-        rows_lost=lost,
-    )
+        sums = RangeSums(partition.ranges)
+        sums.total = units.compared
+        return Single(partition, Sums(sums), units=units, rows_lost=lost)
+    if not files:
+        return Single(known.partition, Sums(RangeSums(known.partition.ranges)), rows_lost=lost)
+    sketch = None
+    if known.forced not in (Method.RANGE, Method.FULL):
+        sketch = _sketch(known, sum(f.rows for f in files), expected, lost)
+    sums_of = digests.reduced(job.spark, files, layout, known.partition, salt, sketch)
+    return Single(known.partition, sums_of, sketch, rows_lost=lost)
 
 
 def _sketch(known: Known, rows: int, differing: Expected | None, lost: int) -> Sketch:
@@ -235,11 +296,15 @@ def _changes_expected(job: Job, earlier: list[Run], rows: int, now: datetime) ->
     return found
 
 
-def ensure_key(job: Job, base: Snapshot | None) -> None:
-    """Make the fragment key of a first load. Raises WarehouseUnavailable: it is gone."""
+def ensure_key(job: Job, base: Snapshot | None) -> bytes:
+    """Return the fragment key; make that of a first load.
+
+    Raises:
+        WarehouseUnavailable: it is gone.
+    """
     place = (PRIVATE, "keys", f"{job.name}.key")
-    if job.store.read(*place) is not None:
-        return
+    if (key := job.store.read(*place)) is not None:
+        return key
     if base is not None:
         raise WarehouseUnavailable(
             "The fragment key is gone; fingerprints cannot be compared without it.",
@@ -247,7 +312,27 @@ def ensure_key(job: Job, base: Snapshot | None) -> None:
             remedy=f"Restore {job.key_file.uri}, or move the table's folder away for a new "
             "first load.",
         )
-    job.store.write(secrets.token_bytes(FRAGMENT_KEY_BYTES), *place, private=True)
+    key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
+    job.store.write(key, *place, private=True)
+    return key
+
+
+def _check_key(layout: Layout, name: str) -> None:
+    """Raise ConfigurationError where tiles are asked for and the key is not one integer."""
+    if not layout.recipe.integer_key:
+        key = ", ".join(column.name for column in layout.recipe.key)
+        raise ConfigurationError(
+            f"`incremental` needs a key of one integer, and the key is ({key}).",
+            where=name,
+            remedy="Remove `incremental` from the fragment.",
+        )
+
+
+def _note_tiles(report: Report, tiles: Pass) -> None:
+    done = len(tiles.outcomes)
+    if report.tiles is None:
+        report.resumed_at = done
+    report.tiles, report.tiles_done = len(tiles.tiling), done
 
 
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
@@ -288,19 +373,17 @@ def _merge(
 ) -> tuple[DataFile, ...]:
     keys = list(layout.key_names)
     selected = [quoted(name) for name in keys]
-    newest = None
-    for number, folder in enumerate(leftovers):
-        one = job.ship(f"taken-{number}", job.staging.uris(folder), layout, stamp)
+    shipped = (
+        job.ship(f"taken-{number}", job.staging.uris(folder), layout, stamp)
+        for number, folder in enumerate(leftovers)
+    )
+    taken = next(shipped)
+    newest = rows_of(job.spark, layout, [f.uri for f in taken])
+    for one in shipped:
         rows = rows_of(job.spark, layout, [f.uri for f in one])
-        newest = (
-            rows
-            if newest is None
-            else (newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows))
-        )
-    assert newest is not None
+        newest = newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows)
     if len(leftovers) > 1:
-        one = job.write("taken", newest.dropDuplicates(keys), layout)
-    taken = one
+        taken = job.write("taken", newest.dropDuplicates(keys), layout)
     if not files:
         return tuple(taken)
     # Older rows of the same keys must go; what is known of them stays.
@@ -314,10 +397,8 @@ def _merge(
     return (*rewritten, *taken)
 
 
-def _partition(
-    job: Job, layout: Layout, files: tuple[DataFile, ...], remembered: dict[str, object]
-) -> Partition:
-    rows = sum(f.rows for f in files)
+def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partition:
+    rows, remembered = sum(f.rows for f in files), job.remembered()
     if not layout.recipe.integer_key or not rows:
         return choice.partition_for([], rows, integer_key=layout.recipe.integer_key)
     is_of_key = remembered.get("key") == layout.names[0]
@@ -335,5 +416,5 @@ def _quantiles(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> list[in
     with driver_errors():
         row = rows.selectExpr(
             f"percentile_approx({layout.position_sql}, array({shares}), 2000) as q"
-        ).first()
-    return list(row["q"]) if row and row["q"] else []
+        ).collect()[0]
+    return list(row["q"] or [])

@@ -21,7 +21,7 @@ def shrunk(job: Job, p: Prepared, out: Outcome) -> None:
         return
     before, after, of = p.base.rows, out.theirs.count, ""
     if p.is_part and not choice.shrank(before, after):
-        before, after = p.sums.total.count, after - p.left.count
+        before, after = p.ours.compared.count, after - p.ours.rest.count
         of = " of those that were compared"
     if choice.shrank(before, after):
         raise TableShrank(

@@ -38,10 +38,11 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
-from warehouse_agent.refresh import repair, schema_change
-from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.tiled import Sweep
-from warehouse_agent.refresh.whole import Options, Refresh
+from warehouse_agent.refresh import finish, repair, schema_change, tiled, whole
+from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.refresh.prepare import Prepared, Single, prepare
+from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
 from warehouse_agent.spark.executors import mistake
@@ -55,6 +56,8 @@ ATTEMPTS = 4  # of a refresh that met something retryable
 WAIT_S_MAX = 30.0
 
 _log = logging.getLogger("driftline")
+
+_Ready = tuple[Job, Prepared, Single]  # to be compared in one exchange
 
 
 @dataclass
@@ -155,7 +158,8 @@ class Runner:
         Returns:
             The fragments that are worth another try; their reports hold the error.
         """
-        tries: list[Refresh] = []
+        jobs: dict[str, Job] = {}
+        compared: dict[str, Compared] = {}
         failed: dict[str, DriftlineError] = {}
         for fragment in fragments:
             reports[fragment.name].attempts += 1
@@ -164,25 +168,25 @@ class Runner:
             with Link(source) as link:
                 described = self._ask(link, fragments, failed)
                 found = [f for f in fragments if f.name not in failed]
-                tries += self._begin(found, options, reports)
-                self._converse(link, tries, described, failed)
+                jobs |= self._begin(found, options, reports)
+                self._converse(link, list(jobs.values()), described, compared, failed)
         except DriftlineError as lost:
             failed.update({f.name: lost for f in fragments if f.name not in failed})
-        begun = {one.job.name: one for one in tries}
         again = []
         for fragment in fragments:
             report = reports[fragment.name]
-            if (one := begun.get(fragment.name)) is None:
+            job, done = jobs.get(fragment.name), compared.get(fragment.name)
+            if job is None:
                 self._published(report)
-            elif fragment.name not in failed:
-                with _catching(one, failed):
-                    one.settle()
+            elif done is not None and fragment.name not in failed:
+                with _catching(job, failed):
+                    finish.settle(job, done.prepared, done.found, done.staged)
                     report.recovered()
             if (error := failed.get(fragment.name)) is not None:
-                if one is not None:
-                    repair.note_failure(one.job, error)
+                if job is not None:
+                    repair.note_failure(job, error)
                     with contextlib.suppress(DriftlineError):
-                        one.job.discard()
+                        job.discard()
                 report.fail(error)
                 if error.is_retryable:
                     again.append(fragment)
@@ -210,12 +214,15 @@ class Runner:
 
     def _begin(
         self, fragments: list[Fragment], options: Options, reports: dict[str, Report]
-    ) -> list[Refresh]:
-        """The refreshes of fragments whose relation is there; only they need Spark."""
+    ) -> dict[str, Job]:
+        """Begin to work on fragments whose relation is there; only they need Spark."""
         if not fragments:
-            return []
+            return {}
         spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
-        return [self._refresh(spark, f, options, reports[f.name]) for f in fragments]
+        return {
+            f.name: Job(spark, self.store, f, options, reports[f.name], self._emit)
+            for f in fragments
+        }
 
     def _say_retried(
         self,
@@ -235,57 +242,66 @@ class Runner:
     def _converse(
         self,
         link: Link,
-        tries: list[Refresh],
+        jobs: list[Job],
         described: dict[str, pb.DescribeReply],
+        compared: dict[str, Compared],
         failed: dict[str, DriftlineError],
     ) -> None:
-        """Prepare all, then exchange all in one stream; a broken stream is opened again."""
-        for one in tries:
-            with _catching(one, failed), one.job.phase("reduce"):
-                one.prepare(partial(_describe, link, one, described.get(one.job.name)))
-        ready = [one for one in tries if one.job.name not in failed]
-        for one in ready:
-            if isinstance(one, Sweep) and one.in_tiles:
-                self._walk(link, one, failed)
-        ready = [one for one in ready if not (isinstance(one, Sweep) and one.in_tiles)]
+        """Prepare all, then compare all, in one stream but for tiles; a broken one is replaced."""
+        prepared: dict[str, Prepared] = {}
+        for job in jobs:
+            with _catching(job, failed), job.phase("reduce"):
+                describe = partial(_describe, link, job, described.get(job.name))
+                prepared[job.name] = prepare(job, describe)
+        ready: list[_Ready] = []
+        for job in jobs:
+            if (p := prepared.get(job.name)) is None:
+                continue
+            match p.ours:
+                case Pass() as tiles:
+                    with self._comparing(link, job, failed):
+                        compared[job.name] = tiled.walk(job, p, tiles, link, self.sleep)
+                case ours:
+                    ready.append((job, p, ours))
         while ready:
             with link.stream() as stream:
-                ready = self._exchange(link, stream, ready, failed)
-            if len(failed) < len(tries):  # a line that was not there is not waited for again
+                ready = self._exchange(link, stream, ready, compared, failed)
+            if len(failed) < len(jobs):  # a line that was not there is not waited for again
                 with contextlib.suppress(DriftlineError):  # it may be lost
                     record.note_line(self.store, link, stream)
 
-    def _walk(self, link: Link, one: Sweep, failed: dict[str, DriftlineError]) -> None:
-        """Tile by tile, each in a stream of its own."""
-        with _catching(one, failed), one.job.phase("exchange"):
-            one.walk(link, self.sleep)
-        error = failed.get(one.job.name)
-        if isinstance(error, RecipeChanged):
-            failed[one.job.name] = self._explained(link, one.job, error)
-
     def _exchange(
-        self, link: Link, stream: Stream, ready: list[Refresh], failed: dict[str, DriftlineError]
-    ) -> list[Refresh]:
-        """Exchange one after the other; returns those left when the stream is of no more use."""
-        for number, one in enumerate(ready):
+        self,
+        link: Link,
+        stream: Stream,
+        ready: list[_Ready],
+        compared: dict[str, Compared],
+        failed: dict[str, DriftlineError],
+    ) -> list[_Ready]:
+        """Exchange one after the other; return those left when the stream is of no more use."""
+        for number, (job, p, ours) in enumerate(ready):
             sent, received = stream.bytes_sent, stream.bytes_received
-            report = one.job.report
-            with _catching(one, failed), one.job.phase("exchange"):
-                one.exchange(stream)
-            report.bytes_sent += stream.bytes_sent - sent
-            report.bytes_received += stream.bytes_received - received
+            with self._comparing(link, job, failed):
+                compared[job.name] = whole.exchange(job, p, ours, stream)
+            job.report.bytes_sent += stream.bytes_sent - sent
+            job.report.bytes_received += stream.bytes_received - received
             left = ready[number + 1 :]
-            if not one.in_step:
-                stream.abandon()
-            error = failed.get(one.job.name)
+            error = failed.get(job.name)
             if isinstance(error, SourceUnreachable):
-                failed.update({other.job.name: error for other in left})
+                failed.update({other.name: error for other, _, _ in left})
                 return []
-            if isinstance(error, RecipeChanged):
-                failed[one.job.name] = self._explained(link, one.job, error)
-            if not one.in_step:
+            if stream.is_abandoned:
                 return left
         return []
+
+    @contextlib.contextmanager
+    def _comparing(self, link: Link, job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
+        """Catch what ends a comparison; where columns changed, ask the source which."""
+        with _catching(job, failed), job.phase("exchange"):
+            yield
+        error = failed.get(job.name)
+        if isinstance(error, RecipeChanged):
+            failed[job.name] = self._explained(link, job, error)
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
         base = formats.head(self.store, job.name)
@@ -295,12 +311,6 @@ class Runner:
             return schema_change.explained(link.describe(job.fragment.relation), base, job.name)
         except DriftlineError as other:
             return other
-
-    def _refresh(
-        self, spark: SparkSession, fragment: Fragment, options: Options, report: Report
-    ) -> Refresh:
-        job = Job(spark, self.store, fragment, options, report, self._emit)
-        return Refresh(job) if fragment.incremental is None else Sweep(job)
 
     def _refused(self, report: Report, error: DriftlineError) -> None:
         """Emit the report of a fragment on which no work began."""
@@ -317,12 +327,12 @@ class Runner:
 
 
 @contextlib.contextmanager
-def _catching(one: Refresh, failed: dict[str, DriftlineError]) -> Iterator[None]:
+def _catching(job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
     """One fragment's failure is its own."""
     try:
         yield
     except Exception as problem:
-        failed[one.job.name] = _placed(mistake(problem, one.job.name), one.job.fragment)
+        failed[job.name] = _placed(mistake(problem, job.name), job.fragment)
 
 
 def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
@@ -339,11 +349,11 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
 
 
 def _describe(
-    link: Link, one: Refresh, known: pb.DescribeReply | None, relation: str
+    link: Link, job: Job, known: pb.DescribeReply | None, relation: str
 ) -> pb.DescribeReply:
     """The description of a relation: the one that is known already, or the source's answer."""
-    one.job.report.round_trips += 1
+    job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # it may be lost
-        record.note_limits(one.job.store, link.source, reply.description)
+        record.note_limits(job.store, link.source, reply.description)
     return reply

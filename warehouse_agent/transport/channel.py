@@ -225,6 +225,11 @@ class Stream:
         self._call.cancel()
 
     @property
+    def is_abandoned(self) -> bool:
+        """Return True if it can carry no further relation."""
+        return self._closed.is_set()
+
+    @property
     def agreed(self) -> Agreement:
         """Return what both sides speak: `Link.agreed`."""
         return self._link.agreed()
