@@ -51,7 +51,7 @@ def survey(session: Session, made: Relation, partition: Partition, sketch: Sketc
     shape = session.describe(made)
     salt: Salt = SALT
     reader = Reader(session, shape, fragment_key=FRAGMENT_KEY, salt=salt, tally=Tally())
-    for batch in reader.survey():
+    for batch in reader.scan_hashes():
         sums.add(partition.indices(batch.positions), batch.mixed)
         if sketch is not None:
             ks, inside = sketch.embedding.embed(batch.positions, salt)

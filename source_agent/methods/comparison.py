@@ -2,10 +2,9 @@
 
 A comparison is a generator of replies over an iterator of requests. The opening decides which
 method answers (`registry`); a method that cannot finish hands over to the one that the warehouse
-asks for next. Where the opening names a tile, only its rows exist (`scan.tile`).
+asks for next. If the opening names a tile, only the rows of the tile exist (`scan.tile`).
 
-This module knows no gRPC server, no engine and no single method: it takes a `Session` and yields
-messages.
+This module knows no gRPC server, no engine and no method: it takes a `Session` and yields messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Full copy at the source: every row is shipped, whatever the warehouse has.
+"""Full copy at the source: ship every row, whatever the warehouse has.
 
-It answers a load, where the warehouse has no rows, and continues any comparison that would cost
-more than a copy. Rows come in key order where that costs nothing. Nothing is held: memory is that
-of one frame.
+It answers a load, when the warehouse has no rows, and goes on after a comparison that would cost
+more than a copy. Rows are shipped in key order where that costs nothing. Memory: the rows of one
+frame.
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ def ship_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, Non
         SnapshotLost: they are not the rows that were compared.
     """
     total = yield from ship_everything(scan)
-    scan.reader.same_snapshot(total == at.sums.total)
+    scan.reader.check_snapshot(total == at.sums.total)
     return Answered(total)

@@ -1,12 +1,12 @@
 """Groups at the source: units of rows that the warehouse names by their keys (protocol, section 7).
 
-The three steps of Lu, Liu and Hyland in one reading. Rows below keys that nobody named are new, or
-were thought too likely to change to be compared: they are shipped as they come. Keys below which
-there is no row were deleted. What is left of each unit is hashed, which regroups those that lost
-keys, and compared; units that differ are shipped whole, or by row hashes where that is cheaper
-(`units.refines`).
+The three steps of Lu, Liu and Hyland in one pass over the rows. Rows whose keys the warehouse did
+not name are shipped as they come: they are new, or likely to change and therefore not compared.
+Named keys without rows were deleted. The remaining rows of each unit are hashed and compared, which
+regroups the units that lost keys. Units that differ are shipped whole, or by row hashes where that
+is cheaper (`units.refines`).
 
-A *part* reads by index what is named and some ranges, and nothing else: for sources that cannot
+A *part* reads the named keys and some ranges by index, and nothing else: for sources that cannot
 afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 """
 
@@ -28,10 +28,10 @@ from driftline.units import UnitSums, refines
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
-from source_agent.methods.row_hashes import hashes_sent, mismatch, ship_wanted
-from source_agent.scan.batches import Batch, Identified, Positions, joined
+from source_agent.methods.row_hashes import mismatch, send_hashes, ship_wanted
+from source_agent.scan.batches import Batch, Identified, Positions, join_neighbours
 
-ZONE_KEYS = 1 << 16  # looked up at once: a range in Python takes far more than a key
+ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a key
 
 Bools = npt.NDArray[np.bool_]
 
@@ -40,28 +40,29 @@ Bools = npt.NDArray[np.bool_]
 class GroupsCompared:
     """The answer to an opening with groups."""
 
-    said: request_validation.GroupParameters
+    parameters: request_validation.GroupParameters
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self | None:
         """Return the answer if the opening has groups.
 
         Raises:
-            MalformedMessage. ConfigurationError: a part of what cannot be read by an index.
+            MalformedMessage: the groups are not well formed.
+            ConfigurationError: a part of a relation that cannot be read by an index.
         """
-        said = request_validation.grouping_of(opening.message, opening.shape)
-        return None if said is None else cls(said)
+        parameters = request_validation.grouping_of(opening.message, opening.shape)
+        return None if parameters is None else cls(parameters)
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
-        """Hear the units, then read what is compared; if totals differ, ship what differs."""
+        """Receive the units, then read the rows; if totals differ, ship what differs."""
         # Heard before the scan: a malformed message costs the database nothing.
-        units, digests = request_validation.units(hear(), hear, self.said.embedding)
-        regrouping = Regrouping(scan, self.said, units)
+        units, digests = request_validation.units(hear(), hear, self.parameters.embedding)
+        regrouping = Regrouping(scan, self.parameters, units)
         yield from regrouping.read()
         if regrouping.total == scan.ours:
             return Answered(regrouping.total, equal=True)
         differs, lost = regrouping.differing(digests)
-        del digests  # up to GROUP_KEYS_MAX: rows that are shipped need the room
+        del digests  # up to GROUP_KEYS_MAX of them: free memory before rows are shipped
         yield from regrouping.answer(differs, lost, hear)
         return Answered(regrouping.total)
 
@@ -70,10 +71,10 @@ class Regrouping:
     """The units of one exchange: `read` to its end, then `differing`, then `answer`."""
 
     def __init__(
-        self, scan: Scan, said: request_validation.GroupParameters, units: UnitSums
+        self, scan: Scan, parameters: request_validation.GroupParameters, units: UnitSums
     ) -> None:
         self._reader, self._shipper, self._salt = scan.reader, scan.shipper, scan.reader.salt
-        self._said, self._units = said, units
+        self._parameters, self._units = parameters, units
         self.total = Digest()
 
     def read(self) -> Iterator[pb.Reply]:
@@ -84,7 +85,7 @@ class Regrouping:
         """
         for batch in self._batches():
             self.total += batch.mixed.digest()
-            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            ks, inside = self._parameters.embedding.embed(batch.positions, self._salt)
             named = np.zeros(len(inside), np.bool_)
             named[inside] = self._units.add(ks[inside], batch.mixed.m0[inside])
             yield from self._shipper.pick(batch, ~named)
@@ -113,8 +114,8 @@ class Regrouping:
             differing=int(np.count_nonzero(kept)),
             lost=losers,
             units=len(units),
-            row_bytes=self._said.row_bytes,
-            wait_bytes=self._said.wait_bytes,
+            row_bytes=self._parameters.row_bytes,
+            wait_bytes=self._parameters.wait_bytes,
         )
         if is_refined:
             yield mismatch(differs, units.counts[differs])
@@ -128,8 +129,10 @@ class Regrouping:
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
     def _refine(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
-        """One hash for every row of the differing units, but one for all rows of a unit that lost
-        keys; then what the warehouse wants of them."""
+        """Send hashes of the differing units, then ship the rows that the warehouse wants.
+
+        One hash for every row, but a single one for all rows of a unit that lost keys.
+        """
         self._reader.tally.phase = "identify"
         found, units = Identified(), self._units
         holding = differs & (units.counts > 0)  # the others have nothing to hash
@@ -137,30 +140,31 @@ class Regrouping:
         for batch, unit in self._again(differs):
             found.add(batch, slots[unit])
         if not found.hashes:
-            yield from hashes_sent(np.zeros(0, np.uint64))
+            yield from send_hashes(np.zeros(0, np.uint64))
             return
         order, hashes = found.in_order()
         counts = units.counts[holding]
-        owner = np.repeat(np.arange(len(counts)), counts)  # of every hash: its slot
+        owner = np.repeat(np.arange(len(counts)), counts)  # the slot of every hash
         starts = np.cumsum(counts) - counts
         is_whole = lost[holding]
         keep = ~is_whole[owner]
         keep[starts[is_whole]] = True
         entries = hashes[keep]
         entries[is_whole[owner[keep]]] = units.short_digests(holding & lost)
-        yield from hashes_sent(entries)
+        yield from send_hashes(entries)
         asked = np.zeros(len(hashes), np.bool_)
         asked[np.flatnonzero(keep)[request_validation.wanted(hear, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
-        total = self._of
-        yield from ship_wanted(self._reader, self._shipper, found, wanted, total=total)
+        yield from ship_wanted(
+            self._reader, self._shipper, found, wanted, total=self._rows_to_search
+        )
 
     def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
-        """The rows of these units, and every row's unit.
+        """Read the rows of these units again; yield them, and the unit of every row, int64 [rows].
 
         Raises:
-            SnapshotLost: these are not the rows that were compared.
+            SnapshotLost: they are not the rows that were compared.
         """
         units = self._units
         rows = hashes = 0
@@ -168,7 +172,7 @@ class Regrouping:
         if not expected:
             return
         for batch in self._find(differs, expected):
-            ks, inside = self._said.embedding.embed(batch.positions, self._salt)
+            ks, inside = self._parameters.embedding.embed(batch.positions, self._salt)
             unit = np.where(inside, units.find(ks), np.int64(-1))
             chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
             part, unit = batch.take(chosen), unit[chosen]
@@ -176,44 +180,50 @@ class Regrouping:
             hashes += int(part.mixed.m0.sum(dtype=np.uint64))
             yield part, unit
         agrees = hashes & MASK64 == int(units.sums[differs].sum(dtype=np.uint64))
-        self._reader.same_snapshot(rows == expected and agrees)
+        self._reader.check_snapshot(rows == expected and agrees)
 
     def _find(self, differs: Bools, rows: int) -> Iterator[Batch]:
-        """The batches in which the rows of these units are, and perhaps others."""
-        embedding, of = self._said.embedding, self._of
-        if embedding.base is None or (of is not None and not self._reader.by_index(rows, of)):
+        """Yield the batches that hold the rows of these units, and perhaps others."""
+        embedding, total = self._parameters.embedding, self._rows_to_search
+        is_scanned = total is not None and not self._reader.by_index(rows, total)
+        if embedding.base is None or is_scanned:
             yield from self._reader.scan()
             return
         for first, last in self._zones(self._units.ks_of(differs, seen=True)):
-            yield from self._reader.find(first, last, rows=rows, total=of)
+            yield from self._reader.find(first, last, rows=rows, total=total)
 
     @property
-    def _of(self) -> int | None:
-        """Of how many rows some are found again; None for a part, which is never scanned for."""
-        return None if self._said.part is not None else self.total.count
+    def _rows_to_search(self) -> int | None:
+        """The rows among which some are found again; None for a part, which is never scanned."""
+        return None if self._parameters.part is not None else self.total.count
 
     def _batches(self) -> Iterator[Batch]:
-        said = self._said
-        if said.part is None:
+        """Return all rows, or those of the part."""
+        part = self._parameters.part
+        if part is None:
             return self._reader.scan()
-        ranges = _merged(*said.part)
+        ranges = _merged(*part)
         zones = chain([ranges], self._zones(self._units.all_ks(), without=ranges))
-        return self._reader.part(zones, rows_max=said.rows_max)
+        return self._reader.part(zones, rows_max=self._parameters.rows_max)
 
     def _zones(
         self, ks: U64, *, without: tuple[Positions, Positions] | None = None
     ) -> Iterator[tuple[Positions, Positions]]:
-        """Where these k stand, but for some ranges: neighbours joined, a piece at a time."""
+        """Yield the positions of these k as ranges, ZONE_KEYS at a time, neighbours joined.
+
+        Args:
+            without: ranges to leave out, int64 [n] first and last, ascending and disjoint.
+        """
         for at in range(0, len(ks), ZONE_KEYS):
-            where = self._said.embedding.positions(ks[at : at + ZONE_KEYS])
+            where = self._parameters.embedding.positions(ks[at : at + ZONE_KEYS])
             if without is not None and len(without[0]):
                 before = np.searchsorted(without[0], where, "right") - 1
                 where = where[(before < 0) | (where > without[1][before])]
-            yield joined(where)
+            yield join_neighbours(where)
 
 
 def _merged(first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """These ranges, int64 [n] each, both ends inclusive, as disjoint ones in ascending order."""
+    """Return these ranges, int64 [n] each, both ends inclusive, ascending and disjoint."""
     order = np.argsort(first, kind="stable")
     first, last = first[order], np.maximum.accumulate(last[order])
     begins = np.flatnonzero(np.append(True, first[1:] > last[:-1])) if len(first) else order

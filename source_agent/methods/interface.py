@@ -1,12 +1,11 @@
-"""What a comparison method is at the source.
+"""The interface of a comparison method at the source.
 
-An *answer* knows an opening when it hears one, adds up what it needs in one scan, and replies. Some
-openings may turn out to be a wrong guess; then the answer hands over what it added up together with
-the warehouse's next request, and a *continuation* goes on from there (decision 5 of the issue: a
-plan that fails goes on with another method).
+An *answer* recognises its opening, adds up what it needs in one scan, and replies. If the method
+cannot finish, because more differs than the warehouse expected, the answer hands over its sums and
+the warehouse's next request, and a *continuation* goes on from there.
 
-A new method is one module with a class like `MethodAnswer`, and a line in `registry`. A method
-sees an exchange through `Scan` alone: it knows no engine, no server and no other method.
+A new method is one module with a class like `MethodAnswer`, and one line in `registry`. A method
+sees an exchange only through `Scan`: it knows no engine and no server.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from source_agent.scan.workers import WorkerPool, fill
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One exchange as a method sees it: rows to read, and rows to ship.
+    """The exchange that a method answers: rows to read, and rows to ship.
 
     reader: of the relation, in one snapshot; shipper: to `flush` before any other reply;
     ours: the warehouse's total; pool: processes that may read parts of a scan.
@@ -58,7 +57,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A difference that was only measured; `request` asks another method to go on.
+    """The state from which a continuation goes on; `request` asks for it.
 
     sums: of the source, over the ranges of the partition.
     """
@@ -82,8 +81,8 @@ class MethodAnswer(Protocol):
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
         """Yield every reply but the last.
 
-        Messages that follow the opening at once are heard before anything is read: what is
-        malformed costs the database nothing.
+        An answer receives the messages that follow the opening at once before it reads a row, so
+        that malformed ones cost the database nothing.
 
         Args:
             hear: returns the warehouse's next request.
@@ -93,5 +92,5 @@ class MethodAnswer(Protocol):
         """
 
 
-# Goes on where an answer handed over: yields every reply but the last.
+# Goes on from a handover, and yields every reply but the last.
 Continuing = Callable[[Scan, Handover, Hear], Generator[pb.Reply, None, Answered]]

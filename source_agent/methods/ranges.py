@@ -1,9 +1,9 @@
 """Ranges at the source: compare sums over ranges, and refine those that differ by row hashes.
 
-The answer measures how much differs (a verdict). If the warehouse then sends the digests of its
-ranges, whatever it opened with, `refine` goes on: the rows of differing ranges are read again, by
-index where that touches few rows; those that only the source can have are shipped, the others are
-answered with their hashes (`row_hashes`).
+The answer estimates how much differs (a verdict). If the warehouse then sends the digests of its
+ranges, whatever it opened with, `refine` goes on: it reads the rows of differing ranges again, by
+index where they are few. Rows of ranges that are empty at the warehouse are shipped; for the others
+the row hashes are sent (`row_hashes`).
 
 Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
 """
@@ -25,7 +25,7 @@ from source_agent.methods import request_validation
 from source_agent.methods.full_copy import ship_again
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
-from source_agent.methods.row_hashes import hashes_sent, mismatch, ship_wanted
+from source_agent.methods.row_hashes import mismatch, send_hashes, ship_wanted
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Identified, Positions
 
@@ -69,7 +69,7 @@ def differing_slots(
 
 
 def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes = b"") -> pb.Reply:
-    """Return the reply that says that both sides differ, and by how much.
+    """Return the reply to a difference, which says how large it seems.
 
     Args:
         total: of the source's rows.
@@ -110,7 +110,7 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
         yield pb.Reply(hashes_end=pb.HashesEnd())
         return Answered(total)
     order, hashes = found.in_order()
-    yield from hashes_sent(hashes)
+    yield from send_hashes(hashes)
     wanted = order[request_validation.wanted(hear, len(hashes))]
     yield from ship_wanted(scan.reader, scan.shipper, found, wanted, total=total.count)
     return Answered(total)
@@ -142,7 +142,7 @@ def _identify(
         found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
     yield from scan.shipper.flush()
     agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
-    reader.same_snapshot(rows == expected and agrees)
+    reader.check_snapshot(rows == expected and agrees)
     return found
 
 

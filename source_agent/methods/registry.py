@@ -1,4 +1,4 @@
-"""The methods that this source answers, in the order in which they are asked about an opening."""
+"""The comparison methods of this source, in the order in which they are tried on an opening."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from source_agent.methods.ranges import RangesCompared, refine
 from source_agent.methods.request_validation import HeardOpening
 from source_agent.methods.sketch import SketchDecoded
 
-# Groups and sketches refuse an opening of no rows before it is taken for a load; ranges are what
-# every opening has.
+# Groups and sketches come first, because they refuse an opening of no rows, which is otherwise a
+# load. Ranges come last, because every opening has ranges.
 ANSWERS: tuple[type[MethodAnswer], ...] = (
     GroupsCompared,
     SketchDecoded,
@@ -26,7 +26,7 @@ CONTINUATIONS: Mapping[str, Continuing] = {"whole": ship_again, "digests": refin
 
 
 def answer_to(opening: HeardOpening) -> MethodAnswer:
-    """Return the answer of the first method that knows this opening.
+    """Return the answer of the first method that recognises this opening.
 
     Raises:
         MalformedMessage, ConfigurationError: see `MethodAnswer.heard`.
@@ -35,5 +35,8 @@ def answer_to(opening: HeardOpening) -> MethodAnswer:
 
 
 def continuation_of(request: pb.Request) -> Continuing:
-    """Return what goes on with this request; `refine`, which refuses it, if nothing does."""
+    """Return the continuation that the request asks for.
+
+    If there is none, return `refine`, which refuses any request but digests.
+    """
     return CONTINUATIONS.get(request.WhichOneof("message") or "", refine)

@@ -1,11 +1,11 @@
-"""What the warehouse says, parsed and checked (protocol, section 9).
+"""Parse and check what the warehouse sends (protocol, section 9).
 
-The one boundary of an exchange at the source: everything below it may trust sizes, counts and the
-partition. An opening is refused here before anything is read; the messages that come in pieces are
-bounded by what was asked for, so that a warehouse can neither fill the memory nor keep the source
-busy with pieces that hold nothing.
+The one boundary of an exchange at the source: the code behind it may trust sizes, counts and the
+partition. A bad opening is refused here before anything is read. Messages that come in pieces are
+bounded by what was asked for, so a warehouse can neither fill the memory nor keep the source busy
+with empty pieces.
 
-This module reads no row and sends nothing; `hear` is called with whatever waits for a request.
+This module reads no row and sends nothing. Callers pass `hear`, which waits for the next request.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from source_agent.engines.interface import Shape
 
 _SALT_BYTES = _SUM_BYTES = 16
 
-Hear = Callable[[], pb.Request]
+Hear = Callable[[], pb.Request]  # waits for the warehouse's next request
 
 
 @dataclass(frozen=True, slots=True)
 class HeardOpening:
-    """An opening whose fields common to all methods are parsed and checked.
+    """An opening; the fields that all methods have in common are parsed and checked.
 
     salt: of this exchange and relation; ours: the warehouse's total; partition: of the key domain,
     for range sums.
@@ -62,7 +62,7 @@ class HeardOpening:
 
 
 def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
-    """Parse and check what every opening says, before anything is read.
+    """Parse and check the fields of an opening that all methods have in common. Read nothing.
 
     Raises:
         VersionMismatch, MalformedMessage, RecipeChanged.
@@ -93,7 +93,7 @@ def check_release(request: pb.Request) -> None:
 
 
 def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
-    """Return why a request is refused that belongs to no relation."""
+    """Return the error with which a request outside of an exchange is refused."""
     try:
         check_fields(request)  # it may be a message that only a newer release has
     except VersionMismatch as error:
@@ -102,10 +102,13 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
 
 
 def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
-    """The warehouse's strata of so many slots, uint8 [strata, STRATUM_CELLS].
+    """Return the warehouse's strata of its slots, uint8 [strata, STRATUM_CELLS].
+
+    Args:
+        slots: the number of ranges or cells that the strata describe.
 
     Raises:
-        MalformedMessage: another number of them.
+        MalformedMessage: they are strata of another number of slots.
     """
     count = strata_of(slots)
     if len(opening.strata) != count * STRATUM_CELLS:
@@ -114,6 +117,7 @@ def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
 
 
 def _partition(opening: pb.Open) -> Partition:
+    """Return the partition in an opening. Raises MalformedMessage."""
     if len(opening.start_steps) > SEGMENTS_MAX:
         raise MalformedMessage(f"A partition has at most {SEGMENTS_MAX} segments.")
     starts, at = [], 0
@@ -125,8 +129,11 @@ def _partition(opening: pb.Open) -> Partition:
 
 @dataclass(frozen=True, slots=True)
 class SketchParameters:
-    """The parameters of a sketch. `fold` is of the cells that follow at once, 0 when none do;
-    `check` of the warehouse's rows."""
+    """Parameters of a sketch.
+
+    third: a third of its number of cells; fold: of the cells that follow the opening, 0 if none do;
+    check: of the warehouse's rows (`Cells`).
+    """
 
     embedding: Embedding
     third: int
@@ -135,7 +142,11 @@ class SketchParameters:
 
 
 def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
-    """The sketch in an opening, None where there is none. Raises MalformedMessage."""
+    """Return the sketch in an opening, None if it has none.
+
+    Raises:
+        MalformedMessage: its size, embedding or check is not allowed.
+    """
     if not opening.HasField("sketch"):
         return None
     said = opening.sketch
@@ -149,10 +160,11 @@ def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupParameters:
-    """The parameters of groups. `row_bytes` and `wait_bytes` price row hashes (`units.refines`).
+    """Parameters of groups.
 
-    `part`: the ranges of positions, int64 [n] first and last, that are read beside the named keys;
-    None where all rows are compared. `rows_max`: the most rows read for a part.
+    row_bytes, wait_bytes: price row hashes (`units.refines`); part: the ranges of positions, int64
+    [n] first and last, that are read in addition to the named keys, None if all rows are compared;
+    rows_max: the largest number of rows to read for a part.
     """
 
     embedding: Embedding
@@ -163,10 +175,11 @@ class GroupParameters:
 
 
 def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
-    """The grouping in an opening, None where there is none.
+    """Return the parameters of the groups in an opening, None if it has none.
 
     Raises:
-        MalformedMessage. ConfigurationError: a part of what cannot be read by an index.
+        MalformedMessage: they contradict the opening, or their ranges are not allowed.
+        ConfigurationError: a part of a relation that cannot be read by an index.
     """
     if not opening.HasField("grouping"):
         return None
@@ -196,6 +209,7 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
 
 
 def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
+    """Return the embedding of a sketch or of groups. Raises MalformedMessage."""
     if not said.hashed and not shape.recipe.integer_key:
         raise MalformedMessage("Only an integer key can be embedded as it is.")
     return Embedding(said.span, None if said.hashed else said.base)
@@ -204,10 +218,13 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
 def units(
     first: pb.Request, hear: Hear, embedding: Embedding
 ) -> tuple[UnitSums, npt.NDArray[np.uint64]]:
-    """The warehouse's units, and the digest of each, uint64 [units].
+    """Return the warehouse's units and their digests, uint64 [units].
+
+    Args:
+        first: the request that begins them; `hear` returns those that follow.
 
     Raises:
-        MalformedMessage: too many keys, a digest too many or too few, or something else.
+        MalformedMessage: too many keys, another number of digests, or another message.
     """
     digests = bytearray()
     sums = UnitSums(_runs(first, hear, embedding, digests))
@@ -215,7 +232,7 @@ def units(
 
 
 def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray) -> Iterator[Run]:
-    """Each run as it comes, its digests put to the others."""
+    """Yield each run as it comes, and append its digests to `digests`."""
     request, keys = first, 0
     while True:
         said = request.units
@@ -239,11 +256,16 @@ def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearra
 def cells(
     first: pb.Request, hear: Hear, third: int, expected: Callable[[Grid], int]
 ) -> tuple[Grid, Cells]:
-    """The warehouse's cells and the grid that they are of; `expected`: how many it needs.
+    """Return the warehouse's cells and their grid.
+
+    Args:
+        first: the request that begins them; `hear` returns those that follow.
+        third: a third of the cells of the finest table.
+        expected: returns the number of cells that a grid needs.
 
     Raises:
-        MalformedMessage: no grid, another number of cells, no elements of the field, or something
-            else.
+        MalformedMessage: no grid, another number of cells, values that are no elements of the
+            field, or another message.
     """
     data = bytearray()
     request, grid = first, _grid(first, third)
@@ -267,14 +289,14 @@ def _grid(request: pb.Request, third: int) -> Grid:
 
 
 def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:
-    """The coarsening and the warehouse's short digests, uint64 [coarse ranges].
+    """Return the coarsening, a power of two, and the short digests, uint64 [coarse ranges].
 
     Args:
-        first: the request that answered the verdict.
-        ranges: of the finest partition.
+        first: the request that answered the verdict; `hear` returns those that follow.
+        ranges: the number of ranges of the finest partition.
 
     Raises:
-        MalformedMessage: not as many as the coarsening has ranges, or something else.
+        MalformedMessage: another number of digests, or another message.
     """
     data = bytearray()
     request = first
@@ -296,10 +318,13 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
 
 
 def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
-    """Which of `hashes` row hashes the warehouse wants the rows of, ascending.
+    """Return the row hashes whose rows the warehouse wants: ascending indices, int64 [n].
+
+    Args:
+        hashes: the number of row hashes that were sent.
 
     Raises:
-        MalformedMessage: a bitmap of another length, or something else.
+        MalformedMessage: a bitmap of another length, or another message.
     """
     data = bytearray()
     size = (hashes + 7) // 8
@@ -311,7 +336,7 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
         is_last = request.wanted.last
         _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, is_last)
     try:
-        # The size that a frame declares is allocated: look at it first.
+        # zstd allocates the size that a frame declares, so check it first.
         if zstandard.frame_content_size(data) != size:
             raise MalformedMessage("The bitmap of wanted rows has another length.")
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
@@ -322,7 +347,7 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
 
 
 def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:
-    """One more piece of at most `limit` bytes in all; only the last may be empty."""
+    """Append a piece. Raise MalformedMessage above `limit` bytes, or if it is empty, not last."""
     if not piece and not is_last:
         raise MalformedMessage("A piece of a message holds nothing.")
     data += piece

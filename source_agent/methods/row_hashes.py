@@ -1,6 +1,6 @@
-"""Row hashes go out, the wanted rows follow: what ranges and groups that differ have in common.
+"""Send row hashes, then ship the rows that the warehouse wants: shared by ranges and groups.
 
-The wanted rows are shipped from memory while ROWS_HELD_BYTES last, else they are read once more.
+The wanted rows are shipped from memory if they fit in ROWS_HELD_BYTES, else they are read again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from driftline.columns import Block
 from driftline.errors import LimitExceeded
 from driftline.limits import DIGESTS_PER_MESSAGE
 
-from source_agent.scan.batches import Identified, up_to
+from source_agent.scan.batches import Identified, choose_counted
 from source_agent.scan.reader import Reader
 from source_agent.scan.shipper import Shipper
 
 
 def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:
-    """Which ranges or units differ, bool [n], and how many rows the source has in each that does.
+    """Return the reply that names the ranges or units that differ.
+
+    Args:
+        differs: bool [ranges or units].
+        counts: rows of the source in each that differs, int64 [differing].
 
     Raises:
         LimitExceeded: a range holds more than 2^32 rows.
@@ -34,8 +38,8 @@ def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> p
     return pb.Reply(mismatch=pb.Mismatch(bitmap=bitmap, counts=numbers, last=True))
 
 
-def hashes_sent(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
-    """The row hashes in pieces, and their end."""
+def send_hashes(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
+    """Send row hashes, uint64 [rows], in pieces, and mark their end."""
     for start in range(0, len(hashes), DIGESTS_PER_MESSAGE):
         piece = hashes[start : start + DIGESTS_PER_MESSAGE]
         yield pb.Reply(row_hashes=pb.RowHashes(hashes=piece.astype("<u8").tobytes()))
@@ -50,11 +54,15 @@ def ship_wanted(
     *,
     total: int | None,
 ) -> Iterator[pb.Reply]:
-    """The wanted rows of `total` (see `Reader.find`), by their arrival numbers: from memory, or
-    read again.
+    """Ship the wanted rows from memory, or read them again.
+
+    Args:
+        found: rows whose hashes were sent.
+        wanted: arrival numbers in `found`, int64 [n].
+        total: the number of all rows, None if no scan is wanted (`Reader.find`).
 
     Raises:
-        SnapshotLost: they are not there any more.
+        SnapshotLost: a wanted row is not there any more.
     """
     if not len(wanted):
         return
@@ -70,14 +78,15 @@ def ship_wanted(
         part = batch.take(where[place] == batch.positions)
         found_at = np.minimum(np.searchsorted(hashes, part.mixed.m0), len(hashes) - 1)
         named = hashes[found_at] == part.mixed.m0
-        yield from shipper.pick(part, up_to(left, found_at, named))
+        yield from shipper.pick(part, choose_counted(left, found_at, named))
     yield from shipper.flush()
-    reader.same_snapshot(not left.any())
+    reader.check_snapshot(not left.any())
 
 
 def _ship_held(
     reader: Reader, shipper: Shipper, blocks: list[Block], wanted: npt.NDArray[np.int64]
 ) -> Iterator[pb.Reply]:
+    """Ship the wanted rows, int64 [n] of all rows in these blocks."""
     ends = np.cumsum([len(b) for b in blocks])
     for number, block in enumerate(blocks):
         start = int(ends[number]) - len(block)

@@ -1,13 +1,13 @@
-"""The sketch at the source: filled in the scan, decoded against the warehouse's cells, answered.
+"""Sketches at the source: fill one in the scan, decode it against the warehouse's cells, answer.
 
-One round trip if the cells suffice: they come with the opening, so what decodes is answered with
-the rows that the source has below every decoded k, and with the k below which it has none. Rows
-outside the embedding are new to the warehouse and are shipped unasked. What does not decode is
-reported cell by cell; the warehouse sends more cells, or goes on with another method. More cells
-are decoded against the table that the scan filled: nothing is read twice but the changed rows.
+It takes one round trip if the cells suffice: they come with the opening, and the source answers
+with its rows below every decoded k, and with the k below which it has no rows. Rows outside the
+embedding are new to the warehouse and are always shipped. Cells that do not decode are reported;
+the warehouse then sends more cells, or goes on with another method. More cells are decoded with the
+table that the scan filled, so only the changed rows are read twice.
 
-Memory is bounded by THIRD_CELLS_MAX, never by the table of rows. The cells, up to 35 MB, live in
-`_decode` alone and are released before a row is shipped.
+Memory is bounded by THIRD_CELLS_MAX, never by the table of rows. The cells, up to 35 MB, are local
+to `_decode`, so that they are freed before a row is shipped.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.accumulators import RangeTotals, SketchCells
-from source_agent.scan.batches import Batch, joined
+from source_agent.scan.batches import Batch, join_neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """Every k that changed, uint64 [n] ascending; rows outside the embedding; all rows."""
+    """Result of decoding.
+
+    ks: every k that changed, uint64 [n] ascending; outside: rows that are not embedded; total: of
+    all rows.
+    """
 
     ks: U64
     outside: int
@@ -63,7 +67,7 @@ class SketchDecoded:
         return cls(sketch, opening.partition, strata)
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
-        """Decode what changed and ship it; hand over where another method is asked for."""
+        """Decode what changed and ship it; hand over if another method is asked for."""
         found = yield from self._decode(scan, hear)
         if not isinstance(found, _Decoded):
             return found
@@ -73,7 +77,7 @@ class SketchDecoded:
     def _decode(
         self, scan: Scan, hear: Hear
     ) -> Generator[pb.Reply, None, _Decoded | Answered | Handover]:
-        """Scan, and ask for more cells until they tell every difference inside the embedding."""
+        """Scan, and decode cells until they explain every difference inside the embedding."""
         # Heard before the scan: a malformed message costs the database nothing.
         heard = self._cells(hear(), hear, len) if self.sketch.fold else None
         salt = scan.reader.salt
@@ -108,7 +112,7 @@ class SketchDecoded:
         """Return the warehouse's cells and their grid.
 
         Raises:
-            MalformedMessage: these are none, or they came more than CELLS_TAKEN_MAX times.
+            MalformedMessage: they are malformed, or came more than CELLS_TAKEN_MAX times.
         """
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:
@@ -132,7 +136,7 @@ class SketchDecoded:
                 yield from scan.shipper.pick(batch, named | ~inside)
             yield from scan.shipper.flush()
             is_whole = rows == total or not self._scans(scan, found)
-            reader.same_snapshot(outside == found.outside and is_whole)
+            reader.check_snapshot(outside == found.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
     def _scans(self, scan: Scan, found: _Decoded) -> bool:
@@ -146,7 +150,7 @@ class SketchDecoded:
         """Return the batches that hold the changed rows, and perhaps others."""
         if self._scans(scan, found):
             return scan.reader.scan()
-        first, last = joined(self.sketch.embedding.positions(found.ks))
+        first, last = join_neighbours(self.sketch.embedding.positions(found.ks))
         if found.outside:
             zones = self.sketch.embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])

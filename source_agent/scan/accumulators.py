@@ -1,4 +1,4 @@
-"""What one scan of a relation adds up: sums over ranges, and the cells of a sketch.
+"""Accumulators that one scan of a relation fills: sums over ranges, and the cells of a sketch.
 
 An accumulator takes the hashes of rows in any order and from any process. Sums commute, so a scan
 shared by several processes gives the bytes that one process would have given
@@ -23,7 +23,7 @@ from source_agent.scan.batches import Batch, Positions
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """The part of some rows that is added up, 16 bytes each.
+    """The part of rows that is added up, 16 bytes a row.
 
     positions: int64 [rows]; row_hashes: uint64 [rows]; digest: of all these rows together.
     """
@@ -39,7 +39,7 @@ class Hashed:
 
     @classmethod
     def from_bytes(cls, positions: bytes, row_hashes: bytes, digest: Digest) -> Hashed:
-        """Return what `__reduce__` took apart: 8 bytes a row each, in the machine's byte order."""
+        """Return the rows that `__reduce__` pickled, in the machine's byte order."""
         return cls(np.frombuffer(positions, np.int64), np.frombuffer(row_hashes, np.uint64), digest)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -79,12 +79,7 @@ class SketchCells:
     """The cells of a sketch, `cells`, and the number of rows that it does not embed, `outside`."""
 
     def __init__(self, embedding: Embedding, third: int, salt: Salt) -> None:
-        """Begin with zero cells.
-
-        Args:
-            third: a third of the number of cells.
-            salt: of the exchange.
-        """
+        """Set all 3 · `third` cells to zero. salt: of the exchange."""
         self._embedding, self._salt = embedding, salt
         self.cells = Cells(third)
         self.outside = 0

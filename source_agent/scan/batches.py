@@ -1,8 +1,8 @@
-"""Rows on their way through the agent, and what is remembered of those that differ.
+"""Batches of rows on their way through the agent, and the rows that are held until they are wanted.
 
-Of the rows of differing ranges the order of arrival is kept, between their hashes and the reply, so
-that a bitmap over the hashes names rows. Their bytes are held while ROWS_HELD_BYTES last; beyond
-that only hashes and positions are, and the rows are read again. Bounded by ROWS_HELD_BYTES and, for
+While the warehouse looks at the hashes of rows, their order of arrival is kept, so that a bitmap
+over the hashes names rows. Their bytes are held if they fit in ROWS_HELD_BYTES; if not, only hashes
+and positions are held, and the rows are read again. Memory is bounded by ROWS_HELD_BYTES and, for
 the hashes, by ROW_HASHES_MAX: never by the table.
 """
 
@@ -21,10 +21,10 @@ Positions = npt.NDArray[np.int64]
 
 
 class Batch:
-    """Rows as they come from the engine, with what is derived from them.
+    """Rows as the engine yields them, their positions, int64 [rows], and mixed fingerprints.
 
-    Mixed fingerprints take a third of the time that is spent on a row. They are made when they are
-    first asked for, and of chosen rows alone where only those are wanted (`take`).
+    Mixed fingerprints take a third of the time that is spent on a row. They are computed when they
+    are first used, and only for the chosen rows if rows are chosen before (`take`).
     """
 
     __slots__ = ("_mixed", "block", "positions")
@@ -32,17 +32,18 @@ class Batch:
     def __init__(
         self, block: Block, positions: Positions, mixed: Mixed | Callable[[Block], Mixed]
     ) -> None:
-        """`mixed`: of these rows, or what makes them of any of these rows."""
+        """Make a batch of `mixed`, or of a function that computes them for any of these rows."""
         self.block, self.positions, self._mixed = block, positions, mixed
 
     @property
     def mixed(self) -> Mixed:
+        """Mixed fingerprints of all rows."""
         if not isinstance(self._mixed, Mixed):
             self._mixed = self._mixed(self.block)
         return self._mixed
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> Batch:
-        """The chosen rows, bool [rows]."""
+        """Return the chosen rows, bool [rows]."""
         if chosen.all():
             return self
         mixed = self._mixed
@@ -53,9 +54,9 @@ class Batch:
 
 @dataclass
 class Identified:
-    """Rows of differing ranges in arrival order, their ranges numbered by `slots`.
+    """Rows whose hashes are sent, in order of arrival; `slots` are the ranges that they are in.
 
-    `blocks` is None from the moment on when they did not fit.
+    `blocks` becomes None as soon as the rows do not fit in ROWS_HELD_BYTES.
     """
 
     slots: list[npt.NDArray[np.int32]] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Identified:
     held_bytes: int = 0
 
     def add(self, batch: Batch, slots: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> None:
-        """Note the rows of a batch; hold their bytes while the budget lasts."""
+        """Add the rows of a batch, in the ranges `slots`, [rows]; hold their bytes if they fit."""
         if not len(slots):
             return
         self.slots.append(slots.astype(np.int32))  # below RANGES_MAX
@@ -80,17 +81,25 @@ class Identified:
             self.blocks.append(batch.block)
 
     def in_order(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Arrival numbers and hashes, range by range."""
+        """Return arrival numbers and hashes, int64 and uint64 [rows], range by range."""
         order = np.argsort(np.concatenate(self.slots), kind="stable")
         return order, np.concatenate(self.hashes)[order]
 
 
-def up_to(
+def choose_counted(
     left: npt.NDArray[np.int64], at: npt.NDArray[np.int64], named: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Those of the named rows, bool [rows], of which some are `left` at their place; counts down.
+    """Choose named rows while their hash is still wanted; reduce `left` by those chosen.
 
-    Rows that are equal are shipped as often as was asked for, not as often as there are.
+    Equal rows are shipped as often as the warehouse asked for, not as often as they exist.
+
+    Args:
+        left: how often each hash is still wanted, int64 [hashes]; changed in place.
+        at: the hash of every row, int64 [rows], an index into `left`.
+        named: rows whose hash is among them, bool [rows].
+
+    Returns:
+        The chosen rows, bool [rows].
     """
     rows = np.flatnonzero(named)
     order = np.argsort(at[rows], kind="stable")
@@ -103,8 +112,8 @@ def up_to(
     return out
 
 
-def joined(positions: Positions) -> tuple[Positions, Positions]:
-    """First and last of ascending positions, neighbours joined into one range, int64 [n] each."""
+def join_neighbours(positions: Positions) -> tuple[Positions, Positions]:
+    """Return ascending positions as ranges, neighbours joined: first and last, int64 [n] each."""
     if not len(positions):
         return positions, positions
     begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) > 1)

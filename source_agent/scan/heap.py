@@ -1,7 +1,7 @@
-"""The heap of this process, kept small where glibc is.
+"""The heap of this process: have glibc return freed memory to the operating system.
 
-glibc raises its threshold to 32 MB with the first large block, keeps what follows in the heap of
-each thread, and never returns it: 175 MB instead of 155 MB after 10 M rows.
+By default glibc raises its threshold to 32 MB with the first large block. It then keeps later
+blocks in the heap of each thread and never returns them: 175 MB instead of 155 MB after 10 M rows.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-BLOCK_BYTES_MAX = 128 << 10  # glibc's own, before it adapts
+BLOCK_BYTES_MAX = 128 << 10  # the default of glibc, before it adapts
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def keep_heap_small() -> None:
-    """Have glibc give large blocks back as they are freed; elsewhere there is nothing to do."""
+    """Make glibc return large blocks as they are freed; do nothing on other systems."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, BLOCK_BYTES_MAX)

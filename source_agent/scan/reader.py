@@ -1,13 +1,10 @@
-"""Rows of one relation in one snapshot, with everything that is derived from them.
+"""Read the rows of one relation in one snapshot, and derive positions and fingerprints from them.
 
-A `Reader` turns what an engine yields into batches of row bytes, positions and, where they are
-asked for, mixed fingerprints, counts what it read, refuses NULL keys, and knows whether the
-snapshot is still the one that the exchange began with. It decides how rows that are already known
-are found again.
-
-How they are best found was tried on all three engines (`benchmarks/RESULTS.md`): by index where the
-key is an indexed integer and less than INDEX_SHARE of the rows is touched, else by another scan of
-the same snapshot.
+A `Reader` turns the rows of an engine into batches of row bytes, positions and, if they are used,
+mixed fingerprints. It counts the rows, refuses NULL keys, and checks that the snapshot is still the
+one in which the exchange began. It also decides how to read rows again that were compared: by index
+if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else by another scan
+of the same snapshot. Both ways were measured on all three engines (`benchmarks/RESULTS.md`).
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from source_agent.engines.interface import Consistency, Rows, Session, Shape, Sp
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Positions
 
-INDEX_SHARE = 0.25  # the index won to 75 % and more, but in a cache and with rows in key order
+INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 
 
 @dataclass
 class Tally:
-    """What an exchange read, for the report and the audit."""
+    """Counts of what an exchange read, for the report and the audit."""
 
     scans: int = 0
     rows_read: int = 0
@@ -43,7 +40,10 @@ class Tally:
 
 
 class Reader:
-    """Reads one relation for one exchange."""
+    """Reads one relation for one exchange.
+
+    fragment_key: keys the fingerprints; salt: of the exchange; tally: counts what is read.
+    """
 
     def __init__(
         self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: Tally
@@ -60,17 +60,29 @@ class Reader:
         tally.rows_expected = shape.rows_expected
 
     def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
-        """Every row once."""
+        """Return every row once, in key order if `ordered`.
+
+        Raises:
+            NullKey: while it is read.
+        """
         self.tally.scans += 1
         return self.batches(self._session.scan(self.shape, ordered=ordered))
 
     def split(self) -> Split | None:
-        """The scan in parts, where the engine can and it is worth it: the database hashes alone."""
+        """Return the scan in parts, or None if it is not worth it or the engine cannot.
+
+        A scan in which the database computes the fingerprints is never split.
+        """
         return None if self._by_database else self._session.split(self.shape)
 
-    def survey(self) -> Iterator[Batch]:
-        """Every row once, as far as comparing goes: where the database makes the fingerprints, the
-        blocks hold key and hash alone, and cannot be shipped."""
+    def scan_hashes(self) -> Iterator[Batch]:
+        """Yield every row once, to be compared and not shipped.
+
+        If the database computes the fingerprints, the blocks hold keys and hashes alone.
+
+        Raises:
+            NullKey, ValueDoesNotFit.
+        """
         if not self._by_database:
             yield from self.scan()
             return
@@ -85,9 +97,13 @@ class Reader:
     def find(
         self, first: Positions, last: Positions, *, rows: int, total: int | None
     ) -> Iterator[Batch]:
-        """The rows, about `rows` of `total`, in these disjoint ranges of positions, int64 [n]
-        each, both inclusive; and perhaps others, where a scan is cheaper. A `total` of None: no
-        scan is wanted, whatever the index costs."""
+        """Return the rows in these ranges of positions, and others too if a scan is cheaper.
+
+        Args:
+            first, last: disjoint ranges, int64 [n] each, both inclusive.
+            rows: about how many rows are in them.
+            total: of how many rows; None if the index must be used, whatever it costs.
+        """
         if total is None or self.by_index(rows, total):
             return self.batches(self._session.read_ranges(self.shape, first, last))
         return self.scan()
@@ -95,10 +111,10 @@ class Reader:
     def part(
         self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int
     ) -> Iterator[Batch]:
-        """The rows in these disjoint ranges and no others, by index, whatever that costs.
+        """Yield the rows in these disjoint ranges and no others, by index, whatever it costs.
 
         Args:
-            zones: as `first` and `last` of `find`, in pieces.
+            zones: `first` and `last` as in `find`, int64 [n] each, in pieces.
 
         Raises:
             LimitExceeded: there are more than `rows_max`; at most a batch more was read.
@@ -119,16 +135,16 @@ class Reader:
                 yield batch
 
     def by_index(self, rows: int, total: int) -> bool:
-        """Whether so many of the rows are found by index."""
+        """Return True if `rows` of `total` rows are read by index."""
         usable = self.shape.indexed and self.recipe.integer_key
         return usable and rows <= INDEX_SHARE * total
 
     def batch(self, block: Block) -> Batch:
-        """What is derived from row bytes that were read before."""
+        """Return a batch of row bytes that were read before."""
         return self._batch(block, block.rows())
 
-    def same_snapshot(self, agrees: bool = True) -> None:
-        """Raises SnapshotLost when what is read now is not what was read first."""
+    def check_snapshot(self, agrees: bool = True) -> None:
+        """Raise SnapshotLost if the snapshot changed, or the caller's check does not agree."""
         if self._session.generation != self._generation or not agrees:
             raise SnapshotLost(
                 "The data changed between two reads of this exchange.",
@@ -137,31 +153,33 @@ class Reader:
 
     @property
     def changed(self) -> bool:
+        """True if the session has another snapshot than the exchange began with."""
         return self._session.generation != self._generation
 
     @property
     def consistency(self) -> Consistency:
-        """Of this relation alone: others of the stream may have been read otherwise."""
+        """Consistency of the rows of this relation; other relations of the stream may differ."""
         plan = self.shape.plan
         fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
         return Consistency.FUZZY if fuzzy or self.changed else Consistency.EXACT
 
     @property
     def as_of(self) -> str:
+        """Time of the snapshot, as text."""
         return self._session.as_of
 
     def pause(self) -> None:
-        """The network is about to be waited for."""
+        """Release what would block writers while the agent waits for the network."""
         self._session.pause()
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
-        """Rows that the engine yields, with what is derived from them. Raises NullKey."""
+        """Yield the engine's rows as batches. Raises NullKey."""
         for rows, block in self._blocks(source, self.recipe):
             self.tally.rows_read += len(rows)
             yield self._batch(block, rows)
 
     def _blocks(self, source: Iterator[Rows], recipe: Recipe) -> Iterator[tuple[Rows, Block]]:
-        """Rows of this recipe as they come, the first of them beginning the snapshot."""
+        """Yield rows and their block; the first row begins the snapshot. Raises NullKey."""
         for rows in source:
             if not self._has_begun:
                 self._begin()
@@ -171,21 +189,28 @@ class Reader:
             yield rows, block
 
     def _begin(self) -> None:
-        """The snapshot that is compared begins with its first row; the description may be older,
-        where the session paused for the cells of a sketch."""
+        """Take the snapshot of the first row as the one that is compared.
+
+        The description may be older, if the session paused to wait for the cells of a sketch.
+
+        Raises:
+            SnapshotLost: the relation is not what it was described as.
+        """
         self._has_begun = True
         if self.changed:
             self._generation = self._session.generation
-            self.same_snapshot(self._session.describe(self.shape.relation) == self.shape)
+            self.check_snapshot(self._session.describe(self.shape.relation) == self.shape)
 
     def _batch(self, block: Block, rows: Rows) -> Batch:
+        """Return a batch whose fingerprints are computed when they are used."""
+
         def mixed(part: Block) -> Mixed:
             return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))
 
         return Batch(block, positions(block, self.recipe, self._seed), mixed)
 
     def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
-        """The last value of every row, uint64 [rows]. Raises ValueDoesNotFit where it is NULL."""
+        """Return the last value of every row, uint64 [rows]. Raises ValueDoesNotFit on NULL."""
         starts, lengths = value_spans(block, self.recipe.key_columns + 1)[-1]
         if (lengths != 8).any():
             raise ValueDoesNotFit(
@@ -198,6 +223,7 @@ class Reader:
         return np.ascontiguousarray(window[starts]).view(">u8").reshape(-1).astype(np.uint64)
 
     def _refuse_nulls(self, block: Block, recipe: Recipe) -> None:
+        """Raise NullKey, with samples, if a key of the block is NULL."""
         null: npt.NDArray[np.bool_] = null_keys(block, recipe)
         if not null.any():
             return

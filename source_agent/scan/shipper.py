@@ -1,8 +1,8 @@
-"""Rows on their way out: gathered into blocks, cut into frames that fit a message.
+"""Gather rows into blocks and cut them into frames that fit a message.
 
-One `Shipper` per answer. It holds at most one frame's rows, so memory does not grow with what is
-shipped; it learns the compression ratio as it goes, so that frames come close to, and stay below,
-the largest message. Only a single row may exceed it (a row cannot be cut).
+One `Shipper` per answer. It holds the rows of one frame at most, so memory does not grow with the
+rows that are shipped. It measures the compression ratio, so that frames come close to the largest
+message and stay below it. Only a frame of a single row may exceed it: a row cannot be cut.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from driftline.types import Recipe
 from source_agent.scan.batches import Batch
 
 _ENVELOPE_BYTES = 64  # of the message around a frame
-_RATIO_FIRST = 2.0  # before anything was compressed
+_RATIO_FIRST = 2.0  # assumed before anything was compressed
 
 
 class Shipper:
-    """Turns batches of rows into `Rows` messages; `add` and `flush` yield those that are full."""
+    """Turns batches of rows into `Rows` messages: `add` yields full ones, `flush` the rest.
+
+    recipe, salt: of the exchange; level: of zstd.
+    """
 
     def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
         self._recipe, self._salt, self._level = recipe, salt, level
@@ -39,6 +42,7 @@ class Shipper:
         self.rows_shipped = 0
 
     def add(self, batch: Batch) -> Iterator[wire_pb2.Reply]:
+        """Add rows; yield the messages that became full."""
         if not len(batch.block):
             return
         self._blocks.append(batch.block)
@@ -49,15 +53,16 @@ class Shipper:
             yield from self._drain(keep=True)
 
     def pick(self, batch: Batch, chosen: npt.NDArray[np.bool_]) -> Iterator[wire_pb2.Reply]:
-        """Add the chosen rows of a batch, bool [rows]."""
+        """Add the chosen rows of a batch, bool [rows]; yield the messages that became full."""
         if chosen.any():
             yield from self.add(batch.take(chosen))
 
     def flush(self) -> Iterator[wire_pb2.Reply]:
+        """Yield messages with all rows that are still held."""
         yield from self._drain(keep=False)
 
     def _drain(self, *, keep: bool) -> Iterator[wire_pb2.Reply]:
-        """Ship what is held; with `keep`, hold back a last block that is far from full."""
+        """Yield what is held; with `keep`, hold back a last frame that is far from full."""
         if not self._blocks:
             return
         block, mixed = _concatenate(self._blocks, self._mixed)
@@ -71,19 +76,19 @@ class Shipper:
             at = end
         self._bytes = self._rows = 0
         if at < rows:
-            rest = block.cut(at, rows)  # copied, so that what was shipped is let go of
+            rest = block.cut(at, rows)  # copied, so that the memory of shipped rows is freed
             self._blocks = [Block(rest.buffer.copy(), rest.starts)]
             self._mixed = [Mixed(mixed.m0[at:].copy(), mixed.m1[at:].copy())]
             self._bytes, self._rows = len(self._blocks[0].buffer), rows - at
 
     def _cut(self, block: Block, at: int) -> int:
-        """Where the frame that begins with row `at` ends."""
+        """Return the end of the frame that begins with row `at`, exclusive."""
         body = min(FRAME_BODY_BYTES_TARGET, int(self._ratio * 0.9 * MESSAGE_BYTES_MAX))
         room = int(np.searchsorted(block.starts, block.starts[at] + body, "right")) - 1
         return min(max(room, at + 1), at + FRAME_ROWS_MAX, len(block))
 
     def _frames(self, block: Block, mixed: Mixed, at: int, end: int) -> Iterator[wire_pb2.Reply]:
-        """The rows [at, end) as one frame, or as halves where one would be too large."""
+        """Yield the rows [at, end) as one frame, or as two halves if one would be too large."""
         part = block.cut(at, end)
         digest = Mixed(mixed.m0[at:end], mixed.m1[at:end]).digest()
         data = frames.encode(part, self._recipe, self._salt, digest, level=self._level)
@@ -98,6 +103,7 @@ class Shipper:
 
 
 def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]:
+    """Return all rows in one block, and their mixed fingerprints."""
     if len(blocks) == 1:
         return blocks[0], mixed[0]
     offsets = np.cumsum([0, *(len(b.buffer) for b in blocks)])

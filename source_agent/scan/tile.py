@@ -1,13 +1,12 @@
 """One tile of a relation: the rows whose integer key lies between two bounds, read by index.
 
 A warehouse that walks through a table tile by tile (protocol, section 9) opens an exchange for each
-of them. A tile is read once, by one short range read, and remembered: whatever the exchange wants
-of it afterwards is answered from memory, so that a table that changes all the time is still
-compared as it was at one instant, and the read transaction is over before a row is hashed where
-readers block writers. What is remembered is bounded by TILE_HELD_BYTES; the rows of a larger tile
-are read again where they are needed.
+tile. A tile is read once, by one short range read, and held in memory, from which the rest of the
+exchange is answered. So a table that changes all the time is still compared in one snapshot, and
+where readers block writers the read transaction ends before a row is hashed. At most
+TILE_HELD_BYTES are held; the rows of a larger tile are read again when they are needed.
 
-After Carnes and Hanson, whose ranges are short transactions for the sake of the writers (sections
+After Carnes and Hanson, who read ranges in short transactions for the sake of the writers (sections
 3.4 and 3.6). The paper locks pages of a few ranges; here no lock outlives the read.
 """
 
@@ -25,13 +24,13 @@ from source_agent.engines.interface import Session, Shape
 from source_agent.scan.batches import Batch, Positions
 from source_agent.scan.reader import Reader, Tally
 
-_DERIVED_BYTES = 48  # of a row beside its bytes: offsets, position, mixed fingerprint
+_DERIVED_BYTES = 48  # of a row in addition to its bytes: offsets, position, mixed fingerprint
 
 Bounds = tuple[int, int]
 
 
 def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
-    """The first and last position of the tile in an opening; None: the whole relation.
+    """Return the first and last position of the tile in an opening; None for the whole relation.
 
     Raises:
         MalformedMessage: the bounds do not ascend.
@@ -56,7 +55,11 @@ def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
 def reader_of(
     session: Session, shape: Shape, opening: pb.Open, *, salt: Salt, tally: Tally
 ) -> Reader:
-    """What reads the rows that an opening is about. Raises as `within_of`; reads nothing."""
+    """Return the reader of the rows that an opening is about; read nothing.
+
+    Raises:
+        MalformedMessage, ConfigurationError: see `within_of`.
+    """
     within, key = within_of(opening, shape), opening.fragment_key
     if within is None:
         return Reader(session, shape, fragment_key=key, salt=salt, tally=tally)
@@ -64,7 +67,7 @@ def reader_of(
 
 
 class TileReader(Reader):
-    """A `Reader` for which only the rows of one tile exist."""
+    """A `Reader` for which only the rows of one tile exist. within: first and last position."""
 
     def __init__(
         self,
@@ -79,29 +82,29 @@ class TileReader(Reader):
         super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
         self._first, self._last = (np.array([bound], np.int64) for bound in within)
         self._held: list[Batch] | None = None
-        tally.rows_expected = 0  # what the engine estimates is of the whole relation
+        tally.rows_expected = 0  # the engine's estimate is of the whole relation
 
     def scan(
         self,
         *,
         ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
     ) -> Iterator[Batch]:
-        """Every row of the tile once; no scan of the relation."""
+        """Return every row of the tile once, without a scan of the relation."""
         if self._held is not None:
             return iter(self._held)
         return self._read(self._first, self._last, is_whole=True)
 
-    def survey(self) -> Iterator[Batch]:
-        """The rows themselves: they are remembered."""
+    def scan_hashes(self) -> Iterator[Batch]:
+        """Return the rows themselves, because they are held."""
         return self.scan()
 
     def split(self) -> None:
-        """Never: a tile is one short read."""
+        """Return None: a tile is one short read."""
 
     def find(
         self, first: Positions, last: Positions, *, rows: int, total: int | None
     ) -> Iterator[Batch]:
-        """The rows of the tile in these ranges, and perhaps others of it."""
+        """Return the rows of the tile in these ranges, int64 [n] each, and perhaps others of it."""
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
         first, last = np.maximum(first, self._first), np.minimum(last, self._last)
@@ -109,10 +112,11 @@ class TileReader(Reader):
         return self._read(first[inside], last[inside], is_whole=False)
 
     def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Iterator[Batch]:
+        """Yield rows; hold all rows of the tile if they fit in TILE_HELD_BYTES."""
         held: list[Batch] | None = [] if is_whole else None
         size = 0
         for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
-            # Where readers block writers, everything has been read when the first rows come.
+            # Where readers block writers, all rows are read before the first is yielded.
             self.pause()
             size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
             if size > TILE_HELD_BYTES:

@@ -1,17 +1,17 @@
 """A process beside the agent that reads parts of a scan.
 
-Started by `share`, with a pipe to the agent as its standard input. A job comes through it, then the
-numbers of the parts to read, one by one; the hashes of their rows go back (`Hashed`), for the
-agent to add up: this process has no tables. The job holds the fragment key and the database's
-password, which are on the pipe and in memory, and nowhere else: not in the arguments, the
+`workers` starts it with a pipe to the agent as its standard input. The agent sends a job, then the
+numbers of the parts to read, one by one. The process returns the hashes of their rows (`Hashed`);
+the agent adds them up, and this process has no tables. The job contains the fragment key and the
+password of the database. They are on the pipe and in memory only: not in the arguments, the
 environment or a log.
 
-Invariants: it reads through a read-only session like the agent's own, over the agent's snapshot. It
-lives as long as the pipe: when that ends, however the agent ended, it cancels its statement, closes
-its connection and goes. It ignores the signals of a terminal or a service manager; the agent
-decides.
+Invariants: the process reads through a read-only session like the agent's own, in the agent's
+snapshot. It lives as long as the pipe: when the pipe ends, however the agent ended, it cancels its
+statement, closes its connection and exits. It ignores the signals of a terminal or a service
+manager, because the agent decides when it ends.
 
-A thread of its own listens, so that a cancellation is heard in the middle of a statement.
+A thread listens to the pipe, so that a cancellation is received in the middle of a statement.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ END_S_MAX = 10.0  # from the end of the pipe to the end of the process
 
 @dataclass(frozen=True, slots=True)
 class ScanJob:
-    """What one scan is about. It is pickled into the pipe."""
+    """A scan to take part in, pickled into the pipe.
+
+    join: opens a session in the agent's snapshot, and returns it with the parts.
+    """
 
     join: Callable[[], Split] = field(repr=False)
     shape: Shape
@@ -49,7 +52,7 @@ class ScanJob:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A part was read to its end: so many rows, whose `Hashed` came before."""
+    """A part was read to its end. rows: in it, whose `Hashed` were sent before."""
 
     part: int
     rows: int
@@ -62,13 +65,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ended in the middle of a part."""
+    """The process stopped in the middle of a part."""
 
     error: DriftlineError
 
 
 class Worker:
-    """The process's two threads: one listens, one reads."""
+    """The two threads of the process: one listens to the pipe, one reads rows."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -78,7 +81,7 @@ class Worker:
         self._is_over = False
 
     def run(self) -> None:
-        """Works until the pipe ends."""
+        """Execute one job after the other until the pipe ends."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         while True:
             job = self._heard.get()
@@ -104,7 +107,7 @@ class Worker:
         os._exit(1)
 
     def _work(self, job: ScanJob) -> bool:
-        """Whether it went well; after a failure the process is not used again."""
+        """Do a job; return False if it failed, after which the process is not used again."""
         try:
             self._join(job)
         except DriftlineError as error:
@@ -142,7 +145,7 @@ class Worker:
 
 
 def main() -> None:
-    """The process."""
+    """Run the process until its standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     keep_heap_small()

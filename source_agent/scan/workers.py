@@ -1,21 +1,20 @@
-"""One scan shared with further processes, where the DBA allows it (`limits.readers`).
+"""Share one scan with worker processes, where the DBA allows it (`limits.readers`).
 
-Hashing is what a scan waits for, and Python hashes on one core: so further processes (`assist`)
-read parts of the same snapshot and hash their rows, and we add the hashes up with our own. The
-parts are given out one by one to whoever is free, this process among them; the fetch of changed
-rows, and everything else of an exchange, stays here.
+A scan spends most of its time on hashing, and Python hashes on one core. So worker processes
+(`worker_process`) read parts of the same snapshot and hash their rows; this process reads parts
+too, and adds up all hashes. Parts are assigned one by one to the process that is free. The fetch
+of changed rows, and everything else of an exchange, stays in this process.
 
-Invariants: a part counts once, from whoever read it to its end: what has come of it is added up
-only then. If a process dies, or cannot connect, or loses its connection, its open parts are read
-again here. What is wrong with the rows themselves ends the exchange with that error. On the way
-out, whatever the reason, no process is left with a statement. The governor is asked about every
-batch that another process has read, as it is about every batch read here. Memory: tables are here
-alone, and of each process one part waits for its end, 2 MB of the narrowest rows.
+Invariants: a part is added up once, after some process has read it to its end. If a process dies,
+cannot connect or loses its connection, its unfinished parts are read again here. An error in the
+rows themselves ends the exchange. However a scan ends, no process is left with a statement. The
+governor counts every batch of a worker process like a batch that is read here. Memory: only this
+process has tables; one unfinished part of each worker process is held, 2 MB of the narrowest rows.
 
-Rejected: threads (the interpreter's lock), `multiprocessing` (it forks or runs the main module
-again; an agent has threads, and its main module is the DBA's program), shared memory (something
-can be left behind; a pipe carries 16 bytes a row), tables in every process (35 MB each, for the
-tenth of a scan's work that adding up is; and a process that dies takes all it has read along).
+Rejected: threads (the interpreter's lock); `multiprocessing` (it forks or runs the main module
+again, but an agent has threads, and its main module is the DBA's program); shared memory (it may be
+left behind, and a pipe carries only 16 bytes a row); tables in every process (35 MB each, while
+adding up is a tenth of the work of a scan; and the parts of a process that dies would be lost).
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ from source_agent.scan.accumulators import Accumulator, Hashed
 from source_agent.scan.reader import Reader
 from source_agent.scan.worker_process import END_S_MAX, Done, Failed, Read, ScanJob
 
-AHEAD: Final = 2  # parts a process has at hand, so that it does not wait for this one
+AHEAD: Final = 2  # parts assigned to a process, so that it does not wait for this one
 # Not `-m`: what is pickled is named after the module, which must not be `__main__` there.
 _PROGRAM: Final = "from source_agent.scan.worker_process import main; main()"
-TURN: Final = 4  # messages taken from one process before our own statement goes on
-LOOK_S: Final = 0.25  # at most this late is a cancellation seen while others read
-# Longer than a session waits: a process whose statement delivers nothing says so first.
+TURN: Final = 4  # messages taken from one process before this process reads on
+LOOK_S: Final = 0.25  # the longest time until a cancellation is noticed while others read
+# Longer than a session waits: a process whose statement delivers nothing reports it first.
 SILENT_S_MAX: Final = DATABASE_SILENCE_S_MAX + 60
-_OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again is no help
-_SECRETS: Final = "DRIFTLINE_"  # of environment variables that a reader has no use for
+_OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again does not help
+_SECRETS: Final = "DRIFTLINE_"  # prefix of environment variables that a worker does not need
 
 _log = logging.getLogger("driftline.source")
 
 
 class WorkerProcess:
-    """A reader process, and what it has been given."""
+    """A worker process, and the parts that are assigned to it."""
 
     def __init__(self) -> None:
         ours, theirs = Pipe()
@@ -78,8 +77,7 @@ class WorkerProcess:
         self.begin()
 
     def begin(self) -> None:
-        """For the scan that begins: which parts it has at hand, what has come of the first of them,
-        whether it knows that there are no more."""
+        """Begin a scan: no part is assigned, and no rows of the first part have come."""
         self.heard_at = time.monotonic()
         self.parts: list[int] = []
         self.found: list[Hashed] = []
@@ -87,15 +85,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int:
-        """Once it has ended; below 0 it is the signal that ended it."""
+        """Exit code, once the process has ended; minus the signal if a signal ended it."""
         return self._process.wait()
 
     def give(self, part: int | None) -> None:
-        """One more part; None: there are no more."""
+        """Assign one more part; None if there are no more."""
         if part is None:
             self.knows_all = True
         else:
@@ -103,7 +102,7 @@ class WorkerProcess:
         self.pipe.send(part)
 
     def end(self) -> None:
-        """Has it cancel what it does and go; returns when it is gone."""
+        """End the process, which cancels its statement; return when it has exited."""
         self.pipe.close()
         try:
             self._process.wait(END_S_MAX)
@@ -113,7 +112,7 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """At most `size` processes beside this one, started when first needed and kept."""
+    """At most `size` worker processes, started when first needed and kept for later scans."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -123,8 +122,11 @@ class WorkerPool:
 
     @contextmanager
     def lent(self, most: int) -> Iterator[list[WorkerProcess]]:
-        """At most so many that nobody else has. Those still in the list at the end are kept for the
-        next scan; who takes one out ends it."""
+        """Give at most `most` processes to one scan, for its own use.
+
+        Processes that are still in the list at the end are kept for the next scan. Whoever removes
+        a process from the list must end it.
+        """
         with self._lock:
             places = max(min(self._places, most), 0)
             self._places -= places
@@ -139,7 +141,7 @@ class WorkerPool:
             yield lent
         except BaseException:
             for process in lent:
-                process.pipe.close()  # all of them know before the first is waited for
+                process.pipe.close()  # tell all of them before waiting for the first
             while lent:
                 lent.pop().end()
             raise
@@ -150,14 +152,14 @@ class WorkerPool:
             self._end_surplus()
 
     def resize(self, size: int) -> None:
-        """At most so many from now on; those that are lent are ended when they come back."""
+        """Allow at most `size` processes; end surplus ones, lent ones when they come back."""
         with self._lock:
             self._places += size - self.size
             self.size = size
         self._end_surplus()
 
     def close(self) -> None:
-        """Ends those that are idle."""
+        """End the processes that are idle."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -186,7 +188,7 @@ def fill(reader: Reader, accumulators: Sequence[Accumulator], pool: WorkerPool |
             if processes:
                 SharedScan(reader, split, accumulators, processes).run()
                 return
-    for batch in reader.survey():
+    for batch in reader.scan_hashes():
         _add(accumulators, Hashed.of(batch))
 
 
@@ -196,7 +198,7 @@ def _add(accumulators: Sequence[Accumulator], rows: Hashed) -> None:
 
 
 class SharedScan:
-    """One scan in the making."""
+    """One scan that this process shares with worker processes."""
 
     def __init__(
         self,
@@ -210,6 +212,7 @@ class SharedScan:
         self._fresh, self._again = iter(range(split.parts)), list[int]()
 
     def run(self) -> None:
+        """Read all parts, and add them to the accumulators."""
         self._reader.tally.scans += 1
         job = ScanJob(
             join=self._split.join,
@@ -219,7 +222,7 @@ class SharedScan:
         )
         for process in self._working[:]:
             self._begin(process, job)
-        # A process that is lost puts its parts back, at whatever time.
+        # A process may be lost at any time; its parts are then read again.
         while (part := self._next()) is not None or self._working:
             if part is not None:
                 self._read(part)
@@ -228,11 +231,11 @@ class SharedScan:
                 self._split.wait()
 
     def _next(self) -> int | None:
-        """A part that nobody has; None: there is none."""
+        """Return a part that is not assigned, or None."""
         return self._again.pop() if self._again else next(self._fresh, None)
 
     def _read(self, part: int) -> None:
-        # Closed, or the statement outlives what others raise between two batches.
+        # Closed, so that the statement ends if `_hear` raises between two batches.
         with closing(self._reader.batches(self._split.read(part))) as batches:
             for batch in batches:
                 _add(self._accumulators, Hashed.of(batch))
@@ -248,14 +251,14 @@ class SharedScan:
             self._lost(process, error)
 
     def _give(self, process: WorkerProcess) -> None:
-        """The next part, or word that there are no more."""
+        """Assign the next part, or tell the process that there are no more."""
         if (part := self._next()) is not None:
             process.give(part)
         elif not process.parts and not process.knows_all:
             process.give(None)
 
     def _hear(self, timeout_s: float) -> None:
-        """Take what the processes have to say, waiting for the first of it."""
+        """Process the messages of the workers; wait at most `timeout_s` for the first."""
         for process in self._working[:]:
             if time.monotonic() - process.heard_at > SILENT_S_MAX:
                 self._lost(process, TimeoutError(f"silent for {SILENT_S_MAX:g} s"))
@@ -267,11 +270,11 @@ class SharedScan:
                 self._take(process, said)
 
     def _said(self, process: WorkerProcess) -> Iterator[object]:
-        """What one of them has said, at least one message."""
+        """Yield at least one message of a process, and at most TURN."""
         for _ in range(TURN):
             try:
                 said = process.pipe.recv()
-            except Exception as error:  # it ended; or it is of another release than this agent
+            except Exception as error:  # it ended, or it is of another release than this agent
                 self._lost(process, error)
                 return
             yield said
@@ -303,7 +306,7 @@ class SharedScan:
             raise AssertionError(f"a reader said {type(said).__name__}")
 
     def _lost(self, process: WorkerProcess, why: Exception) -> None:
-        """Its open parts are read again, and it is not used any more."""
+        """Drop a process, and put its unfinished parts back."""
         self._working.remove(process)
         self._kept.remove(process)
         self._again += process.parts

@@ -15,8 +15,6 @@ ALLOWED: dict[str, int] = {
     "source_agent/budgets": 18,
     "source_agent/cli": 13,
     "source_agent/engines": 164,
-    "source_agent/methods": 14,
-    "source_agent/scan": 42,
     "source_agent/server": 24,
     "warehouse_agent": 12,
     "warehouse_agent/cli": 31,

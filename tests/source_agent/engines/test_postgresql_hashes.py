@@ -76,7 +76,7 @@ def both(session: Session, shape: Shape) -> tuple[dict[int, int], dict[int, int]
     theirs: dict[int, int] = {}
     ours: dict[int, int] = {}
     reads = reader(session, shape)
-    for batch in reads.survey():
+    for batch in reads.scan_hashes():
         assert len(batch.block.starts) == len(batch.positions) + 1
         theirs |= dict(zip(batch.positions.tolist(), batch.mixed.m0.tolist(), strict=True))
     for batch in reads.scan():
@@ -149,7 +149,9 @@ def test_no_two_values_of_a_type_hash_alike(legacy: OfPostgreSQL, type: str) -> 
         assert theirs == ours
         shape = session.describe(relation)
         different = {row for batch in session.scan(shape) for row in batch}
-        hashes = {h for batch in reader(session, shape).survey() for h in batch.mixed.m0.tolist()}
+        hashes = {
+            h for batch in reader(session, shape).scan_hashes() for h in batch.mixed.m0.tolist()
+        }
     assert len(hashes) == len(different) > 1
 
 
@@ -292,7 +294,7 @@ def test_a_constraint_that_was_never_validated_vouches_for_nothing(legacy: OfPos
         shape = session.describe(replace(RELATION, key=("k",)))
         assert not shape.vouched
         with pytest.raises(NullKey, match="such as k=NULL"):
-            list(reader(session, shape).survey())
+            list(reader(session, shape).scan_hashes())
     legacy.run("DELETE FROM t WHERE k IS NULL", "ALTER TABLE t ALTER k SET NOT NULL")
     with closing(open_session(legacy)) as session:
         shape = session.describe(replace(RELATION, key=("k",)))
@@ -316,7 +318,7 @@ def test_a_hash_that_is_null_is_seen_behind_any_key(
     with closing(open_session(legacy)) as session:
         reads = reader(session, session.describe(replace(RELATION, key=("k",))))
         with pytest.raises(ValueDoesNotFit, match="NOT NULL"):
-            list(reads.survey())
+            list(reads.scan_hashes())
 
 
 def test_before_18_a_null_that_should_not_be_is_hashed(legacy: OfPostgreSQL) -> None:
@@ -345,12 +347,12 @@ def test_a_null_where_there_should_be_none_is_refused(legacy: OfPostgreSQL) -> N
     with closing(open_session(legacy)) as session:
         reads = reader(session, session.describe(relation))
         with pytest.raises(ValueDoesNotFit, match="NOT NULL"):
-            list(reads.survey())
+            list(reads.scan_hashes())
     legacy.run("UPDATE t SET k = NULL, v = 1")
     with closing(open_session(legacy)) as session:
         reads = reader(session, session.describe(relation))
         with pytest.raises(NullKey, match="such as k=NULL"):
-            list(reads.survey())
+            list(reads.scan_hashes())
 
 
 def test_the_statements_are_those_of_explain(
