@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from source_agent.engines.interface import Fingerprint, Limits, Relation
+from source_agent.engines.registry import is_file
 
 _LOGIN = "DATABASE"  # of DRIFTLINE_PASSWORD_DATABASE
 
@@ -164,7 +165,7 @@ def _database(table: Table) -> Database:
             "Write one such as postgresql+psycopg://reader@host/database.",
         ) from None
     file = parsed.database
-    if parsed.get_backend_name() == "sqlite" and file and not file.startswith((":", "file:")):
+    if is_file(parsed) and file and not file.startswith((":", "file:")):
         parsed = parsed.set(database=str(resolve(table.file, file)))
     limits = Limits(
         statement_s=table.optional_number("statement_timeout_s"),

@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 
 from source_agent.config import Budget, SourceConfig
 from source_agent.engines.interface import Engine
+from source_agent.engines.registry import is_file
 
 ACCOUNT = "driftline"  # of the system, for a database that is a file
 
@@ -23,9 +24,8 @@ def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) ->
         UsageError: neither names a login, and the engine has logins.
     """
     url = make_url(config.database.url)
-    # SQLite's logins are the system's, and its URL names none.
-    of_a_file = ACCOUNT if url.get_backend_name() == "sqlite" else ""
-    named = login or url.username or of_a_file
+    # Who may read a file is an account of the system, and its URL names none.
+    named = login or url.username or (ACCOUNT if is_file(url) else "")
     if not named:
         raise UsageError("The URL names no login to grant anything to.", remedy="Add --login NAME.")
     relations = [published.relation for published in config.relations.values()]

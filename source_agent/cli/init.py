@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError
 from source_agent.cli.grants import ACCOUNT, connections
 from source_agent.config import Budget
 from source_agent.engines.interface import Engine, Limits, Listed, Relation, Shape
-from source_agent.engines.registry import connect
+from source_agent.engines.registry import connect, is_file
 from source_agent.engines.relations import nearest
 from source_agent.printable import counted
 
@@ -103,13 +103,13 @@ def init(request: Request) -> Made:
     """
     url = _checked(request)
     config = request.config
-    script = config.with_name("grants.sh" if _is_file(url) else "grants.sql")
+    script = config.with_name("grants.sh" if is_file(url) else "grants.sql")
     login = request.login or url.username or ACCOUNT
     secret = config.with_name(re.sub(r"[^A-Za-z0-9_.-]", "_", login) + ".password")
     _refuse_existing(request, [config, script])
     engine, prompted = _connected(request, url)
     offers = _offers(engine, request.patterns)
-    is_own = _is_file(url) or request.login in {None, url.username}
+    is_own = is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
     # Without --login a URL that names no user stays so: ACCOUNT may not exist.
     text = _text(request, url if is_own else url.set(username=login), kept, offers)
@@ -146,16 +146,12 @@ def _checked(request: Request) -> URL:
             f"--listen {request.listen!r} is not an address.",
             remedy=f"Write HOST:PORT, such as {LISTEN}.",
         )
-    if not _is_file(url) or not url.database or url.database.startswith((":", "file:")):
+    if not is_file(url) or not url.database or url.database.startswith((":", "file:")):
         return url
     file = Path(url.database).absolute()
     folder = request.config.absolute().parent
     inside = os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
     return url.set(database=inside)
-
-
-def _is_file(url: URL) -> bool:
-    return url.get_backend_name() == "sqlite"
 
 
 def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
@@ -175,7 +171,7 @@ def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
     """The engine, reached once, and the password if it was asked for."""
     password = _password(request)
     file = url.database
-    if _is_file(url) and file and not file.startswith((":", "file:")):
+    if is_file(url) and file and not file.startswith((":", "file:")):
         url = url.set(database=str(request.config.absolute().parent / file))
     text = url.render_as_string(hide_password=False)
     engine = connect(text, password, Limits())
@@ -276,7 +272,7 @@ def _text(request: Request, url: URL, kept: tuple[str, bool], offers: Sequence[O
         "[database]",
         f"url = {_quoted(url.render_as_string(hide_password=False))}",
     ]
-    if not _is_file(url):
+    if not is_file(url):
         file, is_in_force = kept
         setting = f"password_file = {_quoted(file)}"
         why = "# the password alone, readable by the agent alone"

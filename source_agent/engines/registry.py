@@ -1,35 +1,62 @@
-"""From the DBA's URL to an engine. The drivers are imported here, and only the one that is needed.
+"""The database engines that a URL may name, and the way from the DBA's URL to one of them.
 
-SQLAlchemy parses the URL, and that is all it is used for; see `engine`.
+An engine is a package with a function `from_url`, and one line in `KINDS`. It is imported when a
+URL names it, because its driver may not be installed. `Engine`, `Session` and, where it can split a
+scan, `Split` in `interface` are what it implements; `tests/conformance` tests it.
+
+SQLAlchemy parses the URL, and that is all it is used for; see `interface`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-if TYPE_CHECKING:
-    from source_agent.engines.interface import Engine, Limits
+from source_agent.engines.interface import Engine, Limits
 
-_BACKENDS = {
-    "postgresql": "postgresql",
-    "mariadb": "mariadb",
-    "mysql": "mariadb",
-    "sqlite": "sqlite",
-}
-_DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": ""}
 _WHERE = "database.url"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """A database engine that a URL may name.
+
+    `name` is the engine's and that of pip's extra. `opens` is the module that has `from_url(url,
+    password, limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+`
+    in a URL; empty: none. `is_file`: the URL names a file, no host and no login.
+    """
+
+    name: str
+    opens: str
+    driver: str = ""
+    is_file: bool = False
+
+
+_MARIADB = EngineKind("mariadb", "source_agent.engines.mariadb.session", "pymysql")
+KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
+    "postgresql": EngineKind("postgresql", "source_agent.engines.postgresql.engine", "psycopg"),
+    "mariadb": _MARIADB,
+    "mysql": _MARIADB,
+    "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
+}
+
+
+def is_file(url: URL) -> bool:
+    """Return True if a URL names an engine whose databases are files."""
+    kind = KINDS.get(url.get_backend_name())
+    return kind is not None and kind.is_file
+
+
 def connect(url: str, password: str | None, limits: Limits) -> Engine:
-    """The engine behind `url`; nothing is contacted yet.
+    """Return the engine that a URL names; nothing is contacted yet.
 
     Args:
-        password: wins over one in the URL; None leaves it to the URL and the driver's own files.
+        password: used instead of one in the URL; None leaves it to the URL and the driver's own
+            files.
 
     Raises:
         ConfigurationError: not a URL, an unknown database or driver, or a driver not installed.
@@ -42,85 +69,32 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
             remedy="Write it as postgresql://user@host/database or sqlite:////path/to/file.",
             where=_WHERE,
         ) from None
-    backend, _, driver = parsed.drivername.partition("+")
-    if backend not in _BACKENDS:
+    scheme, _, driver = parsed.drivername.partition("+")
+    kind = KINDS.get(scheme)
+    if kind is None:
+        *others, last = KINDS
         raise ConfigurationError(
-            f"The database {backend!r} is not supported.",
-            remedy="Use postgresql, mariadb, mysql or sqlite.",
+            f"The database {scheme!r} is not supported.",
+            remedy=f"Use {', '.join(others)} or {last}.",
             where=_WHERE,
         )
-    kind = _BACKENDS[backend]
-    if driver not in {"", _DRIVERS[kind]}:
+    if driver not in {"", kind.driver}:
+        named = f"{scheme}+{kind.driver}, or only {scheme}" if kind.driver else scheme
         raise ConfigurationError(
-            f"The driver {driver!r} is not supported.",
-            remedy=f"Write {backend}+{_DRIVERS[kind]}, or only {backend}."
-            if _DRIVERS[kind]
-            else f"Write {backend}.",
-            where=_WHERE,
+            f"The driver {driver!r} is not supported.", remedy=f"Write {named}.", where=_WHERE
         )
-    if _DRIVERS[kind]:
+    if kind.driver:
         _import_driver(kind)
-    return _OPEN[kind](parsed, password, limits)
+    engine: Engine = import_module(kind.opens).from_url(parsed, password, limits)
+    return engine
 
 
-def _import_driver(kind: str) -> None:
+def _import_driver(kind: EngineKind) -> None:
     try:
-        import_module(_DRIVERS[kind])
+        import_module(kind.driver)
     except ImportError as error:
         raise ConfigurationError(
-            f"The driver {_DRIVERS[kind]} cannot be imported: {error}.",
-            remedy=f"pip install 'driftline[{kind}]'",
+            f"The driver {kind.driver} cannot be imported: {error}.",
+            remedy=f"pip install 'driftline[{kind.name}]'",
             where=_WHERE,
         ) from None
-
-
-def _parameters(url: URL) -> dict[str, str]:
-    """The part behind the question mark; a repeated name is a list, as libpq has it."""
-    return {k: v if isinstance(v, str) else ",".join(v) for k, v in url.query.items()}
-
-
-def _postgresql(url: URL, password: str | None, limits: Limits) -> Engine:
-    from source_agent.engines.postgresql.engine import PostgresqlEngine
-
-    named = {
-        "host": url.host,
-        "port": str(url.port) if url.port else None,
-        "user": url.username,
-        "dbname": url.database,
-        "password": password or (str(url.password) if url.password else None),
-    }
-    given = {name: value for name, value in named.items() if value}
-    return PostgresqlEngine(_parameters(url) | given, limits)
-
-
-def _mariadb(url: URL, password: str | None, limits: Limits) -> Engine:
-    from source_agent.engines.mariadb.session import MariadbEngine
-
-    if not url.database:
-        raise ConfigurationError(
-            "The URL names no database.",
-            remedy="Write it as mariadb://user@host/database.",
-            where=_WHERE,
-        )
-    return MariadbEngine(
-        host=url.host or "localhost",
-        port=url.port or 3306,
-        user=url.username or "",
-        password=password or str(url.password or ""),
-        database=url.database,
-        parameters=_parameters(url),
-        limits=limits,
-    )
-
-
-def _sqlite(url: URL, _password: str | None, limits: Limits) -> Engine:
-    from source_agent.engines.sqlite.session import SqliteEngine
-
-    if not url.database or url.database == ":memory:":
-        raise ConfigurationError(
-            "The URL names no file.", remedy="Write it as sqlite:////path/to/file.", where=_WHERE
-        )
-    return SqliteEngine(url.database, limits)
-
-
-_OPEN = {"postgresql": _postgresql, "mariadb": _mariadb, "sqlite": _sqlite}

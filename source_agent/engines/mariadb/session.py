@@ -26,8 +26,9 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import pymysql
-from driftline.errors import DatabaseUnavailable, DriftlineError
+from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
 from pymysql.cursors import Cursor, SSCursor
+from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.attempts import attempted
@@ -315,3 +316,22 @@ class MariadbEngine:
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return access.templates(shapes)
+
+
+def from_url(url: URL, password: str | None, limits: Limits) -> MariadbEngine:
+    """Return the engine that a URL names. See `registry.connect`."""
+    if not url.database:
+        raise ConfigurationError(
+            "The URL names no database.",
+            remedy="Write it as mariadb://user@host/database.",
+            where="database.url",
+        )
+    return MariadbEngine(
+        host=url.host or "localhost",
+        port=url.port or 3306,
+        user=url.username or "",
+        password=password or str(url.password or ""),
+        database=url.database,
+        parameters={name: ",".join(values) for name, values in url.normalized_query.items()},
+        limits=limits,
+    )

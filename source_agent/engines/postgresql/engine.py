@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Sequence
 
 from psycopg import Error
+from sqlalchemy.engine import URL
 
 from source_agent.engines.attempts import attempted
 from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
@@ -72,3 +73,18 @@ class PostgresqlEngine:
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
         return access.templates(shapes)
+
+
+def from_url(url: URL, password: str | None, limits: Limits) -> PostgresqlEngine:
+    """Return the engine that a URL names. See `registry.connect`."""
+    named = {
+        "host": url.host,
+        "port": str(url.port) if url.port else None,
+        "user": url.username,
+        "dbname": url.database,
+        "password": password or (str(url.password) if url.password else None),
+    }
+    given = {name: value for name, value in named.items() if value}
+    # A repeated parameter is a list, separated by commas as libpq reads it.
+    parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
+    return PostgresqlEngine(parameters | given, limits)

@@ -31,8 +31,10 @@ from urllib.parse import quote as quote_url
 
 import numpy as np
 import numpy.typing as npt
+from driftline.errors import ConfigurationError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
+from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.attempts import attempted
@@ -352,3 +354,14 @@ class SqliteEngine:
         for shape in shapes:
             texts += access.templates(shape)
         return list(dict.fromkeys(texts))
+
+
+def from_url(url: URL, _password: str | None, limits: Limits) -> SqliteEngine:
+    """Return the engine that a URL names. See `registry.connect`."""
+    if not url.database or url.database == ":memory:":
+        raise ConfigurationError(
+            "The URL names no file.",
+            remedy="Write it as sqlite:////path/to/file.",
+            where="database.url",
+        )
+    return SqliteEngine(url.database, limits)
