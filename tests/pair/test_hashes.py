@@ -91,7 +91,7 @@ def test_a_change_of_the_kind_keeps_the_rows(pair: Pair) -> None:
         pair.check("orders")
         snapshot = head(Store(str(pair.warehouse)), "orders")
         assert snapshot is not None
-        assert snapshot.meta["fingerprint"] == after
+        assert snapshot.record.fingerprint == after
     edit(pair.legacy, 3)
     assert pair.refresh("orders").rows_changed > 0
     pair.check("orders")

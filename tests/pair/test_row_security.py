@@ -97,7 +97,7 @@ def told(legacy: PostgresLegacy) -> row_security.RowSecurity | None:
 def meta_of(pair: Pair) -> dict[str, Any]:
     snapshot = head(Store(str(pair.warehouse)), "rows")
     assert snapshot is not None
-    return snapshot.meta
+    return dict(snapshot.record.said)
 
 
 def doctor(pair: Pair) -> str:

@@ -128,7 +128,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         "relation": fragment.relation,
         "columns": [[c.name, str(c.type)] for c in layout.recipe.columns],
         "key_columns": layout.recipe.key_columns,
-        "as_of": snapshot.meta["as_of"],
+        "as_of": snapshot.record.as_of,
         "version": snapshot.version,
         "count": digest.count,
         "sum": digest.sum_bytes().hex(),

@@ -113,7 +113,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     paths = {file.path for file in (*first.files, *head.files)}
     for version in range(oldest + 1, head.version + 1):
         paths |= formats.added(store, name, version)
-    feeds = {(e.meta or {}).get("changes") for e in entries if e.version >= oldest}
+    feeds = {e.record.changes for e in entries if e.record and e.version >= oldest}
     return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
 
 

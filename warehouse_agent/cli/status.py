@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from warehouse_agent.config import Fragment, WarehouseConfig, select
 from warehouse_agent.history.record import checked
@@ -179,22 +178,22 @@ def status_of(store: Store, name: str) -> Status:
     snapshot = formats.head(store, name)
     if snapshot is None:
         return Status(name)
-    meta = snapshot.meta
+    record = snapshot.record
     notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
-    interval = interval_s([str(v["published_at"]) for v in _versions(store, name)])
-    changed = sum(int(meta[f"rows_{kind}"]) for kind in ("inserted", "updated", "deleted"))
+    entries = formats.entries(store, name)
+    interval = interval_s([e.record.published_at for e in entries if e.record])
     recipe = snapshot.layout.recipe
-    probability = None if meta["proof"] == "part" else miss_probability(changed, recipe)
+    probability = None if record.proof == "part" else miss_probability(record.rows_changed, recipe)
     return Status(
         name=name,
         version=snapshot.version,
         rows_total=snapshot.rows,
         as_of=found.as_of,
         checked_at=found.checked_at,
-        published_at=meta["published_at"],
+        published_at=record.published_at,
         consistency=found.consistency,
-        proof=meta["proof"],
+        proof=record.proof,
         fingerprint=fingerprint_kind(recipe),
         miss_probability=probability,
         years_until_a_change_is_missed=(
@@ -204,11 +203,6 @@ def status_of(store: Store, name: str) -> Status:
         bytes=sum(f.size for f in snapshot.files),
         row_security=None if security is None else security.hides,
     )
-
-
-def _versions(store: Store, name: str) -> list[dict[str, Any]]:
-    """Return what each version of ours says of itself, newest first."""
-    return [entry.meta for entry in formats.entries(store, name) if entry.meta is not None]
 
 
 def interval_s(published: Sequence[str]) -> float:
@@ -224,13 +218,13 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
     published(store, fragment.name)
-    for meta in _versions(store, fragment.name)[:limit]:
+    ours = [(e.version, e.record) for e in formats.entries(store, fragment.name) if e.record]
+    for version, record in ours[:limit]:
         if as_json:
-            print(json.dumps({k: v for k, v in meta.items() if k not in _OURS}))
+            print(json.dumps({k: v for k, v in record.said.items() if k not in _OURS}))
         else:
-            rows = counted(meta["rows"], "row")
             print(
-                f"version {meta['version']}: {meta['published_at']}, {rows}, "
-                f"+{meta['rows_inserted']:,} ~{meta['rows_updated']:,} -{meta['rows_deleted']:,}, "
-                f"{meta['consistency']}, as of {meta['as_of']}"
+                f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "
+                f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
+                f"{record.consistency}, as of {record.as_of}"
             )

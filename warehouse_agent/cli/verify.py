@@ -46,10 +46,10 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
     notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if (noted := restored.newer(notes, snapshot)) is not None:
         restored.refuse(name, snapshot, noted)
-    if snapshot.rows != snapshot.meta["rows"]:
+    if snapshot.rows != snapshot.record.rows:
         held = counted(snapshot.rows, "row")
         raise WarehouseUnavailable(
-            f"The files hold {held}, and the version {snapshot.meta['rows']:,}.",
+            f"The files hold {held}, and the version {snapshot.record.rows:,}.",
             where=name,
             remedy="Restore the table from a backup, or move its folder away for a new first load.",
         )

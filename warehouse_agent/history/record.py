@@ -47,15 +47,15 @@ class Checked:
 def checked(notes: dict[str, object], version: Snapshot) -> Checked:
     """What its commit says, or a later refresh that had nothing to publish noted. A note of another
     version says nothing: the table may have been restored, or a crash have cost a note."""
-    meta, noted = version.meta, notes.get(CHECKED)
+    record, noted = version.record, notes.get(CHECKED)
     if not isinstance(noted, dict) or noted.get("version") != version.version:
         noted = {}
-    said = (meta["consistency"], noted.get("consistency"))
+    said = (record.consistency, noted.get("consistency"))
     fuzzy = Require.FUZZY.value
     return Checked(
-        str(noted.get("as_of", meta["as_of"])),
-        str(noted.get("checked_at") or meta.get("checked_at", meta["published_at"])),
-        fuzzy if fuzzy in said else str(meta["consistency"]),
+        str(noted.get("as_of", record.as_of)),
+        str(noted.get("checked_at") or record.checked_at),
+        fuzzy if fuzzy in said else record.consistency,
     )
 
 

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
 
 from driftline.digests import Digest
 from driftline.errors import (
@@ -34,7 +33,7 @@ from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.difference import (
@@ -93,7 +92,7 @@ def _settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
 def _says_all(p: Prepared, base: Snapshot) -> bool:
     """Whether the published version is the working copy, and claims no less than is proven now."""
     is_same = p.files == base.files and not schema_change.differs(p.layout, base.layout)
-    return is_same and (p.is_part or base.meta["proof"] != "part")
+    return is_same and (p.is_part or base.record.proof != "part")
 
 
 def _proof(p: Prepared) -> str:
@@ -305,27 +304,27 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
     report.schema_changed = p.base is not None and schema_change.differs(p.layout, p.base.layout)
     shipped = sum(f.rows for f in applied.shipped)
     _missed(p, report, shipped if report.schema_changed else report.rows_changed)
-    meta: dict[str, Any] = {
-        "as_of": checked.as_of,
-        "checked_at": checked.checked_at,
-        "consistency": out.consistency,
-        "proof": _proof(p),
-        "fingerprint": report.fingerprint,
-        "vouched": out.vouched,
-        "rows": out.theirs.count,
-        "published_at": utc_now(),
-        "changes": changes.folder,
-        "changes_files": changes.files,
-        "rows_inserted": report.rows_inserted,
-        "rows_updated": report.rows_updated,
-        "rows_deleted": report.rows_deleted,
-        "repaired_files": report.repaired_files,
-        "repaired_rows": report.repaired_rows,
-        "method": out.method.value,
-        "clock": p.stamp.clock_after.to_json(),
-    }
-    if (security := out.row_security or withheld.policies(job, p)) is not None:
-        meta[row_security.META] = security.to_json()
+    security = out.row_security or withheld.policies(job, p)
+    said = VersionRecord(
+        as_of=checked.as_of,
+        checked_at=checked.checked_at,
+        consistency=out.consistency,
+        proof=_proof(p),
+        fingerprint=report.fingerprint,
+        vouched=out.vouched,
+        rows=out.theirs.count,
+        published_at=utc_now(),
+        changes=changes.folder,
+        changes_files=tuple(changes.files),
+        rows_inserted=report.rows_inserted,
+        rows_updated=report.rows_updated,
+        rows_deleted=report.rows_deleted,
+        repaired_files=report.repaired_files,
+        repaired_rows=report.repaired_rows,
+        method=out.method.value,
+        clock=p.stamp.clock_after,
+        row_security=None if security is None else security.to_json(),
+    )
     formats.commit(
         job.store,
         job.name,
@@ -333,7 +332,7 @@ def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, change
         layout=p.layout,
         added=applied.added,
         removed=applied.gone,
-        meta=meta,
+        record=said,
     )
     report.version, report.rows_total = version, out.theirs.count
     report.checked_at = out.checked_at

@@ -17,6 +17,8 @@ that took another's name; a note that is lost accuses nobody.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.history.record import CHECKED, HEAD
@@ -103,18 +105,18 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
             layout=newest.layout,
             added=(),
             removed=(),
-            meta={
-                **newest.meta,
-                "published_at": utc_now(),
-                "changes": None,
-                "changes_files": [],
-                "rows_inserted": 0,
-                "rows_updated": 0,
-                "rows_deleted": 0,
-                "repaired_files": 0,
-                "repaired_rows": 0,
-                "restored": head.version,
-            },
+            record=replace(
+                newest.record,
+                published_at=utc_now(),
+                changes=None,
+                changes_files=(),
+                rows_inserted=0,
+                rows_updated=0,
+                rows_deleted=0,
+                repaired_files=0,
+                repaired_rows=0,
+                restored=head.version,
+            ),
         )
         found = formats.head(job.store, job.name)
         assert found is not None, "it was just committed"

@@ -32,11 +32,13 @@ from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavai
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store, one_line
-from warehouse_agent.storage.table import LogEntry, Snapshot
+from warehouse_agent.storage.table import LogEntry, Snapshot, VersionRecord
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
+# Errors of reading what another release wrote.
+_UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
 
 
 class DeltaLog:
@@ -69,8 +71,8 @@ class DeltaLog:
                 where=name,
                 remedy="Check the folder and `path`.",
             ) from error
-        meta = _meta(_actions(store, name, table.version()))
-        if meta is None:
+        body = _said(_actions(store, name, table.version()))
+        if body is None:
             raise WarehouseUnavailable(
                 f"Version {table.version()} of the table was not written by Driftline.",
                 where=name,
@@ -79,16 +81,11 @@ class DeltaLog:
             )
         _check_protocol(table, name)
         try:
-            layout = from_json(meta["layout"])
-        except (AssertionError, KeyError, MalformedMessage, TypeError, ValueError) as error:
-            raise WarehouseUnavailable(
-                f"Version {table.version()} of the table was written by a newer release of "
-                "Driftline.",
-                where=name,
-                remedy="Install that release, or a newer one, here as well.",
-            ) from error
+            layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
+        except _UNKNOWN as error:
+            raise _newer(name, table.version()) from error
         files = _files(table, store, name, layout)
-        return Snapshot(table.version(), str(table.metadata().id), files, layout, meta, table)
+        return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
 
     def entries(self, store: Store, name: str) -> list[LogEntry]:
         """Return the commits of the log, newest first.
@@ -106,7 +103,12 @@ class DeltaLog:
             version = int(commit["version"])
             said = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
             committed = max(said, written.get(_file_of(version), said))
-            found.append(LogEntry(version, committed, _meta([{"commitInfo": commit}])))
+            body = _said([{"commitInfo": commit}])
+            try:
+                record = None if body is None else VersionRecord.from_json(body)
+            except _UNKNOWN as error:
+                raise _newer(name, version) from error
+            found.append(LogEntry(version, committed, record))
         return sorted(found, key=lambda entry: entry.version, reverse=True)
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
@@ -128,7 +130,7 @@ class DeltaLog:
         layout: Layout,
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
-        meta: dict[str, Any],
+        record: VersionRecord,
     ) -> int:
         """Commit a version; return its number.
 
@@ -143,7 +145,7 @@ class DeltaLog:
             base is None or base.layout.declares_statistics or len(removed) == len(base.files)
         )
         layout = replace(layout, declares_statistics=declares)
-        body = {**meta, "version": version, "layout": to_json(layout)}
+        body = {**record.to_json(), "version": version, "layout": to_json(layout)}
         properties = CommitProperties(
             custom_metadata={_META: json.dumps(body)},
             app_transactions=[Transaction(_APP_ID, version)],
@@ -215,14 +217,22 @@ def _actions(store: Store, name: str, version: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def _meta(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _said(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return what a commit says of its version; None if Driftline did not write it."""
     for action in actions:
         text = action.get("commitInfo", {}).get(_META)
         if isinstance(text, str):
-            meta: dict[str, Any] = json.loads(text)
-            return meta
+            body: dict[str, Any] = json.loads(text)
+            return body
     return None
+
+
+def _newer(name: str, version: int) -> WarehouseUnavailable:
+    return WarehouseUnavailable(
+        f"Version {version} of the table was written by a newer release of Driftline.",
+        where=name,
+        remedy="Install that release, or a newer one, here as well.",
+    )
 
 
 def _overtaken(name: str) -> Locked:

@@ -7,13 +7,12 @@ configuration. To add a format, write a module with a class and add it to FORMAT
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, Snapshot, TableFormat
+from warehouse_agent.storage.table import LogEntry, Snapshot, TableFormat, VersionRecord
 
 FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
 
@@ -47,9 +46,9 @@ def commit(
     layout: Layout,
     added: Sequence[DataFile],
     removed: Sequence[DataFile],
-    meta: dict[str, Any],
+    record: VersionRecord,
 ) -> int:
     """Publish a version of a table (`TableFormat.commit`); return its number."""
     return format_of(store, name).commit(
-        store, name, base=base, layout=layout, added=added, removed=removed, meta=meta
+        store, name, base=base, layout=layout, added=added, removed=removed, record=record
     )

@@ -71,10 +71,10 @@ def changes(
     parts = []
     for number in range(since + 1, last + 1):
         snapshot = head(store, name, version=number)
-        feed = snapshot.meta.get("changes") if snapshot else None
+        feed = snapshot.record.changes if snapshot else None
         if snapshot is None or feed is None:
             raise _no_feed(name, number, _why_none(snapshot))
-        parts.append(_feed_rows(spark, store, name, snapshot, str(feed)))
+        parts.append(_feed_rows(spark, store, name, snapshot, feed))
     if not parts:
         empty = rows_of(spark, newest.layout, [])
         return empty.selectExpr(
@@ -89,7 +89,7 @@ def _feed_rows(
     """The feed of one version. Raises NotFound: it was removed."""
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
     place = (PRIVATE, "changes", name, *feed.split("/"))
-    files = snapshot.meta.get("changes_files", [""])  # before they were named, it was the folder
+    files = snapshot.record.changes_files
     there = {"" for _ in store.files(*place)} | {file for file, _ in store.files(*place)}
     if missing := set(files) - there:
         lost = f"lost {counted(len(missing), 'file')} of its change feed"
@@ -100,11 +100,12 @@ def _feed_rows(
 
 
 def _why_none(snapshot: Snapshot | None) -> str:
-    meta = snapshot.meta if snapshot else {}
-    if lost := meta.get("repaired_rows"):
+    if snapshot is None:
+        return "no change feed"
+    if lost := snapshot.record.repaired_rows:
         was = "was" if lost == 1 else "were"
-        return f"no change feed: {counted(int(lost), 'row')} of damaged files {was} pulled again"
-    if (restored := meta.get("restored")) is not None:
+        return f"no change feed: {counted(lost, 'row')} of damaged files {was} pulled again"
+    if (restored := snapshot.record.restored) is not None:
         return f"no change feed: version {restored} was restored"
     return "no change feed"
 

@@ -21,7 +21,7 @@ from driftline.peer_text import visible
 
 from warehouse_agent.storage.table import Snapshot
 
-META = "row_security"  # of a commit's metadata, and of a fragment's notes
+META = "row_security"  # key of a fragment's notes
 _DIGEST_BYTES, _POLICY_BYTES = 16, 8
 
 
@@ -71,7 +71,7 @@ class RowSecurity:
 def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
     """Return the policies under which a version was read; None: it was not told. A note of another
     version says nothing."""
-    kept = RowSecurity.from_json(version.meta.get(META))
+    kept = RowSecurity.from_json(version.record.row_security)
     noted = notes.get(META)
     if kept is None and isinstance(noted, dict) and noted.get("version") == version.version:
         return RowSecurity.from_json(noted)

@@ -1,4 +1,4 @@
-"""A published table without its format: a pinned version, an entry of the log, the interface.
+"""A published table without its format: a version's record, a pinned version, the interface.
 
 A table format keeps the versions of a table as lists of data files. Delta (`delta_log`) is one;
 `formats` finds the format of a table. What lies in data files is the same in every format.
@@ -15,14 +15,85 @@ What every format promises (tests/warehouse_agent/storage/test_table_formats.py)
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """What the commit of a version says of it.
+
+    Attributes:
+        as_of: the source's time of the rows, ISO 8601 in UTC.
+        checked_at: when the version was compared, and `published_at` when it was committed.
+        proof: "total" if all rows were proven equal, "part" if only the compared ones.
+        fingerprint: which fingerprints the proof is made of, None in older tables.
+        vouched: True if a NOT NULL unique constraint of the source covers the key.
+        changes: folder of the change feed; None if the version has no feed.
+        changes_files: files in it; one empty name means the folder, as in older tables.
+        repaired_files, repaired_rows: damaged files whose rows were pulled again.
+        clock: when versions were published; None in tables without row statistics.
+        row_security: as `row_security.RowSecurity` writes it; None if the source does not tell.
+        restored: the version whose rows were published again; None elsewhere.
+        said: the JSON as committed, with the format's own keys and keys of other releases.
+    """
+
+    as_of: str
+    checked_at: str
+    consistency: str
+    proof: str
+    fingerprint: str | None = None
+    vouched: bool = False
+    rows: int
+    published_at: str
+    changes: str | None = None
+    changes_files: tuple[str, ...] = ()
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    repaired_files: int = 0
+    repaired_rows: int = 0
+    method: str | None = None
+    clock: Clock | None = None
+    row_security: dict[str, Any] | None = None
+    restored: int | None = None
+    said: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def rows_changed(self) -> int:
+        return self.rows_inserted + self.rows_updated + self.rows_deleted
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Return the record that a commit has as JSON; older tables lack keys.
+
+        Raises:
+            AssertionError, KeyError, TypeError, ValueError: another release wrote it.
+        """
+        known = {key: body[key] for key in _KEYS if key in body}
+        known.setdefault("checked_at", body["published_at"])
+        known["changes_files"] = tuple(body.get("changes_files", ("",)))
+        known["clock"] = Clock.from_json(body["clock"]) if body.get("clock") else None
+        return cls(**known, said=dict(body))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON. Keys that `said` has and this release does not know stay."""
+        body = {key: getattr(self, key) for key in _KEYS}
+        body["changes_files"] = list(self.changes_files)
+        body["clock"] = None if self.clock is None else self.clock.to_json()
+        unsaid = {key for key in _LATER if body[key] is None}
+        return {**self.said, **{key: value for key, value in body.items() if key not in unsaid}}
+
+
+_KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "said")
+_LATER = ("clock", "row_security", "restored")  # left out of the JSON where they are None
 
 
 @dataclass(frozen=True)
@@ -31,7 +102,6 @@ class Snapshot:
 
     Attributes:
         table: id that tells this table from earlier tables of the same name.
-        meta: what the commit says of the version.
         pin: the format's own, for a commit on this version; nobody else looks inside.
         lost: files whose rows are taken as not there, because they are damaged (`repair`).
     """
@@ -40,7 +110,7 @@ class Snapshot:
     table: str
     files: tuple[DataFile, ...]
     layout: Layout
-    meta: dict[str, Any]
+    record: VersionRecord
     pin: object = field(repr=False, compare=False)
     lost: tuple[DataFile, ...] = ()
 
@@ -64,11 +134,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A commit in a table's log. `meta` is None if Driftline did not write it."""
+    """A commit in a table's log. `record` is None if Driftline did not write it."""
 
     version: int
     committed: datetime
-    meta: dict[str, Any] | None
+    record: VersionRecord | None
 
 
 class TableFormat(Protocol):
@@ -110,14 +180,14 @@ class TableFormat(Protocol):
         layout: Layout,
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
-        meta: dict[str, Any],
+        record: VersionRecord,
     ) -> int:
         """Publish the version after `base`, with files added and removed; return its number.
 
         Args:
             base: the version that was read; None makes a new table.
             layout: of the new version; may differ from that of `base` if no file is kept.
-            meta: what is said of the version; the format adds its number and layout.
+            record: kept as JSON; the format adds the keys `version` and `layout`.
 
         Raises:
             Locked: somebody else committed since `base` was read.

@@ -97,9 +97,9 @@ def stamp_for(
 
 def clock_of(snapshot: Snapshot) -> Clock:
     """The times of its versions; of a table without statistics it begins with this version."""
-    if pairs := snapshot.meta.get("clock"):
-        return Clock.from_json(pairs)
-    at = datetime.fromisoformat(snapshot.meta["published_at"])
+    if snapshot.record.clock is not None:
+        return snapshot.record.clock
+    at = datetime.fromisoformat(snapshot.record.published_at)
     return Clock().after(snapshot.version, at.timestamp())
 
 

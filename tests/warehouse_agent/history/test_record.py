@@ -32,7 +32,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Snapshot, VersionRecord
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.channel import Link, Stream
 
@@ -195,10 +195,11 @@ def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_time", [False, True])
 def test_when_a_version_was_checked(has_time: bool) -> None:
     """By its commit, which once had but the time at which it was published, or by its own note."""
-    meta = {"as_of": "a", "published_at": "p", "consistency": "exact"}
+    body = {"as_of": "a", "published_at": "p", "consistency": "exact", "proof": "total", "rows": 1}
     if has_time:
-        meta["checked_at"] = "c"
-    version = cast(Snapshot, SimpleNamespace(version=3, meta=meta))
+        body["checked_at"] = "c"
+    record = VersionRecord.from_json(body)
+    version = cast(Snapshot, SimpleNamespace(version=3, record=record))
     first = Checked("a", "c" if has_time else "p", "exact")
     assert checked({}, version) == checked(note_checked(2, Checked("x", "y", "fuzzy")), version)
     assert checked({}, version) == first

@@ -22,7 +22,7 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, Snapshot
+from warehouse_agent.storage.table import LogEntry, Snapshot, VersionRecord
 
 
 class ManifestLog:
@@ -40,14 +40,15 @@ class ManifestLog:
             raise NotFound(f"There is no version {version}.", where=name)
         number = numbers[-1] if version is None else version
         body = self._manifest(store, name, number)
-        if "meta" not in body:
+        if "record" not in body:
             raise WarehouseUnavailable(f"Version {number} is not ours.", where=name)
         files = tuple(
             DataFile(path, store.uri(name, path), size, rows, ends and (ends[0], ends[1]))
             for path, size, rows, ends in body["files"]
         )
-        layout = from_json(body["meta"]["layout"])
-        return Snapshot(number, body["table"], files, layout, body["meta"], pin=None)
+        record = VersionRecord.from_json(body["record"])
+        layout = from_json(body["record"]["layout"])
+        return Snapshot(number, body["table"], files, layout, record, pin=None)
 
     def entries(self, store: Store, name: str) -> list[LogEntry]:
         """Return the commits, newest first (`TableFormat.entries`)."""
@@ -55,7 +56,8 @@ class ManifestLog:
         for number in reversed(self._numbers(store, name)):
             body = self._manifest(store, name, number)
             committed = datetime.fromisoformat(body["committed"])
-            found.append(LogEntry(number, committed, body.get("meta")))
+            record = VersionRecord.from_json(body["record"]) if "record" in body else None
+            found.append(LogEntry(number, committed, record))
         return found
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
@@ -71,7 +73,7 @@ class ManifestLog:
         layout: Layout,
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
-        meta: dict[str, Any],
+        record: VersionRecord,
     ) -> int:
         """Publish a version (`TableFormat.commit`)."""
         version = 0 if base is None else base.version + 1
@@ -81,7 +83,7 @@ class ManifestLog:
         body = {
             "table": base.table if base else str(uuid.uuid4()),
             "committed": datetime.now(UTC).isoformat(),
-            "meta": {**meta, "version": version, "layout": to_json(layout)},
+            "record": {**record.to_json(), "version": version, "layout": to_json(layout)},
             "files": [[f.path, f.size, f.rows, f.bounds] for f in files],
             "added": [f.path for f in added],
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from tests.warehouse_agent.storage.manifest_log import ManifestLog
 from warehouse_agent import changes
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.columns.layout import Layout, lay_out
+from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot, TableFormat
+from warehouse_agent.storage.table import Snapshot, TableFormat, VersionRecord
 
 NAME = "orders"
 
@@ -43,7 +45,27 @@ def laid_out(*kinds: str) -> Layout:
 
 
 LAYOUT = laid_out("int8", "text")
-META: dict[str, Any] = {"rows": 3, "proof": "total", "as_of": "2026-01-01", "changes_files": ["ä"]}
+RECORD = VersionRecord(
+    as_of="2026-01-01T00:00:00+00:00",
+    checked_at="2026-01-02T00:00:00+00:00",
+    consistency="exact",
+    proof="part",
+    fingerprint="blake3",
+    vouched=True,
+    rows=3,
+    published_at="2026-01-03T00:00:00+00:00",
+    changes="_version=1/0123",
+    changes_files=("part-ä.parquet", "b"),
+    rows_inserted=1,
+    rows_updated=2,
+    rows_deleted=3,
+    repaired_files=4,
+    repaired_rows=5,
+    method="sketch",
+    clock=Clock((0, 2), (1.5, 1e9 + 0.1)),
+    row_security={"digest": "00", "policies": [["t", "p", "01"]]},
+    restored=7,
+)
 
 
 def foreign_delta(store: Store) -> None:
@@ -97,11 +119,11 @@ def commit(
     *,
     removed: tuple[DataFile, ...] = (),
     layout: Layout = LAYOUT,
-    **meta: Any,
+    record: VersionRecord = RECORD,
 ) -> Snapshot:
     """Commit a version; return it as it is read back."""
     version = form.commit(
-        store, NAME, base=base, layout=layout, added=added, removed=removed, meta={**META, **meta}
+        store, NAME, base=base, layout=layout, added=added, removed=removed, record=record
     )
     found = form.head(store, NAME, None)
     assert found is not None
@@ -114,10 +136,11 @@ def test_a_first_commit(form: TableFormat, store: Store) -> None:
     assert form.head(store, NAME, 0) is None
     file = put(store, "data-1/a.parquet", [5, 7, -3])
     assert file.bounds == (-3, 7)
-    found = commit(form, store, None, [file], note="first")
+    found = commit(form, store, None, [file])
     assert (found.version, found.files, found.lost, found.layout) == (0, (file,), (), LAYOUT)
-    assert META.items() < found.meta.items(), "kept to the letter"
-    assert (found.meta["note"], found.meta["version"], found.rows) == ("first", 0, 3)
+    assert found.record == RECORD
+    assert [*found.record.said] == [*RECORD.to_json(), "version", "layout"]
+    assert (found.record.said["version"], found.rows) == (0, 3)
     assert found.table
     assert form.head(store, NAME, 0) == found
     assert not form.temporary.fullmatch(store.files(NAME, form.log)[0][0])
@@ -127,7 +150,7 @@ def test_files_are_added_and_removed(form: TableFormat, store: Store) -> None:
     a, b, c = (put(store, f"data-{i}/part.parquet", [i, i + 10]) for i in range(3))
     first = commit(form, store, None, [a, b])
     log = {f: Path(store.table(NAME), form.log, f).read_bytes() for f, _ in files_of(form, store)}
-    second = commit(form, store, first, [c], removed=(a,), note="second")
+    second = commit(form, store, first, [c], removed=(a,))
     assert (second.version, second.files, second.table) == (1, (b, c), first.table)
     assert form.head(store, NAME, 0) == first
     assert {f: Path(store.table(NAME), form.log, f).read_bytes() for f in log} == log
@@ -145,9 +168,10 @@ def files_of(form: TableFormat, store: Store) -> list[tuple[str, int]]:
 def test_the_log_is_told_newest_first(form: TableFormat, store: Store) -> None:
     began = datetime.now(UTC) - timedelta(seconds=1)
     first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
-    second = commit(form, store, first, [put(store, "data-2/a.parquet", [2])], note="second")
+    file = put(store, "data-2/a.parquet", [2])
+    second = commit(form, store, first, [file], record=replace(RECORD, rows=4))
     entries = form.entries(store, NAME)
-    assert [(e.version, e.meta) for e in entries] == [(1, second.meta), (0, first.meta)]
+    assert [(e.version, e.record) for e in entries] == [(1, second.record), (0, first.record)]
     times = [e.committed for e in reversed(entries)]
     assert [began, *times] == sorted([began, *times])
     assert times[-1] < datetime.now(UTC) + timedelta(seconds=1)
@@ -186,7 +210,8 @@ def test_an_entry_of_somebody_else_is_refused(kind: str, store: Store) -> None:
     with pytest.raises(WarehouseUnavailable):
         form.head(store, NAME, None)
     assert form.head(store, NAME, 0) == first
-    assert [(e.version, e.meta) for e in form.entries(store, NAME)] == [(1, None), (0, first.meta)]
+    entries = [(e.version, e.record) for e in form.entries(store, NAME)]
+    assert entries == [(1, None), (0, first.record)]
     with pytest.raises(Locked):
         commit(form, store, first, [put(store, "data-2/a.parquet", [2])])
 
@@ -203,14 +228,14 @@ def test_a_file_in_place_of_the_table(form: TableFormat, store: Store) -> None:
     Path(store.root).mkdir()
     Path(store.table(NAME)).write_bytes(b"")
     with pytest.raises(WarehouseUnavailable):
-        form.commit(store, NAME, base=None, layout=LAYOUT, added=[], removed=[], meta=META)
+        form.commit(store, NAME, base=None, layout=LAYOUT, added=[], removed=[], record=RECORD)
 
 
 def test_the_format_of_a_table_is_that_of_its_log(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New tables get the last format; a table of before keeps its own."""
-    parts: dict[str, Any] = {"layout": LAYOUT, "added": [], "removed": [], "meta": META}
+    parts: dict[str, Any] = {"layout": LAYOUT, "added": [], "removed": [], "record": RECORD}
     monkeypatch.setattr(formats, "FORMATS", (ManifestLog(),))
     formats.commit(store, "old", base=None, **parts)
     monkeypatch.setattr(formats, "FORMATS", (ManifestLog(), DeltaLog()))

@@ -127,8 +127,9 @@ def test_rows_are_counted(
     pair.refresh(name)
     expected[5] = (3, 0, 3)
     assert counts(pair, name) == expected
-    clock = snapshot_of(pair, name).meta["clock"]
-    assert [pair[0] for pair in clock] == [0, 1, 2, 3]
+    clock = snapshot_of(pair, name).record.clock
+    assert clock is not None
+    assert clock.versions == (0, 1, 2, 3)
     pair.check(name)
     for version in (1, 2, 3):
         pair.check_feed(name, version)
@@ -244,7 +245,8 @@ def test_a_table_without_statistics_gains_them_as_it_is_written(pair: Pair) -> N
     assert declared == [False, False, True]
     named = [field.name for field in cast(DeltaTable, snapshot.pin).schema().fields]
     assert named[-len(NAMES) :] == NAMES
-    assert snapshot.meta["clock"][0][0] == 0
+    assert snapshot.record.clock is not None
+    assert snapshot.record.clock.versions[0] == 0
     expected: Counts = dict.fromkeys(range(ROWS), (None, None, None))
     expected |= dict.fromkeys(range(10_000, 10_050), (1, 0, 1))
     expected |= {10_001: (1, 2, 3), 10_002: (1, 1, 3), 1: (None, 1, 3)}
