@@ -26,8 +26,6 @@ ALLOWED: dict[str, int] = {
     "warehouse_agent/refresh": 34,
     "warehouse_agent/runs": 3,
     "warehouse_agent/spark": 12,
-    "warehouse_agent/storage": 27,
-    "warehouse_agent/tasks": 53,
     "warehouse_agent/transport": 10,
 }
 

@@ -1,7 +1,7 @@
 """Data files of a table: Parquet files of rows and bookkeeping, found, bounded by key and read.
 
-No table format is known here: which files make a version is said by its `table.Snapshot`. Tasks on
-executors import this module, so it imports nothing that reads a log.
+This module knows no table format: a `table.Snapshot` lists the files of a version. Tasks on
+executors import it, so it imports nothing that reads a log.
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from warehouse_agent.storage.store import Store, located
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file of the table. `path` is relative to the table; `rows` and bytes.
+    """A Parquet file of a table.
 
-    `bounds`: the least and the greatest integer key in it; None where keys are no integers.
+    Attributes:
+        path: relative to the table.
+        uri: for Spark and `located`.
+        size: in bytes.
+        rows: number of rows.
+        bounds: the least and the greatest integer key in it; None if the key is no integer.
     """
 
     path: str
@@ -30,12 +35,12 @@ class DataFile:
     bounds: tuple[int, int] | None = None
 
     def meets(self, first: int, last: int) -> bool:
-        """Whether rows of it may have keys between these, both ends inclusive."""
+        """Return True if the file may hold keys from `first` to `last`, both inclusive."""
         return self.bounds is None or (self.bounds[0] <= last and first <= self.bounds[1])
 
 
 def written_files(store: Store, name: str, folder: str, layout: Layout) -> list[DataFile]:
-    """The Parquet files that Spark wrote into a folder of the table; empty ones are left out."""
+    """Return the Parquet files that Spark wrote into a folder of the table, without empty ones."""
     found = []
     for file, size in store.files(name, folder):
         if not file.endswith(".parquet"):
@@ -49,7 +54,7 @@ def written_files(store: Store, name: str, folder: str, layout: Layout) -> list[
 
 
 def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
-    """The least and the greatest integer key in these files; None where one does not say."""
+    """Return the least and the greatest integer key of files; None if a file has no bounds."""
     known = [f.bounds for f in files if f.bounds is not None]
     if not known or len(known) < len(files):
         return None
@@ -63,7 +68,15 @@ def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
 
 
 def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | None:
-    """The least and the greatest integer key; None where a row group, or the table, has none."""
+    """Return the least and the greatest integer key of a Parquet file.
+
+    Args:
+        footer: of the file.
+        key: name of the key column; None if the table has no integer key.
+
+    Returns:
+        Both bounds, inclusive; None without a key, or if a row group has no statistics.
+    """
     if key is None:
         return None
     column = footer.schema.names.index(key)
@@ -74,12 +87,15 @@ def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | Non
 
 
 def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
-    """The rows of data files, bookkeeping included."""
+    """Return the rows of data files, with bookkeeping columns."""
     if not uris:
         return spark.createDataFrame([], layout.ddl)
     return spark.read.schema(layout.ddl).parquet(*uris)
 
 
 def by_place(rows: DataFrame) -> DataFrame:
-    """The rows with their columns numbered: mapInArrow cannot read names with `.` or a backtick."""
+    """Return the rows with columns named `c0`, `c1` … by position.
+
+    mapInArrow cannot read names with a dot or a backtick.
+    """
     return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))

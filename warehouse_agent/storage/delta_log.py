@@ -51,8 +51,9 @@ class DeltaLog:
         """Return a version, or None if the table has no log.
 
         Raises:
-            WarehouseUnavailable: besides the reasons of every format, the table needs a reader that
-                a list of files does not satisfy.
+            NotFound: a version newer than the newest was asked for.
+            WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
+                version, or its content is not what its files hold (deletion vectors).
         """
         try:
             table = DeltaTable(store.table(name), version=version)
@@ -112,7 +113,7 @@ class DeltaLog:
         return sorted(found, key=lambda entry: entry.version, reverse=True)
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
-        """Return the paths of the files that a version added."""
+        """Return the paths of the files that a version added. Raises WarehouseUnavailable."""
         actions = _actions(store, name, version)
         if not actions:
             raise WarehouseUnavailable(

@@ -1,7 +1,8 @@
-"""Reading what is published: a pinned version as a DataFrame, without bookkeeping columns.
+"""Read published tables: a pinned version as a DataFrame, and the change feed.
 
-A reader gets the file list of one version and keeps it: refreshes add files and never touch those
-of a version within its retention, so readers are never blocked and never see two versions mixed.
+A reader gets the file list of one version and keeps it. Refreshes add files and never touch the
+files of a version within its retention, so readers are never blocked and never see two versions
+mixed.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from warehouse_agent.storage.table import Snapshot
 
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
-    """The published table of a fragment, and a temporary view of the same name.
+    """Return the published table of a fragment, and make a temporary view of the same name.
 
     Args:
         spark: any session, Spark Connect included.
         path: the warehouse's folder or Hadoop path.
-        name: of the fragment.
-        version: None is the newest.
+        name: name of the fragment.
+        version: None for the newest.
 
     Raises:
         NotFound: nothing was published under this name, or not this version.
@@ -47,15 +48,22 @@ def read(spark: SparkSession, path: str | Path, name: str, version: int | None =
 def changes(
     spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
 ) -> DataFrame:
-    """The change feed after version `since`, up to and including `upto` (None: the newest).
+    """Return the change feed after version `since`, up to and including `upto`.
 
-    Columns: `_version`, `_op` (insert, update_before, update_after, delete), then the data columns.
-    Only feeds that a commit names are read.
+    The columns are `_version`, `_op` (insert, update_before, update_after, delete) and the data
+    columns. Only feeds that a commit names are read.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        name: name of the fragment.
+        since: version that the reader has.
+        upto: None for the newest version.
 
     Raises:
-        NotFound: there is no version `since`, as after a new first load; or a version in between
-            has no feed (the first load, a changed schema, damage that was repaired, a table that
-            was restored), or none any more (`clean`).
+        NotFound: version `since` does not exist, as after a new first load. Or a version after it
+            has no feed: because of a first load, changed columns, repaired damage, a restored
+            table, or because `gc` removed it.
     """
     store = open_store(path)
     newest = head(store, name)
@@ -86,7 +94,7 @@ def changes(
 def _feed_rows(
     spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
 ) -> DataFrame:
-    """The feed of one version. Raises NotFound: it was removed."""
+    """Return the feed of one version. Raises NotFound if it was removed."""
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
     place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.record.changes_files
@@ -116,6 +124,6 @@ def _no_feed(name: str, version: int, has: str) -> NotFound:
 
 
 def open_store(path: str | Path) -> Store:
-    """The warehouse at a path; a relative one is made absolute."""
+    """Return the warehouse at a path; a relative path is made absolute."""
     text = str(path)
     return Store(text if "://" in text else str(Path(text).absolute()))

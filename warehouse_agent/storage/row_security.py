@@ -1,11 +1,12 @@
 """The policies under which the source's login sees a relation: kept with a version, and compared.
 
-A version says under which policies its rows were read. When others apply, rows come or go that no
-one inserted or deleted: that is refused like a change of columns, until it is accepted. A version
-of before policies were told adopts the first that are; what a refresh without a new version adopts
-is a note, which may be lost, like when it was checked.
+The record of a version has the policies under which its rows were read. When other policies apply,
+rows appear or disappear that nobody inserted or deleted. A refresh refuses that, like a change of
+columns, until it is accepted. A version without policies in its record adopts the first that the
+source sends. A refresh that makes no new version keeps them in the fragment's notes, which may be
+lost.
 
-A source that tells nothing (an older one, or an engine without row security) changes nothing.
+A source that sends no policies (an older one, or an engine without row security) changes nothing.
 """
 
 from __future__ import annotations
@@ -27,20 +28,24 @@ _DIGEST_BYTES, _POLICY_BYTES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class RowSecurity:
-    """`digest`, hexadecimal, is of all policies; `policies` maps (table, name) to the digest of
-    what a policy says, for the first POLICIES_MAX of them."""
+    """The policies of a relation.
+
+    Attributes:
+        digest: of all policies, hexadecimal.
+        policies: (table, name) → digest of the policy's text, for the first POLICIES_MAX policies.
+    """
 
     digest: str
     policies: dict[tuple[str, str], str]
 
     @property
     def hides(self) -> bool:
-        """Return whether policies decide which rows the source's login sees."""
+        """Return True if policies decide which rows the source's login sees."""
         return bool(self.policies)
 
     @classmethod
     def told(cls, message: pb.Description | pb.Finished) -> Self | None:
-        """Return what a source says; None: nothing. Raises MalformedMessage."""
+        """Return the policies in a message; None if it has none. Raises MalformedMessage."""
         if not message.HasField("row_security"):
             return None
         said = message.row_security
@@ -55,7 +60,7 @@ class RowSecurity:
 
     @classmethod
     def from_json(cls, body: object) -> Self | None:
-        """Return what was kept; None: nothing, or it is damaged."""
+        """Return the policies that `to_json` wrote; None if there are none or they are damaged."""
         try:
             assert isinstance(body, dict)
             found = {(str(t), str(n)): str(d) for t, n, d in body["policies"]}
@@ -64,13 +69,16 @@ class RowSecurity:
             return None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the policies as JSON, for a version's record and for notes."""
         rows = [[table, name, digest] for (table, name), digest in self.policies.items()]
         return {"digest": self.digest, "policies": rows}
 
 
 def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
-    """Return the policies under which a version was read; None: it was not told. A note of another
-    version says nothing."""
+    """Return the policies under which a version was read; None if the source sent none.
+
+    A note about another version is ignored.
+    """
     kept = RowSecurity.from_json(version.record.row_security)
     noted = notes.get(META)
     if kept is None and isinstance(noted, dict) and noted.get("version") == version.version:
@@ -79,20 +87,23 @@ def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
 
 
 def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
-    """Return True if policies hide rows from what a version was read from. Then a part takes up
-    nothing that an unfinished exchange staged: under which policies it read is told at its end, and
-    what they hide would stay, and be published, where the part does not compare it."""
+    """Return True if policies hide rows of the relation that a version was read from.
+
+    A partial refresh then ignores what an unfinished exchange staged. The source sends the policies
+    of an exchange at its end. Staged rows that the policies hide would be published where the part
+    does not compare them.
+    """
     found = known(version, notes)
     return found is not None and found.hides
 
 
 def note(found: RowSecurity | None, version: int) -> dict[str, object]:
-    """Return the note that `known` finds; empty where nothing was told."""
+    """Return the note that `known` reads; empty if the source sent no policies."""
     return {} if found is None else {META: found.to_json() | {"version": version}}
 
 
 def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: str) -> None:
-    """Raise RecipeChanged if other policies apply than those that a version was read under."""
+    """Raise RecipeChanged if the policies are not those under which a version was read."""
     found = changes(before, now)
     if not found:
         return
@@ -105,7 +116,7 @@ def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: st
 
 
 def changes(before: RowSecurity | None, now: RowSecurity | None) -> list[str]:
-    """Return what changed, a phrase per policy; nothing where one of the two was not told."""
+    """Return the changes, a phrase per policy; none if one of the two is not known."""
     if before is None or now is None or before.digest == now.digest:
         return []
     return list(_changes(before, now)) or ["policies that are not named here changed"]
@@ -126,5 +137,5 @@ def _changes(before: RowSecurity, now: RowSecurity) -> Iterator[str]:
 
 
 def _clean(text: str) -> str:
-    """Return text of the other side as one line, with escapes for what would act on a terminal."""
+    """Return text of the other side as one line, with terminal control characters escaped."""
     return visible(text).replace("\n", r"\x0a")

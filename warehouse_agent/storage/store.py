@@ -1,15 +1,15 @@
-"""Where the warehouse keeps things: one folder, on a disk or on any Hadoop path.
+"""The warehouse's folder, on a disk or on any Hadoop path: paths, small files, locks.
 
     <path>/<name>/                          the published Delta table
     <path>/_driftline/keys/<name>.key       the fragment key, 32 bytes, private
-    <path>/_driftline/fragments/<name>.json what is remembered between refreshes and may be lost
-    <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as they came
+    <path>/_driftline/fragments/<name>.json notes between refreshes, which may be lost
+    <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as received
     <path>/_driftline/changes/<name>/…      the change feed
     <path>/_driftline/locks/<name>          held while an agent works on the fragment (disks only)
-    <path>/_driftline/runs/<name>.jsonl     a line for every refresh, failures too
+    <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
 
 Small files are written whole or not at all. pyarrow's file systems do the I/O; Spark and delta-rs
-get the same places as URIs. Nothing here interprets what it stores.
+get the same places as URIs. This module does not interpret what it stores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file: its place below the warehouse, its size in bytes, when it was last written."""
+    """A file.
+
+    Attributes:
+        place: folders and name, below the warehouse's folder.
+        size: in bytes.
+        modified: when it was last written.
+    """
 
     place: tuple[str, ...]
     size: int
@@ -53,20 +59,21 @@ class Store:
 
     @property
     def is_local(self) -> bool:
+        """Return True if the folder is on a disk of this machine."""
         return "://" not in self.root or self.root.startswith("file://")
 
     def uri(self, *parts: str) -> str:
-        """The place as a URI, for Spark."""
+        """Return a place as a URI, for Spark."""
         joined = "/".join([self.root.rstrip("/"), *parts])
         return joined if "://" in joined else "file://" + joined
 
     def table(self, name: str) -> str:
-        """The Delta table of a fragment, as delta-rs takes it."""
+        """Return the table folder of a fragment as a path, or as a URI if it is not local."""
         joined = f"{self.root.rstrip('/')}/{name}"
         return joined.removeprefix("file://") if self.is_local else joined
 
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
-        """Write a small file, whole or not at all; `private` is for its owner's eyes only."""
+        """Write a small file, whole or not at all; only its owner can read a `private` file."""
         system, path = self._at(*parts)
         try:
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
@@ -92,7 +99,7 @@ class Store:
             raise unavailable("written", path, error) from error
 
     def append_line(self, line: str, *parts: str) -> None:
-        """Add a line to a file of lines; of a file beyond LINES_BYTES_MAX the older half goes."""
+        """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first."""
         system, path = self._at(*parts)
         try:
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
@@ -109,11 +116,12 @@ class Store:
             raise unavailable("written", path, error) from error
 
     def refuse_full(self, size: int, *parts: str) -> None:
-        """Refuse to write `size` bytes where a disk would be left with less than a reserve, which
-        whoever else uses it needs to go on. Other stores have no such limit.
+        """Refuse to write `size` bytes if less than a reserve would stay free on the disk.
+
+        The reserve is for other users of the disk. Storage that is no disk has no such limit.
 
         Raises:
-            WarehouseUnavailable: with the place, what is needed and what is free.
+            WarehouseUnavailable: names the place, the bytes needed and the bytes free.
         """
         disk = self._disk(*parts)
         if disk is None:
@@ -129,14 +137,20 @@ class Store:
             )
 
     def free(self, *parts: str) -> int | None:
-        """Return how many bytes are free on the disk of a place; None: it is not known, or there is
-        no disk. Raises WarehouseUnavailable."""
+        """Return the free bytes on the disk of a place; None if there is no disk or it is unknown.
+
+        Raises:
+            WarehouseUnavailable: the disk cannot be asked.
+        """
         disk = self._disk(*parts)
         return None if disk is None else disk[1]
 
     def _disk(self, *parts: str) -> tuple[int, int] | None:
-        """Size and free bytes of the disk of a place; None: it is on none, or its file
-        system tells none, as FUSE mounts without statfs, which report zeros."""
+        """Return size and free bytes of the disk of a place.
+
+        None if the place is on no disk, or if the file system reports zeros, like FUSE mounts
+        without statfs.
+        """
         if not self.is_local:
             return None
         path = Path(self._at(*parts)[1])
@@ -148,7 +162,7 @@ class Store:
         return (disk.total, disk.free) if disk.total else None
 
     def make_folder(self, *parts: str) -> None:
-        """A folder for files that tasks write; a task that outlives its job finds none."""
+        """Make a folder for files that tasks write; a task that outlives its job finds none."""
         system, path = self._at(*parts)
         try:
             system.create_dir(path, recursive=True)
@@ -156,7 +170,7 @@ class Store:
             raise unavailable("made", path, error) from error
 
     def read(self, *parts: str) -> bytes | None:
-        """The file's bytes, None where there is none."""
+        """Return the bytes of a file, None if it does not exist."""
         system, path = self._at(*parts)
         try:
             if system.get_file_info(path).type is not fs.FileType.File:
@@ -169,7 +183,7 @@ class Store:
             raise unavailable("read", path, error) from error
 
     def read_json(self, *parts: str) -> dict[str, object]:
-        """A small JSON file, empty where there is none or it is damaged (it may be lost)."""
+        """Return a small JSON file that may be lost; empty if it is not there or damaged."""
         data = self.read(*parts)
         with contextlib.suppress(ValueError, RecursionError):
             loaded = json.loads(data or b"{}")
@@ -178,7 +192,7 @@ class Store:
         return {}
 
     def files(self, *parts: str) -> list[tuple[str, int]]:
-        """Name and size of every file in a folder, sorted by name; empty where there is none."""
+        """Return name and size of every file in a folder, sorted by name; none without folder."""
         system, path = self._at(*parts)
         try:
             selector = fs.FileSelector(path, allow_not_found=True)
@@ -188,7 +202,7 @@ class Store:
         return sorted((i.base_name, i.size) for i in infos if i.type is fs.FileType.File)
 
     def folders(self, *parts: str) -> list[str]:
-        """Names of the folders in a folder, sorted."""
+        """Return the names of the folders in a folder, sorted."""
         system, path = self._at(*parts)
         try:
             infos = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -197,9 +211,9 @@ class Store:
         return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
 
     def walk(self, *parts: str) -> list[Entry]:
-        """Every file in a folder and in the folders below it, sorted by place.
+        """Return every file in a folder and in the folders below it, sorted by place.
 
-        A file whose storage does not say when it was written counts as written now.
+        If the storage does not say when a file was written, it counts as written now.
         """
         system, path = self._at(*parts)
         try:
@@ -222,7 +236,7 @@ class Store:
         )
 
     def remove(self, *parts: str) -> None:
-        """Remove a folder and all in it, if it is there."""
+        """Remove a folder and its contents, if it exists."""
         system, path = self._at(*parts)
         try:
             if system.get_file_info(path).type is fs.FileType.Directory:
@@ -231,7 +245,7 @@ class Store:
             raise unavailable("removed", path, error) from error
 
     def remove_file(self, *parts: str) -> None:
-        """Remove a file, if it is there, and on disks the folders of ours that it leaves empty."""
+        """Remove a file, if it exists, and on disks the folders that it leaves empty."""
         system, path = self._at(*parts)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -246,7 +260,7 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold the fragment. On object stores the Delta log's put-if-absent alone decides.
+        """Hold the fragment's lock. On object stores the table's log alone decides who commits.
 
         Raises:
             Locked: another agent holds it.
@@ -291,7 +305,7 @@ def one_line(error: Exception) -> str:
 
 
 def unavailable(verb: str, path: str, error: OSError) -> WarehouseUnavailable:
-    """What a failure of the storage means to whoever runs a refresh."""
+    """Return the error of a failed operation on a file, for the user of a refresh."""
     return WarehouseUnavailable(
         f"{path} cannot be {verb}: {error.strerror or error}.",
         remedy="Check space and permissions; the last published version is untouched.",
@@ -308,7 +322,7 @@ def _sync_folder(path: str) -> None:
 
 
 def located(uri: str) -> tuple[fs.FileSystem, str]:
-    """A place by its URI, as `Store.uri` says it; for executors, which have no Store."""
+    """Return file system and path of a URI of `Store.uri`; for executors, which have no Store."""
     if uri.startswith("file://"):  # nothing in it is escaped
         return fs.LocalFileSystem(), uri.removeprefix("file://")
     system, path = fs.FileSystem.from_uri(uri)
@@ -316,7 +330,7 @@ def located(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def read_at(uri: str) -> bytes:
-    """The bytes of one file by its URI."""
+    """Return the bytes of a file by its URI."""
     system, path = located(uri)
     with system.open_input_stream(path) as source:
         return bytes(source.readall())

@@ -28,7 +28,7 @@ from warehouse_agent.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """What the commit of a version says of it.
+    """The record of a version, as its commit has it.
 
     Attributes:
         as_of: the source's time of the rows, ISO 8601 in UTC.
@@ -68,6 +68,7 @@ class VersionRecord:
 
     @property
     def rows_changed(self) -> int:
+        """Return the number of rows inserted, updated or deleted."""
         return self.rows_inserted + self.rows_updated + self.rows_deleted
 
     @classmethod
@@ -116,10 +117,12 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows in all files, lost ones included."""
         return sum(f.rows for f in self.files)
 
     @property
     def rows_lost(self) -> int:
+        """Return the number of rows in lost files."""
         return sum(f.rows for f in self.lost)
 
     @property
@@ -129,6 +132,7 @@ class Snapshot:
         return tuple(f for f in self.files if f not in lost)
 
     def uris(self) -> list[str]:
+        """Return the URIs of all files."""
         return [f.uri for f in self.files]
 
 
@@ -145,16 +149,15 @@ class TableFormat(Protocol):
     """Interface of a table format.
 
     Every method takes the store, never a path, so that what the storage needs comes with it.
-
-    Attributes:
-        log: folder of the log, in the table's folder.
-        temporary: names in that folder that a writer leaves behind when it dies.
     """
 
     @property
-    def log(self) -> str: ...
+    def log(self) -> str:
+        """Name of the log's folder, in the table's folder."""
+
     @property
-    def temporary(self) -> re.Pattern[str]: ...
+    def temporary(self) -> re.Pattern[str]:
+        """Names in that folder that a writer leaves behind when it dies."""
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
         """Return a version, None for the newest; None if the table has no log.
@@ -168,8 +171,11 @@ class TableFormat(Protocol):
         """Return the commits of the log, newest first; none if there is no log."""
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
-        """Return the paths of the files that a version added. Raises WarehouseUnavailable if the
-        log does not have the version."""
+        """Return the paths of the files that a version added.
+
+        Raises:
+            WarehouseUnavailable: the log does not have the version.
+        """
 
     def commit(
         self,

@@ -29,9 +29,14 @@ SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that c
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Files of the next version: `shipped` and `rewritten` are new, `kept` stay, `gone` go.
+    """The files of the next version.
 
-    `before`: files of all removed rows, where they are written apart; None where they are not.
+    Attributes:
+        shipped: new files of rows that the source sent.
+        rewritten: new files of rows that stay, from files that hold removed rows.
+        kept: files of the version before that stay.
+        gone: files of the version before that are removed.
+        before: files of all removed rows; None if they are not written apart.
     """
 
     shipped: tuple[DataFile, ...]
@@ -42,20 +47,21 @@ class Applied:
 
     @property
     def added(self) -> tuple[DataFile, ...]:
+        """Return the new files."""
         return (*self.shipped, *self.rewritten)
 
 
 def write_rows(
     store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
 ) -> list[DataFile]:
-    """Write rows as data files of the table, in a folder of its own."""
+    """Write rows as data files of the table, in a new folder."""
     with driver_errors():
         rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
     return written_files(store, name, folder, layout)
 
 
 def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:
-    """The files whose bounds say that some of these k may be in them."""
+    """Return the files that may hold a row below one of the k, by their bounds."""
     if replaced.embedding.base is None:
         return list(files)
     where = replaced.embedding.positions(replaced.ks)
@@ -70,7 +76,7 @@ def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFi
 
 
 def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[DataFile]:
-    """The files that are hit; with them the small ones, when there are many."""
+    """Return the hit files and, if there are more than SMALL_FILES_MAX, all small ones."""
     small = [f for f in files if f.size < SMALL_FILE_BYTES]
     wanted = {*hit, *(small if len(small) > SMALL_FILES_MAX else [])}
     return [f for f in files if f in wanted]

@@ -2,10 +2,11 @@
 
     _driftline/changes/<name>/_version=N/<attempt>/…      `_op`, then the data columns
 
-A feed is of the files that the commit names, in a folder of the attempt's own: where storage has no
-locks two agents may write the same version, of which one is committed. Images are told by what the
-other side has under their key: looked up in Spark's tasks, a lot of it after the other (`write`),
-and where these are many, joined by Spark (`joined`): tasks read all lots, joins move all columns.
+A feed consists of the files that the commit names, in a folder of the attempt: without locks on
+the storage two agents may write the same version, and one of them commits. The operation of an
+image depends on the row of the same key on the other side. Spark's tasks look it up, in lots
+(`write`). If there are too many rows for that, Spark joins them (`joined`): every task reads all
+lots of the other side, while a join moves all columns.
 """
 
 from __future__ import annotations
@@ -32,18 +33,22 @@ from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 from warehouse_agent.tasks.write import WRITTEN, Sink
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
-# Of rows that are PAIRED and ALONE.
+# The operations of rows that are PAIRED and ALONE.
 _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
-SAME, PAIRED, ALONE = range(3)  # as the other side has it; in another way; not at all
-LOTS_MAX = 8  # every task reads all lots; Spark's joins scale better, and begin at 20 s
+# The other side has the same row, another row of the same key, or none.
+SAME, PAIRED, ALONE = range(3)
+LOTS_MAX = 8  # every task reads all lots; joins scale better, and take 20 s at least
 _THERE = f"{RESERVED}there"
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Its place below `changes/<name>`, its files, and how many rows each operation has.
+    """The change feed of a version.
 
-    `folder` is None where a version has none.
+    Attributes:
+        folder: below `changes/<name>`; None if the version has no feed.
+        files: names of the files in it.
+        counts: rows of each operation.
     """
 
     folder: str | None = None
@@ -61,11 +66,14 @@ def write(
     after: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """The feed between the rows that a version lost and those that it got; one Spark job.
+    """Write the feed of a version from its removed and its new rows; one Spark job.
 
-    A task holds the keys and fingerprints of its rows of one side, of LOTS_MAX · ROWS_MAX at most,
-    and of the other side ROWS_MAX at once. A row that both have as it is was shipped, but is no
-    change.
+    A task holds keys and fingerprints: of its rows of one side, at most LOTS_MAX · ROWS_MAX, and of
+    the other side ROWS_MAX at once. A row that is the same on both sides is no change.
+
+    Args:
+        before: files of the rows that the version lost.
+        after: files of the rows that it got.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -93,7 +101,10 @@ def joined(
     new: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """The feed between two sets of files of any size, which may have most rows in common.
+    """Write the feed between two sets of files of any size, by joins.
+
+    Args:
+        old, new: files of the version before and of this one; most rows may be in both.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -120,7 +131,7 @@ def joined(
 def _check(
     counts: dict[str, int], before: Sequence[DataFile], after: Sequence[DataFile], name: str
 ) -> None:
-    """Whether these operations can lead from so many rows to so many. Raises ProofFailed."""
+    """Raise ProofFailed if the operations do not lead from the old to the new number of rows."""
     more = sum(f.rows for f in after) - sum(f.rows for f in before)
     is_paired = counts["update_before"] == counts["update_after"]
     if not is_paired or counts["insert"] - counts["delete"] != more:
@@ -172,7 +183,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
 
 
 def _told(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
-    """What the others have under the key of each row, uint8 [n]: SAME, PAIRED or ALONE."""
+    """Compare each row with the other side's row of its key: uint8 [n], SAME, PAIRED or ALONE."""
     keys = rows.columns[rows.key]
     lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
     told = np.full(len(keys), ALONE, np.uint8)
@@ -190,7 +201,7 @@ def _told(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
 def _imaged(
     rows: DataFrame, others: DataFrame, layout: Layout, paired: str, alone: str
 ) -> DataFrame:
-    """One side's images, of rows that differ from all others."""
+    """Return the images of one side, for rows that are not the same on the other."""
     # A key is NOT NULL and unique, so a plain equality join is exact.
     keys = [quoted(k) for k in layout.key_names]
     there = others.selectExpr(*keys, f"true as {_THERE}")

@@ -1,6 +1,6 @@
-"""What came over the line becomes data files: decoded, verified, with the statistics of its rows.
+"""Write staged frames as data files: decoded, verified, with the statistics of their rows.
 
-In Spark's tasks: staged frames in, a Parquet file out, the rows before looked up in between.
+A Spark task reads staged frames, looks up the rows that they replace, and writes a Parquet file.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ def ship(
     """Write the rows of staged files as data files of a table; one Spark job.
 
     Args:
-        before: files of the rows that these replace, and perhaps of others; all are held in memory.
-        updated: as of `tally.weight`.
+        folder: new, in the table's folder.
+        staged: URIs of the staged files.
+        before: files of the rows that these replace, and perhaps of others; tasks hold all of them.
+        updated: number of updated rows, for `row_statistics.weight`.
 
     Raises:
-        FrameDamaged, ValueDoesNotFit, WarehouseUnavailable.
+        FrameDamaged: a frame does not verify.
+        ValueDoesNotFit: a value does not fit its column.
+        WarehouseUnavailable: a file cannot be read or written.
     """
     uri, weight = store.uri(name, folder), row_statistics.weight(stamp, updated)
     function = _ship(uri, layout, key, stamp, [f.uri for f in before], weight)

@@ -32,7 +32,7 @@ class Everything:
 
 @dataclass(frozen=True, slots=True)
 class ListedRows:
-    """These rows of ours are replaced or deleted, one by one; none of them by a first load."""
+    """The listed rows of ours are replaced or deleted; a first load lists none."""
 
     rows: Listing
 

@@ -1,8 +1,8 @@
 """The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
 
-Each task reads positions and fingerprint lanes of some files, mixes them with the contract's own
-code and returns one small array; the driver adds them up. So both sides compute digests with the
-same lines, and what reaches the driver depends on the number of ranges, never on the table.
+Each task reads positions and fingerprint lanes of some files, mixes them with the contract's code
+and returns one small array; the driver adds these up. So both sides compute digests by the same
+code, and the bytes that reach the driver depend on the number of ranges, not on the table.
 
 Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
 formula would exist twice.
@@ -35,13 +35,21 @@ from warehouse_agent.tasks.scan import Function, Piece, scan
 Files = Sequence[DataFile]
 Integers = npt.NDArray[np.int64]
 
-TASKS_MAX = 64  # their partial sums meet on the driver
-PARTIALS_BYTES_MAX = 128 << 20  # of all of them: of 6 tasks at the largest, still ahead of a source
+TASKS_MAX = 64  # each sends its partial sums to the driver
+# Partial sums of all tasks together. 6 tasks at the largest size are still faster than a source.
+PARTIALS_BYTES_MAX = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some rows: coarse range (or k), position, row hash, number of the file."""
+    """Some rows, in arrays [n].
+
+    Attributes:
+        ranges: coarse range, or k of a sketch.
+        positions: position of the row's key.
+        hashes: row hash.
+        file: index of the row's file in the files that were searched.
+    """
 
     ranges: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -50,7 +58,7 @@ class Listing:
 
     @classmethod
     def joined(cls, listings: Sequence[Self]) -> Self:
-        """Return the rows of all these listings, in their order; of none, no rows."""
+        """Return the rows of all listings, in their order."""
         return cls(
             np.concatenate([np.zeros(0, np.int64), *(one.ranges for one in listings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.positions for one in listings)]),
@@ -61,13 +69,14 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Our side of a comparison: sums over ranges and, where there is a sketch, its cells."""
+    """Our side of a comparison: sums over ranges and, with a sketch, its cells."""
 
     ranges: RangeSums
     cells: Cells | None = None
 
     @property
     def total(self) -> Digest:
+        """Return the digest of all rows."""
         return self.ranges.total
 
 
@@ -79,7 +88,16 @@ def reduced(
     salt: Salt,
     sketch: Sketch | None = None,
 ) -> Sums:
-    """The sums over the rows of these files; one Spark job."""
+    """Return the sums over the rows of files; one Spark job.
+
+    Args:
+        partition: the ranges to add up.
+        salt: for mixing fingerprints.
+        sketch: whose cells to fill; None fills none.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
+    """
     found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
     for row in partials(
         spark,
@@ -99,7 +117,7 @@ def reduced(
 
 
 def check_rows(files: Files, found: int) -> None:
-    """Whether so many rows are what these files hold. Raises WarehouseUnavailable."""
+    """Raise WarehouseUnavailable if the rows found are not as many as the files should hold."""
     rows = sum(f.rows for f in files)
     if found != rows:
         raise WarehouseUnavailable(
@@ -112,8 +130,14 @@ def check_rows(files: Files, found: int) -> None:
 def partials(
     spark: SparkSession, files: Files, layout: Layout, function: Function, schema: str, *, size: int
 ) -> Iterator[dict[str, Any]]:
-    """What the tasks of one Spark job found in the lanes of these files, `size` bytes each; none is
-    held once it was seen."""
+    """Run one Spark job over the lanes of files, and yield the row that each task returns.
+
+    Args:
+        function: run by each task over its files.
+        schema: of the rows that it returns, as Spark's DDL.
+        size: bytes of such a row; the more, the fewer tasks run. No row is held after it was
+            yielded.
+    """
     at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
     scanned = scan(spark, files, layout.lane_schema, function, schema, tasks_max=at_once)
     with driver_errors():
@@ -123,7 +147,7 @@ def partials(
 
 
 def total(spark: SparkSession, files: Files, layout: Layout, salt: Salt) -> Digest:
-    """The digest of the rows of these files from their stored fingerprints."""
+    """Return the digest of the rows of files, from their stored fingerprints."""
     return reduced(spark, files, layout, everything(), salt).total
 
 
@@ -138,9 +162,12 @@ def list_rows(
     chosen: npt.NDArray[np.bool_],
     within: tuple[int, int] | None = None,
 ) -> Listing:
-    """The rows in the chosen coarse ranges (bool [coarse ranges]); one Spark job.
+    """List the rows in chosen coarse ranges; one Spark job.
 
-    `within`: only rows between these positions, both ends inclusive.
+    Args:
+        by: bits by which a range is coarsened.
+        chosen: bool [coarse ranges].
+        within: positions, both inclusive; rows outside are left out.
     """
     bits = np.packbits(chosen, bitorder="little").tobytes()
 
@@ -159,12 +186,12 @@ def list_keys(
     *,
     ks: npt.NDArray[np.uint64],
 ) -> Listing:
-    """The rows below these k (uint64 [n], ascending), `ranges` being their k; one Spark job."""
+    """List the rows below these k, uint64 [n] ascending, as `ranges`; one Spark job."""
     return _listed(spark, files, layout, lambda where: below(where, embedding, salt, ks), salt)
 
 
 def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
-    """k of a row in Spark SQL, where it is inside the embedding (protocol, section 7)."""
+    """Return k of a row in Spark SQL, for rows inside the embedding (protocol, section 7)."""
     position = F.expr(position_sql)
     if embedding.base is not None:
         return position - F.lit(embedding.base).cast("bigint")
@@ -173,14 +200,22 @@ def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
 
 
 def long(unsigned: int) -> Column:
-    """A bigint of these 64 bits."""
+    """Return a bigint with the bits of an unsigned 64-bit integer."""
     return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
 
 
 def below(
     where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
 ) -> Integers:
-    """int64 [n]: k of every position, −1 where it is none of `ks`, uint64 [m] ascending."""
+    """Return k of every position.
+
+    Args:
+        where: positions, int64 [n].
+        ks: uint64 [m], ascending.
+
+    Returns:
+        int64 [n]; −1 where k is not among `ks`.
+    """
     found, inside = embedding.embed(where, salt)
     at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
     is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)
@@ -214,7 +249,7 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
 def _within(
     where: Integers, partition: Partition, by: int, bits: bytes, bounds: tuple[int, int] | None
 ) -> Integers:
-    """int64 [n]: the coarse range of every position, −1 where it is not chosen."""
+    """Return the coarse range of every position, int64 [n]; −1 if it is not chosen."""
     chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
     at = partition.indices(where) >> by
     is_chosen = chosen[at]
@@ -231,7 +266,7 @@ def _listed(
     salt: Salt,
     within: tuple[int, int] | None = None,
 ) -> Listing:
-    """The rows whose position has a place that is not negative; `file` counts all the files."""
+    """List the rows for whose position `place` returns a number that is not negative."""
     numbered = {f.path: i for i, f in enumerate(files)}
     near = files if within is None else [f for f in files if f.meets(*within)]
     scanned = scan(
@@ -274,5 +309,5 @@ def _list(place: Callable[[Integers], Integers], salt: Salt, numbered: dict[str,
 
 
 def numbers(batch: pa.RecordBatch, index: int) -> Integers:
-    """A column of a batch that has no nulls, int64 [rows]."""
+    """Return a column of a batch, without nulls, as int64 [rows]."""
     return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)

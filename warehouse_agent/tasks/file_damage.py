@@ -4,13 +4,14 @@
     examine   by reading every row: each file as Spark's tasks read it anywhere else, with every row
               fingerprinted again from its values
 
-Damage is told apart from a storage that does not answer. A file counts as damaged only when its
-folder can be listed and all of its bytes can be read, and they are not what was written, each time
-of two: an I/O error that passes, or a lack of memory that does, is no damage. When the
-storage refuses (permissions, I/O errors, a network), nothing is known about the file, and the
-storage's error is raised instead: what cannot be reached is never taken for lost.
+Damage is not the same as storage that does not answer. A file counts as damaged only if its folder
+can be listed, all of its bytes can be read, and twice they are not what was written: a passing I/O
+error or lack of memory is no damage. If the storage refuses (permissions, I/O errors, a network),
+nothing is known about the file, and the storage's error is raised: a file that cannot be reached is
+never taken for lost.
 
-Nothing is written here, and no source is asked. What becomes of damaged files is decided by `mend`.
+This module writes nothing and asks no source. `refresh.repair` decides what to do with damaged
+files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 
-# PySpark wraps some failures of its jobs; a file that cannot be read comes as Py4J leaves it.
+# PySpark wraps some failures of its jobs; a file that cannot be read raises Py4J's own error.
 SPARK_FAILURES = (PySparkException, Py4JError)
 MISSING = "missing"
 NAMED_MAX = 10  # files that an error names in its details
@@ -61,11 +62,11 @@ def examine(
     """Return what is wrong with the damaged ones among these files, by path; one Spark job.
 
     Args:
-        files: all of them there (`absent`).
+        files: none of them missing (`absent`).
 
     Raises:
         WarehouseUnavailable: the storage does not let a file be read.
-        SparkLost, PySparkException, Py4JError: Spark failed on a single file, whatever that means.
+        SparkLost, PySparkException, Py4JError: Spark failed on a single file.
     """
     key = KeyFile(store.uri(PRIVATE, "keys", f"{name}.key"))
     known = {f.uri: f for f in files}
@@ -124,7 +125,7 @@ def _examine(layout: Layout, key: KeyFile, known: dict[str, DataFile]) -> OfFile
 
 
 def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str | None:
-    """Return why the rows of a file are not those that were written; None: they are."""
+    """Return how the rows of a file differ from those that were written; None if they do not."""
     rows = bad = 0
     try:
         for batch in read_batches(file.uri, layout.file_schema):
@@ -148,8 +149,10 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
 
 
 def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
-    """Return why the bytes of a file cannot be had from its storage, or what of them is lost; both
-    None where all are there, so that it is they that are wrong."""
+    """Return why the storage refuses to read a file, and how many of its bytes are missing.
+
+    Both are None if all bytes can be read: then their content is wrong.
+    """
     try:
         system, path = located(file.uri)
         size = 0

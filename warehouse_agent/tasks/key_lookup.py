@@ -1,9 +1,9 @@
-"""Rows that tasks look up by key: some columns of a few files, which every task reads for itself.
+"""Look up rows by key in a task: some columns of a few files, which every task reads itself.
 
-A difference is small beside the table, so the rows that a refresh removed, or shipped, fit into the
-memory of a task, and what is known of each key needs no join and no shuffle. Statistics are looked
-up in ROWS_MAX rows at most; a feed in `feed.LOTS_MAX` lots of so many, one after the other. Beyond
-that the same is done by Spark's joins (`tally.joined`, `feed.joined`).
+A difference is small beside the table. So the rows that a refresh removes or ships fit into the
+memory of a task, and a lookup by key needs no join and no shuffle. Statistics are looked up in at
+most ROWS_MAX rows; a change feed in `change_feed.LOTS_MAX` batches of ROWS_MAX. Beyond that Spark
+joins the rows (`row_statistics.joined`, `change_feed.joined`).
 """
 
 from __future__ import annotations
@@ -20,26 +20,36 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import Integers
 from warehouse_agent.tasks.scan import read_batches
 
-ROWS_MAX = 1_000_000  # 40 bytes each, and a key that is no integer
+ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`columns`: of these rows; `key` is one of them, without nulls."""
+    """Rows that can be looked up.
+
+    Attributes:
+        columns: of the rows.
+        key: name of the column to look up by, without nulls.
+    """
 
     columns: pa.Table
     key: str
 
     @classmethod
     def read(cls, uris: Sequence[str], columns: pa.Schema, key: str) -> Self:
-        """The rows of these files, in order. Raises WarehouseUnavailable."""
+        """Read the rows of files, in order. Raises WarehouseUnavailable."""
         batches = [batch for uri in uris for batch in read_batches(uri, columns)]
         return cls(pa.Table.from_batches(batches, columns), key)
 
     @classmethod
     def lots(cls, uris: Sequence[str], columns: pa.Schema, key: str, rows: int) -> Iterator[Self]:
-        """The same rows, at most `rows` and a batch more at once, where the caller lets go of a lot
-        before it asks for the next. Raises WarehouseUnavailable."""
+        """Read the rows of files in lots of at least `rows`.
+
+        A lot has at most a batch more. The caller must drop a lot before it asks for the next.
+
+        Raises:
+            WarehouseUnavailable: a file cannot be read.
+        """
         held: list[pa.RecordBatch] = []
         count = 0
         for batch in (batch for uri in uris for batch in read_batches(uri, columns)):
@@ -55,16 +65,16 @@ class Known:
             yield cls(pa.Table.from_batches(held, columns), key)
 
     def find(self, keys: pa.Array) -> Integers:
-        """Where each key is among the rows, int64 [n]; of those alike the first, −1 where none."""
+        """Return the index of the first row of each key, int64 [n]; −1 if there is none."""
         at = pc.index_in(keys, value_set=self.columns[self.key])
         return np.asarray(at.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
     def at(self, where: Integers, names: Sequence[str]) -> list[pa.ChunkedArray]:
-        """These columns of the rows that were found, null where none was."""
+        """Return columns of the rows at `where`, int64 [n] of `find`; null where it is −1."""
         indices = pa.array(where, mask=where < 0)
         return [self.columns[name].take(indices) for name in names]
 
 
 def fits(files: Sequence[DataFile], lots: int = 1) -> bool:
-    """Whether every task may look up the rows of these files, in so many lots."""
+    """Return True if tasks may look up the rows of these files, in `lots` lots at most."""
     return sum(f.rows for f in files) <= lots * ROWS_MAX

@@ -1,10 +1,10 @@
-"""The proof: what was written is read back, re-encoded and added up (decision 9).
+"""Prove a version before it is published: read it back, encode it again, add it up (decision 9).
 
-Every file that a version adds is read in Spark's tasks, its rows encoded to row bytes again and
-fingerprinted again; each must have the fingerprint that is stored beside it, so a decoding or
-time-zone bug cannot be published with right fingerprints. The total of what was read back and of
-the untouched files must be the source's. A slice of the untouched files is read back as well,
-another one every time.
+Spark's tasks read every file that a version adds, encode its rows to row bytes again and
+fingerprint them again. Each fingerprint must be the one that is stored beside the row, so a
+decoding or time-zone bug cannot be published with right fingerprints. The total of the rows read
+back and of the untouched files must be the source's. A slice of the untouched files is read back as
+well, each time another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from warehouse_agent.tasks.digests import total
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 _ROWS = f"{RESERVED}rows"
-SLICES = 16  # untouched files are all read back within this many refreshes
+SLICES = 16  # refreshes in which all untouched files are read back
 
 
 def prove(
@@ -47,7 +47,9 @@ def prove(
     """Prove that these files hold exactly what the source has.
 
     Args:
-        turn: which slice of the kept files is read back this time.
+        added: files of the version that are new, all read back.
+        kept: its other files.
+        turn: number that selects the slice of `kept` to read back.
         theirs: the source's digest under `salt`.
 
     Raises:
@@ -79,7 +81,11 @@ def read_back(
     *,
     name: str,
 ) -> Digest:
-    """The digest of published rows from their values, each checked against its fingerprint."""
+    """Return the digest of the rows of files from their values.
+
+    Raises:
+        ProofFailed: a row has another fingerprint than the one stored beside it.
+    """
     columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, HI, LO)])
     checked = scan(
         spark, files, columns, _check(layout, key, salt), "count bigint, sum binary, bad bigint"
@@ -107,7 +113,7 @@ def values_digest(
     fragment_key: bytes,
     salt: Salt,
 ) -> Digest:
-    """The digest of published values under a one-off key, for a receipt."""
+    """Return the digest of published values under a one-off key, for a receipt."""
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         fingerprints = receipt_hasher(fragment_key, layout.recipe)
@@ -156,7 +162,7 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
 
 
 def key_text(recipe: Recipe, values: Sequence[object]) -> str:
-    """A key for a person."""
+    """Return a key as text for people: column names and values."""
     pairs = zip((c.name for c in recipe.key), values, strict=True)
     return ", ".join(f"{name} = {value!r}" for name, value in pairs)
 

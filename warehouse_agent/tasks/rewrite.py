@@ -36,15 +36,15 @@ _GONE = f"{BEFORE_FOLDER}/gone"
 
 
 class Removal(Protocol):
-    """Tells which rows are replaced or deleted, bool [n], by position and fingerprint lanes, int64
-    [n] each."""
+    """Decides which rows are replaced or deleted, bool [n], from their positions and fingerprint
+    lanes, int64 [n] each."""
 
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByHash:
-    """Rows by position and row hash, as the comparison of ranges lists them; by hash, ascending."""
+    """Rows by position and row hash, from a comparison of ranges; sorted by hash."""
 
     hashes: U64
     positions: Integers
@@ -52,6 +52,7 @@ class ByHash:
 
     @classmethod
     def of(cls, removed: Listing, salt: Salt) -> Self:
+        """Build from the rows to remove."""
         order = np.argsort(removed.hashes, kind="stable")
         return cls(removed.hashes[order], removed.positions[order], salt)
 
@@ -68,7 +69,7 @@ class ByHash:
 
 @dataclass(frozen=True, slots=True)
 class ByK:
-    """Every row below these k, uint64 [n] ascending, as a sketch tells them."""
+    """Rows below these k, uint64 [n] ascending, that a sketch decoded."""
 
     ks: U64
     embedding: Embedding
@@ -86,7 +87,7 @@ class ByK:
 
 @dataclass(frozen=True, slots=True)
 class InTiles:
-    """What tiles come to: every row of those that are emptied, and listed rows of others."""
+    """Every row in emptied zones, and listed rows of other tiles."""
 
     emptied: Emptied
     listed: ByHash
@@ -99,7 +100,7 @@ class InTiles:
 def files_holding(
     spark: SparkSession, files: Files, layout: Layout, removal: Removal
 ) -> list[DataFile]:
-    """Those of the files that hold rows to remove; one Spark job."""
+    """Return the files that hold rows to remove; one Spark job."""
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         found: set[str] = set()

@@ -1,16 +1,16 @@
-"""The statistics of rows, ω±, as rows are written: begun, or carried over from the row before.
+"""Statistics of rows, ω± of Lu, Liu and Hyland, set when a row is written.
 
-A row that is shipped is written anyway, so its statistics cost no file. They cost no shuffle of the
-table either: the rows to remove are named, which makes the before-images few, and only their keys,
-fingerprints and statistics are read and looked up (`known`). Rows that are merely written again
-(rewritten, packed, restated) keep their columns as they are.
+A shipped row is written anyway, so its statistics cost no file. They cost no shuffle either: the
+rows to remove are known, so the before-images are few, and only their keys, fingerprints and
+statistics are read and looked up (`key_lookup`). Rows that are written again unchanged keep their
+statistics.
 
  1. A new key begins: `first` and `changed` are this version, `updates` is 0.
  2. A known key with another fingerprint is an update: `first` stays, `updates` is one more,
-    `changed` is this version, `rate` is what is left of it and the weight of this update.
- 3. A known key with the same fingerprint was shipped in vain, and keeps what it had; so does one
-    that already has this version, having been staged by an attempt that was cut: an update that
-    came with it and was taken back before this refresh stays counted.
+    `changed` is this version, `rate` is the decayed rate plus the weight of this update.
+ 3. A known key with the same fingerprint did not change and keeps its statistics. A row that
+    already has this version keeps them, too: an interrupted attempt staged it. An update in that
+    attempt that the source has reverted since stays counted.
  4. A null before-image (a file without statistics) counts as never updated; `first` stays null.
 """
 
@@ -50,14 +50,15 @@ _NAMES = tuple(name for name, _ in STATISTICS)
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the rows of a version get, and what the table expected of them.
+    """Values for the statistics of a version's new rows.
 
     Attributes:
-        version: that the rows will be published as.
-        at_s: when, seconds since 1970.
-        elapsed_s: since the last refresh.
-        clock: of the versions before; empty for a load.
-        most, share: as `update_probability.usual_most` and `Outlook` say of this refresh.
+        version: number of the version.
+        at_s: time of the version, seconds since 1970.
+        elapsed_s: seconds since the last refresh.
+        clock: times of the versions before; empty for a load.
+        most: updates of a usual refresh (`update_probability.usual_most`).
+        share: updates expected per row (`update_probability.Outlook`).
     """
 
     version: int
@@ -69,20 +70,25 @@ class Stamp:
 
     @property
     def clock_after(self) -> Clock:
+        """Return the times of the versions, this one included."""
         return self.clock.after(self.version, self.at_s)
 
     @property
     def view(self) -> Outlook:
-        """On this refresh, for published rows."""
+        """Return the outlook on this refresh, for published rows."""
         return Outlook(self.clock, self.share, self.at_s, self.elapsed_s)
 
 
 def stamp_for(
     base: Snapshot | None, history: Sequence[Past], *, at_s: float, elapsed_s: float | None
 ) -> Stamp:
-    """Of the version after `base`, from earlier refreshes, oldest first.
+    """Return the stamp of the version after `base`.
 
-    `elapsed_s`: seconds since the last of them; None: nothing is known but the version's own time.
+    Args:
+        base: the published version; None for a load.
+        history: earlier refreshes, oldest first.
+        at_s: time of the new version, seconds since 1970.
+        elapsed_s: seconds since the last refresh; None if only the time of `base` is known.
     """
     if base is None:
         return Stamp(0, at_s, DAY_S, Clock(), 1, 1.0)
@@ -96,7 +102,7 @@ def stamp_for(
 
 
 def clock_of(snapshot: Snapshot) -> Clock:
-    """The times of its versions; of a table without statistics it begins with this version."""
+    """Return the times of a table's versions; without statistics only that of this version."""
     if snapshot.record.clock is not None:
         return snapshot.record.clock
     at = datetime.fromisoformat(snapshot.record.published_at)
@@ -104,7 +110,7 @@ def clock_of(snapshot: Snapshot) -> Clock:
 
 
 def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
-    """Of so many new rows; those of a load are not young, only unknown."""
+    """Return the statistics of `rows` new rows, arrays [rows]. A load's rows are not young."""
     values = (stamp.version, 0, stamp.version, _birth(stamp))
     kinds = (kind for _, kind in STATISTICS)
     return [pa.array(np.full(rows, v), kind) for v, kind in zip(values, kinds, strict=True)]
@@ -113,11 +119,16 @@ def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
 def carried(
     hi: pa.Array, lo: pa.Array, before: Sequence[Any], stamp: Stamp, weight: float
 ) -> list[pa.Array]:
-    """Of rows of these fingerprints, from those of the same keys before.
+    """Return the statistics of rows from the rows of the same keys before.
 
     Args:
-        before: arrays [n] of hi, lo and the statistics, null where there was no such row.
-        weight: what an update counts.
+        hi, lo: fingerprint lanes of the rows, int64 [n].
+        before: arrays [n] of hi, lo and the statistics, null where there was no row of the key.
+        stamp: of the version.
+        weight: of an update (`weight`).
+
+    Returns:
+        One array [n] for each column of STATISTICS.
     """
     before_hi, before_lo, first, updates, changed, rate = before
     now = pa.scalar(stamp.version, pa.int32())
@@ -146,19 +157,22 @@ def carried(
 
 
 def weight(stamp: Stamp, updated: int | None) -> float:
-    """What an update counts of so many; None: as many as usual."""
+    """Return the weight of one of `updated` updates; None for as many as usual."""
     return 1.0 if updated is None else update_weight(stamp.most, updated)
 
 
 def joined(
     rows: DataFrame, before: DataFrame, layout: Layout, stamp: Stamp, *, updated: int | None
 ) -> DataFrame:
-    """Rows, decoded, with the statistics of those of the same keys before, or begun.
+    """Return decoded rows with statistics, by a join with the rows of the same keys before.
 
     Args:
-        before: rows of the working copy, more than are replaced, if need be; of those that share a
-            key, as staged rows of a source whose key is not unique may, any one counts.
-        updated: as of `weight`.
+        rows: decoded, without statistics.
+        before: rows of the working copy; may be more than are replaced. If several share a key,
+            which rows of a source without a unique key may, any one of them counts.
+        layout: of the table.
+        stamp: of the version.
+        updated: for `weight`.
     """
     keys = list(layout.key_names)
     renamed = [f"{name} as {_BEFORE}{name}" for name in (HI, LO, *_NAMES)]

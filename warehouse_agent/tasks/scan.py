@@ -1,9 +1,9 @@
-"""Data files, read by Arrow inside Spark's tasks.
+"""Read data files by Arrow inside Spark's tasks.
 
-Spark says which task gets which files, and where it runs; the task reads them itself, in batches of
-the columns asked for. So no row goes through the JVM, where it would be read, made a row and made
-Arrow again. (Orders, 1.5 M rows, two cores, as jobs: three columns in 0.4 s instead of 0.9, all of
-them in 0.6 instead of 2.2.)
+Spark decides which task gets which files, and where it runs. The task reads them itself, in batches
+of the wanted columns. So no row goes through the JVM, which would convert it twice. (Orders, 1.5 M
+rows, two cores, as jobs: three columns in 0.4 s instead of 0.9, all columns in 0.6 s instead of
+2.2.)
 
 Pages are checked against the checksums that are written with them. A file is read by one task.
 """
@@ -24,13 +24,13 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
 
 BATCH_ROWS = 16_384
-BATCH_BYTES = 32 << 20  # as the footer says, which sees a repeated value once
+BATCH_BYTES = 32 << 20  # by the footer, which counts a repeated value once
 BUFFER_BYTES = 1 << 20  # of each column that is being read
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a file, by its path in the table: the columns asked for, in order."""
+    """The wanted columns of some rows of a file, whose path in the table is `file`."""
 
     file: str
     batch: pa.RecordBatch
@@ -39,7 +39,7 @@ class Piece:
 Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
 OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
 _MAY_LACK = {name for name, _ in STATISTICS}
-_PARTS = 3  # of a URI tell a file from the others of a table
+_PARTS = 3  # last parts of a URI, which differ among the files of a table
 
 
 def scan(
@@ -51,12 +51,14 @@ def scan(
     *,
     tasks_max: int | None = None,
 ) -> DataFrame:
-    """What `function` makes of the files that each task gets; read when the result is.
+    """Return the rows that `function` makes of data files, in the tasks of a lazy Spark job.
 
     Args:
-        columns: of the files; statistics that a file does not have are null in it.
-        function: of the rows of a task, file by file.
-        schema: of what it returns, as Spark's DDL.
+        files: to read.
+        columns: to read; statistics that a file lacks are null.
+        function: gets the rows of a task's files, file by file.
+        schema: of the rows that it returns, as Spark's DDL.
+        tasks_max: number of tasks at most; None leaves it to Spark.
 
     Raises (in the job):
         WarehouseUnavailable: a file cannot be read.
@@ -79,7 +81,7 @@ def spread(
     *,
     tasks_max: int | None = None,
 ) -> DataFrame:
-    """What `function` makes of the files, by URI, that each task gets; read when the result is."""
+    """Return the rows that `function` makes of files, by URI, in the tasks of a lazy Spark job."""
     if not uris:
         return spark.createDataFrame([], schema)
     known = {_end(uri): uri for uri in uris}
@@ -99,15 +101,20 @@ def spread(
 
 
 def _end(uri: str) -> str:
-    """The last parts of a file's URI: Spark may spell what is before them anew."""
+    """Return the last parts of a URI; Spark may write the parts before them in another way."""
     return "/".join(uri.split("/")[-_PARTS:])
 
 
 def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns of a file, in order, typed, some rows at a time.
+    """Read columns of a file in batches.
+
+    Args:
+        uri: of the file.
+        columns: names and types, in the order of the batches.
 
     Raises:
-        WarehouseUnavailable: it cannot be read, lacks a column, or has it of another type.
+        WarehouseUnavailable: the file cannot be read, or lacks a column (ArrowInvalid inside), or
+            has it in another type.
     """
     try:
         system, path = located(uri)
@@ -136,14 +143,14 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _rows_at_once(footer: pq.FileMetaData) -> int:
-    """How many rows make a batch: fewer where they are large."""
+    """Return the rows of a batch; fewer if they are large."""
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     largest = max((g.total_byte_size / g.num_rows for g in groups if g.num_rows), default=0)
     return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(largest, 1))))
 
 
 def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """These columns of a batch; nulls where it has none."""
+    """Return columns of a batch, in order and type; null columns where it has none."""
     arrays = []
     for field in columns:
         index = batch.schema.get_field_index(field.name)

@@ -1,10 +1,10 @@
-"""Frames on their way in: written as they came, decoded by Spark later.
+"""Staged frames: written as received, decoded by Spark later.
 
-An exchange has one folder of numbered files, each a run of length-prefixed frames, and a note of
-what it compared, and where (`Fragment.note`). Whatever arrived before a cut is kept there; the next
-attempt decodes it and compares the working copy with the source again (decision 4), so nothing
-staged is sent twice. Frames are admitted before they are kept (`admission`) and verify on their
-own, when they are decoded. A disk is not filled to its end.
+An exchange has a folder of numbered files, each a sequence of length-prefixed frames, and a note
+that says what was compared, and where (`Fragment.note`). Frames received before an interruption
+stay there. The next attempt decodes them and compares the working copy with the source again
+(decision 4), so no staged row is sent twice. A frame is admitted before it is kept
+(`frame_admission`) and is verified alone, when it is decoded. Some space on the disk stays free.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks.scan import spread
 from warehouse_agent.transport.frame_admission import Room
 
-FILE_BYTES = 4 << 20  # a cut of this process loses less than this
-FREE_SHARE = 2  # half of what is free may be staged: data files need as much, and other fragments
+FILE_BYTES = 4 << 20  # a process that ends loses less than this
+FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
 ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 _LENGTH = struct.Struct("<I")
 _NOTE = "exchange.json"
@@ -41,9 +41,9 @@ class Staging:
     name: str
 
     def leftovers(self, wanted: Mapping[str, object]) -> list[str]:
-        """Folders of unfinished exchanges whose notes say this, oldest first.
+        """Return the folders of unfinished exchanges whose notes have these items, oldest first.
 
-        Others are of no use any more and are removed.
+        Remove all other folders: they are of no use any more.
         """
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
@@ -55,7 +55,7 @@ class Staging:
         return found
 
     def begin(self, note: Mapping[str, object]) -> Writer:
-        """A new folder for an exchange."""
+        """Make a folder for an exchange."""
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
         folder = f"{number:06d}"
@@ -63,17 +63,20 @@ class Staging:
         return Writer(self.store, self.name, folder)
 
     def clear(self) -> None:
-        """Everything staged has been published, or is of no use."""
+        """Remove everything staged, which was published or is of no use."""
         self.store.remove(PRIVATE, "staging", self.name)
 
     def frame_bytes(self) -> int:
-        """Of all staged frames, of a pass or not."""
+        """Return the bytes of all staged frames, those of a pass included."""
         staged = self.store.walk(PRIVATE, "staging", self.name)
         return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
 
     def room(self, at_most: int | None) -> Room | None:
-        """Return how much may be staged, by a setting or by what is free as an exchange begins;
-        None: nothing bounds it."""
+        """Return how much may be staged; None if there is no bound.
+
+        Args:
+            at_most: bytes, by a setting; None takes a share of what is free now.
+        """
         staged = self.frame_bytes()
         if at_most is not None:
             return Room(at_most, staged, is_set=True)
@@ -83,7 +86,7 @@ class Staging:
         return Room(max((free + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
     def uris(self, folder: str) -> list[str]:
-        """The files of an exchange, for Spark."""
+        """Return the files of an exchange, for Spark."""
         return [
             self.store.uri(PRIVATE, "staging", self.name, folder, file)
             for file in self._files(folder)
@@ -96,7 +99,7 @@ class Staging:
 
 @dataclass
 class Writer:
-    """Writes the frames of one exchange, in flat memory."""
+    """Writer of the frames of one exchange; holds at most FILE_BYTES and a frame."""
 
     store: Store
     name: str
@@ -106,13 +109,14 @@ class Writer:
     _number: int = 0
 
     def add(self, frame: bytes) -> None:
+        """Append a frame; write a file when there is enough for one."""
         self._pieces += [_LENGTH.pack(len(frame)), frame]
         self._bytes += len(frame)
         if self._bytes >= FILE_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held; called after the last frame, and when the line is cut."""
+        """Write the held frames; call it after the last frame, and when the line is cut."""
         if not self._pieces:
             return
         self.store.refuse_full(self._bytes, PRIVATE, "staging", self.name, self.folder)
@@ -128,18 +132,21 @@ class Writer:
 
 
 def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
-    """The rows of staged files, verified, as rows of the published table without statistics.
+    """Return the rows of staged files, verified, as rows of the table without statistics.
 
-    Raises (in the job): FrameDamaged, ValueDoesNotFit.
+    Raises (in the job):
+        FrameDamaged: a frame does not verify.
+        ValueDoesNotFit: a value does not fit its column.
     """
     return spread(spark, uris, lambda files: batches(files, layout, key), layout.decoded_ddl)
 
 
 def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:
-    """The rows of staged files, verified, a frame at a time, of `layout.decoded_schema`.
+    """Yield the rows of staged files, verified, a frame at a time, in `layout.decoded_schema`.
 
     Raises:
-        FrameDamaged, ValueDoesNotFit.
+        FrameDamaged: a frame does not verify.
+        ValueDoesNotFit: a value does not fit its column.
     """
     fingerprints = key.fingerprints(layout.recipe)
     seed = key.position_seed()

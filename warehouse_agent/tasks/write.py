@@ -1,4 +1,4 @@
-"""A Parquet data file as a task of Spark writes it, and what it says of it to the driver."""
+"""Write Parquet data files in Spark's tasks, and tell the driver about them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Sink:
     Leaving it as a context removes it again, unless it is finished.
 
     Attributes:
-        folder: its URI; it is there.
-        part: may have folders in it.
-        key: the column whose least and greatest values are told, if any.
+        folder: URI of an existing folder.
+        part: begin of the name; may have folders in it.
+        schema: of the rows.
+        key: the integer key column, whose bounds the driver is told; None if there is none.
     """
 
     folder: str
@@ -71,7 +72,7 @@ class Sink:
             system.delete_file(path)
 
     def add(self, batch: pa.RecordBatch, chosen: Bools | None = None) -> None:
-        """The chosen rows of a batch of the schema, or all."""
+        """Add the chosen rows of a batch, bool [rows]; None for all."""
         rows = batch
         if chosen is not None and not chosen.all():
             rows = batch.filter(pa.array(chosen))
@@ -83,7 +84,7 @@ class Sink:
             self._write()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The file, as a row of WRITTEN; nothing where no row came."""
+        """Close the file and yield it as a row of WRITTEN; yield nothing if it has no rows."""
         self._write()
         if self._writer is None:
             return
@@ -125,7 +126,7 @@ def _storing(path: str) -> Iterator[None]:
 def _writer(
     system: fs.FileSystem, path: str, sample: pa.RecordBatch, footers: list[pq.FileMetaData]
 ) -> pq.ParquetWriter:
-    """A file of the schema of a sample, which says what repeats; its footer goes to `footers`."""
+    """Open a file; a sample of its rows shows which columns repeat values."""
     few, most = DICTIONARY_SHARE * len(sample), DICTIONARY_VALUE_BYTES * len(sample)
     columns = [(field, sample.column(i)) for i, field in enumerate(sample.schema)]
     return pq.ParquetWriter(
@@ -150,7 +151,7 @@ def _writer(
 
 
 def written(rows: list[Row], store: Store, name: str, folder: str) -> list[DataFile]:
-    """The files that the tasks of a job say they wrote into a folder of a table, by path."""
+    """Return the files that the tasks of a job wrote into a folder of a table, by path."""
     found = []
     for row in rows:
         path = f"{folder}/{row.path}"
