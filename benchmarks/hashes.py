@@ -33,9 +33,9 @@ from source_agent.engines.relations import Found, plan_of
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
+from tests.samples.prices import flat
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.prices import flat
 from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
 Taken = tuple[float, float, float]

@@ -35,9 +35,9 @@ from source_agent.scan.reader import Reader, Tally
 from source_agent.scan.workers import WorkerPool, fill
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
+from tests.samples.prices import flat
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.prices import flat
 from warehouse_agent.planning.sketch_size import Sketch, open_sketch
 
 DATA = Path(".cache/tpch")

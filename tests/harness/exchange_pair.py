@@ -33,11 +33,12 @@ from source_agent.engines.registry import connect
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.server.refusal import refusal
 from tests.reference.rows import row_bytes
+from tests.samples.prices import flat
 from warehouse_agent.methods.conversation import Conversation, Opening
 from warehouse_agent.methods.groups import Grouped, PartOf, Piece
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.prices import Prices, flat
+from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing, Sums

@@ -58,11 +58,6 @@ class Prices:
         return rows * self.copied / math.pow(max(grown, 1.0), CROWD)
 
 
-def flat(row: float) -> Prices:
-    """One price for every row."""
-    return Prices(row, row, row)
-
-
 def known(notes: dict[str, object], columns: int, *, level: int) -> Prices:
     """As in earlier exchanges; what none told is taken from what one did, or guessed.
 

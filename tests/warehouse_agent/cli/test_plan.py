@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
+from tests.samples.prices import flat
 from warehouse_agent.cli.plan import Forecast, forecast, knots, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
@@ -30,7 +31,6 @@ from warehouse_agent.planning.candidates import Known, expected_slots, modelled
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
-from warehouse_agent.planning.prices import flat
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.expectations import alike, nothing
+from tests.samples.prices import flat
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.change_forecast import Expected
@@ -30,7 +31,7 @@ from warehouse_agent.planning.choice import (
     shrank,
 )
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import Prices, flat
+from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import (
     Sample,
     Sketch,
