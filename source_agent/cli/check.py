@@ -16,7 +16,6 @@ from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
-from source_agent.cli.check_columns import warnings
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Fingerprint, Session, Shape, TimeLimit
@@ -172,7 +171,7 @@ def _relation(
         shape.vouched,
         shape.rows_expected,
         cost,
-        [*shape.notes, *warnings(engine.name, shape)],
+        [*shape.notes, *engine.warnings(shape)],
         _fingerprint(session, shape),
     )
     return report, True

@@ -324,6 +324,9 @@ class Engine(Protocol):
     def scan_cost(self, shape: Shape) -> str:
         """One line on what a full scan costs: rows, bytes and plan, from catalogue and EXPLAIN."""
 
+    def warnings(self, shape: Shape) -> list[str]:
+        """Return a note for each column that can hold what a refresh refuses, for `check`."""
+
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         """The least-privilege script that a DBA runs as herself, for this engine; `connections`
         are allowed at once: two exchanges, a description, one to spare."""

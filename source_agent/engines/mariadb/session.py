@@ -32,6 +32,7 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.attempts import attempted
+from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.interface import (
     Consistency,
     Limits,
@@ -61,6 +62,7 @@ from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
 from source_agent.engines.relations import plan_of
 
 PAGE_ROWS: Final = 1024
+_ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 
 
 class MariadbSession:
@@ -300,6 +302,10 @@ class MariadbEngine:
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self._open()) as session:
             return access.scan_cost(session.ask, shape)
+
+    def warnings(self, shape: Shape) -> list[str]:
+        note = f"{_ZERO_DATES}; {READ_AS_TEXT}"
+        return column_warnings(shape, lambda c, _: note if c.type.kind in DATES else "")
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         return access.grants(

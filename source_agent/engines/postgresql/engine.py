@@ -14,6 +14,7 @@ from psycopg import Error
 from sqlalchemy.engine import URL
 
 from source_agent.engines.attempts import attempted
+from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
@@ -58,6 +59,9 @@ class PostgresqlEngine:
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:
             return access.scan_cost(session.ask, shape)
+
+    def warnings(self, shape: Shape) -> list[str]:
+        return column_warnings(shape, lambda c, form: spark_warning(c, has_nan=form != "money"))
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
         database = self._login.parameters.get("dbname") or login

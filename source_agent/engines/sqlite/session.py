@@ -38,6 +38,7 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.attempts import attempted
+from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import (
     Consistency,
     Limits,
@@ -57,6 +58,10 @@ from source_agent.engines.sqlite.types import null_key_sql, page_sql, range_sql,
 from source_agent.engines.sqlite.values import encoder
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
+_ANY_CLASS: Final = (
+    "SQLite holds no column to its declaration, unless the table is STRICT: a value of another "
+    "class is refused by name; as_text takes every value"
+)
 _INSTRUCTIONS_PER_TICK: Final = 100_000  # of SQLite's machine: about a millisecond
 
 QUERY_ONLY = "PRAGMA query_only = 1"
@@ -330,6 +335,11 @@ class SqliteEngine:
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
             return access.scan_cost(session, shape, self._path)
+
+    def warnings(self, shape: Shape) -> list[str]:
+        # SQLite's numbers are never NaN, but in TEXT everything is allowed that the type can say.
+        notes = column_warnings(shape, lambda c, f: spark_warning(c, has_nan=f == "string"))
+        return [*notes, _ANY_CLASS]
 
     def grants(
         self,

@@ -20,7 +20,6 @@ from cryptography import x509
 from driftline.errors import MalformedMessage
 from driftline.x509 import read_pem
 
-from source_agent.cli.check_columns import warnings
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.cli.enroll import enroll
 from source_agent.config import load
@@ -253,19 +252,19 @@ def test_columns_that_can_hold_what_is_refused(
             engine = connect(url, None, Limits())
             with closing(engine.open()) as session:
                 shape = session.describe(Relation("t", table="t", columns=None))
-            found[engine.name] = warnings(engine.name, shape)
+            found[engine.name] = engine.warnings(shape)
         typed = connect(f"sqlite:///{folder / 'erp.db'}", None, Limits())
         types = (("day", "date"), ("x", "numeric(20,2)"), ("y", "timestamp"))
         with closing(typed.open()) as session:
             shape = session.describe(Relation("t", table="t", types=types))
-        *declared, _ = warnings("sqlite", shape)
+        *declared, _ = typed.warnings(shape)
         assert [w.split(":")[0] for w in declared] == ["day", "x", "y"]
         assert "can hold infinity" in declared[0]
         assert "can hold NaN" in declared[1]
         as_text = connect(postgresql.url("postgres", name), None, Limits())
         with closing(as_text.open()) as session:
             shape = session.describe(Relation("t", table="t", as_text=("day", "at", "at2", "d")))
-        assert [w.split(":")[0] for w in warnings("postgresql", shape)] == ["price"]
+        assert [w.split(":")[0] for w in as_text.warnings(shape)] == ["price"]
     finally:
         postgresql.drop_database(name)
         mariadb.drop_database(name)
