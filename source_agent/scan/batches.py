@@ -116,6 +116,8 @@ def join_neighbours(positions: Positions) -> tuple[Positions, Positions]:
     """Return ascending positions as ranges, neighbours joined: first and last, int64 [n] each."""
     if not len(positions):
         return positions, positions
-    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) > 1)
+    # As unsigned integers, because two positions may be more than 2^63 apart.
+    gaps = np.diff(positions, prepend=positions[:1] - 2).view(np.uint64)
+    begins = np.flatnonzero(gaps > 1)
     ends = np.append(begins[1:], len(positions)) - 1
     return positions[begins], positions[ends]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zstandard
-from driftline import frames, wire_pb2
+from driftline import frames
 from driftline.columns import Block, gather
 from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import FrameDamaged
@@ -20,14 +20,11 @@ from driftline.limits import (
     FRAME_BODY_BYTES_MAX,
     FRAME_BODY_BYTES_TARGET,
     FRAME_ROWS_MAX,
-    MESSAGE_BYTES_MAX,
 )
 from driftline.types import Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.scan.batches import Batch
-from source_agent.scan.shipper import Shipper
 from tests.reference import digests as reference_digests
 from tests.reference import fingerprints as reference_fingerprints
 from tests.reference import frames as reference
@@ -142,7 +139,7 @@ def test_the_key_of_another_fragment_is_damage() -> None:
         verified(data, made, key=bytes(32))
 
 
-# Cutting and shipping
+# Cutting
 
 
 def rows_of(sizes: list[int], seed: int = 1, *, letters: int = 256) -> Block:
@@ -168,43 +165,6 @@ def test_cuts_tile_the_block(sizes: list[int]) -> None:
 def test_cuts_by_rows() -> None:
     data = Block(np.zeros(0, np.uint8), np.zeros(2 * FRAME_ROWS_MAX + 2, np.int64))
     assert [b - a for a, b in frames.cut(data)] == [FRAME_ROWS_MAX, FRAME_ROWS_MAX, 1]
-
-
-SHIPMENTS = {
-    "many small rows": ([8] * 70_000, 4),
-    "incompressible": ([30_000] * 200, 256),
-    "compressible": ([30_000] * 200, 1),
-    "one row above a message": ([10] * 50 + [MESSAGE_BYTES_MAX + 9] + [10] * 50, 256),
-    "only large rows": ([MESSAGE_BYTES_MAX // 2 + 1] * 6, 256),
-    "first compressible, then not": ([0] * 100_000 + [4000] * 900, 256),
-    "nothing": ([], 256),
-}
-
-
-@pytest.mark.parametrize("name", SHIPMENTS)
-@pytest.mark.parametrize("step", [7_000, 16_384])
-def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:
-    sizes, letters = SHIPMENTS[name]
-    whole, made, salt = rows_of(sizes, letters=letters), recipe(["int4", "bytea"]), Salt(1, 2)
-    shipper = Shipper(made, salt, level=1)
-    replies: list[wire_pb2.Reply] = []
-    for at in range(0, len(whole), step):
-        part = whole.take(np.arange(at, min(at + step, len(whole))))
-        batch = Batch(part, np.arange(len(part)), mixed(part, made, salt))
-        replies += shipper.add(batch)
-    replies += shipper.flush()
-    assert list(shipper.flush()) == []
-    arrived: list[bytes] = []
-    for reply in replies:
-        rows = verified(reply.rows.frame, made)
-        assert 1 <= len(rows) <= FRAME_ROWS_MAX
-        assert reply.ByteSize() <= MESSAGE_BYTES_MAX or len(rows) == 1
-        arrived += rows
-    assert sorted(arrived) == sorted(whole.rows())
-    assert shipper.rows_shipped == len(whole)
-    # Close to full, so that a load is not a swarm of small messages.
-    sent = sum(reply.ByteSize() for reply in replies)
-    assert len(replies) <= 4 + len(whole) // FRAME_ROWS_MAX + 5 * sent // MESSAGE_BYTES_MAX
 
 
 # Hostile bytes

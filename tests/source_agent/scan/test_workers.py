@@ -17,14 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
 import pytest
 from driftline import errors
-from driftline.columns import gather
-from driftline.digests import Mixed
-from driftline.ranges import Partition, RangeSums, uniform
-from driftline.sketches import Embedding
+from driftline.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,8 +35,7 @@ from source_agent.engines.postgresql.engine import PostgresqlEngine
 from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
 from source_agent.engines.registry import connect
 from source_agent.scan import workers
-from source_agent.scan.accumulators import Hashed, RangeTotals, SketchCells
-from source_agent.scan.batches import Batch
+from source_agent.scan.accumulators import Hashed
 from source_agent.scan.reader import Reader, Tally
 from source_agent.scan.worker_process import Done, Failed, Read, ScanJob
 from source_agent.scan.workers import SharedScan, WorkerPool, WorkerProcess
@@ -48,11 +43,10 @@ from source_agent.server.service import start
 from tests.harness.agents import FRAGMENT_KEY, SALT, Peer, channel, opening
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
+from tests.source_agent.scan.test_accumulators import Filled, assert_equal
 
 GONE_S_MAX = 5.0
 ITEMS = Relation("items", table="items", key=("id",))
-THIRD = 720
-EMBEDDING = Embedding(1 << 20, 0)
 
 
 # The cut, without a database
@@ -81,53 +75,6 @@ def test_parts_cover_every_place_once(
     for (_, end), (first, _) in pairwise(bounds[1:]):
         assert end == first
     assert (found.parts - 1) * found.step < blocks, "the last part holds a block of today"
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2)),
-        max_size=60,
-    ),
-)
-def test_rows_are_added_in_any_order(rows: list[tuple[int, int, int]]) -> None:
-    """Three batches that came through a pipe add up to what one batch does."""
-
-    def hashed(chosen: list[tuple[int, int, int]]) -> Hashed:
-        where = np.array([w for w, _, _ in chosen], np.int64)
-        hashes = np.array([h for _, h, _ in chosen], np.uint64)
-        return Hashed.of(Batch(gather([]), where, Mixed(hashes, hashes ^ np.uint64(7))))
-
-    whole, ours = Filled(uniform(16)), Filled(uniform(16))
-    whole.add(hashed(rows))
-    for number in (2, 0, 1):
-        lot = hashed([row for row in rows if row[2] == number])
-        ours.add(pickle.loads(pickle.dumps(lot)))
-    assert_equal(ours, whole)
-
-
-class Filled:
-    """The accumulators of an exchange that opened with a sketch."""
-
-    def __init__(self, partition: Partition) -> None:
-        self.totals, self.sketch = RangeTotals(partition), SketchCells(EMBEDDING, THIRD, SALT)
-        self.both = (self.totals, self.sketch)
-
-    def add(self, rows: Hashed) -> None:
-        for accumulator in self.both:
-            accumulator.add(rows)
-
-    @property
-    def sums(self) -> RangeSums:
-        return self.totals.sums
-
-
-def assert_equal(one: Filled, other: Filled) -> None:
-    assert one.sums.total == other.sums.total
-    assert one.sketch.outside == other.sketch.outside
-    assert np.array_equal(one.sums.counts, other.sums.counts)
-    assert np.array_equal(one.sums.sums, other.sums.sums)
-    assert one.sketch.cells.check == other.sketch.cells.check
-    assert one.sketch.cells.to_bytes() == other.sketch.cells.to_bytes()
 
 
 # Against PostgreSQL

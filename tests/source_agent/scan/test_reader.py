@@ -1,0 +1,113 @@
+"""How a reader finds rows again, what it counts, and what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driftline.errors import LimitExceeded, NullKey, SnapshotLost
+
+from source_agent.scan.batches import Batch
+from source_agent.scan.reader import INDEX_SHARE
+from tests.harness.asked_source import AskedSource, asked_source
+from tests.harness.exchange_pair import LOOSE, Table
+
+ROWS: Table = [(key, f"row {key}", None) for key in range(1000)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[AskedSource]:
+    with asked_source(tmp_path, ROWS) as made:
+        yield made
+
+
+def keys(batches: Iterator[Batch]) -> list[int]:
+    return [int(key) for batch in batches for key in batch.positions]
+
+
+def some(*ranges: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([a for a, _ in ranges], np.int64), np.array([b for _, b in ranges], np.int64)
+
+
+def test_few_rows_are_found_by_index_and_many_by_a_scan(source: AskedSource) -> None:
+    limit = int(INDEX_SHARE * len(ROWS))
+    for rows, total, is_scan in ((limit, 1000, False), (limit + 1, 1000, True), (999, None, False)):
+        source.tally.scans = 0
+        found = keys(source.reader().find(*some((3, 5), (900, 901)), rows=rows, total=total))
+        assert source.tally.scans == is_scan
+        assert found == (list(range(1000)) if is_scan else [3, 4, 5, 900, 901])
+
+
+def test_without_an_index_every_row_is_read(tmp_path: Path) -> None:
+    with asked_source(tmp_path, ROWS, LOOSE) as source:
+        assert len(keys(source.reader().find(*some((3, 3)), rows=1, total=1000))) == 1000
+        assert source.tally.scans == 1
+
+
+def test_what_is_read_is_counted(source: AskedSource) -> None:
+    reader = source.reader()
+    assert source.tally.rows_expected == source.shape.rows_expected
+    keys(reader.scan())
+    keys(reader.find(*some((0, 9)), rows=10, total=1000))
+    assert (source.tally.scans, source.tally.rows_read) == (1, 1010)
+
+
+def test_a_part_ends_at_its_limit(source: AskedSource) -> None:
+    zones = [some((0, 9)), some((500, 509), (700, 709))]
+    assert len(keys(source.reader().part(iter(zones), rows_max=30))) == 30
+    with pytest.raises(LimitExceeded, match="29 rows") as raised:
+        keys(source.reader().part(iter(zones), rows_max=29))
+    assert "read_at_most" in (raised.value.remedy or "")
+
+
+def test_null_keys_are_refused_with_samples(tmp_path: Path) -> None:
+    rows: Table = [(None if key % 300 == 0 else key, "a", None) for key in range(1000)]
+    with asked_source(tmp_path, rows, LOOSE) as source, pytest.raises(NullKey) as raised:
+        keys(source.reader().scan())
+    assert raised.value.details["sample 1"].startswith("id=NULL")
+
+
+def insert(source: AskedSource, key: int) -> None:
+    with closing(sqlite3.connect(source.path)) as connection, connection:
+        connection.execute("INSERT INTO t (id) VALUES (?)", (key,))
+
+
+def add_column(source: AskedSource) -> None:
+    with closing(sqlite3.connect(source.path)) as connection, connection:
+        connection.execute("ALTER TABLE t ADD COLUMN c TEXT")
+
+
+def test_the_snapshot_of_the_first_row_is_the_one_that_is_compared(source: AskedSource) -> None:
+    reader = source.reader()
+    reader.pause()
+    insert(source, 5000)
+    assert len(keys(reader.scan())) == 1001
+    reader.check_snapshot()
+    assert reader.consistency.value == "exact"
+    reader.pause()
+    insert(source, 5001)
+    keys(reader.scan())
+    assert reader.changed
+    assert reader.consistency.value == "fuzzy"
+    with pytest.raises(SnapshotLost):
+        reader.check_snapshot()
+
+
+def test_other_columns_than_were_described_are_a_lost_snapshot(source: AskedSource) -> None:
+    reader = source.reader()
+    reader.pause()
+    add_column(source)
+    with pytest.raises(SnapshotLost):
+        keys(reader.scan())
+
+
+def test_a_check_that_disagrees_is_a_lost_snapshot(source: AskedSource) -> None:
+    reader = source.reader()
+    keys(reader.scan())
+    reader.check_snapshot(agrees=True)
+    with pytest.raises(SnapshotLost):
+        reader.check_snapshot(agrees=False)
