@@ -1,7 +1,7 @@
 """The warehouse agent: keeps fragments equal to relations at remote sources, with Spark.
 
 The tree is the data flow of a refresh: `configure` → `prepare` (`readers`, `layout`, `reduce`) →
-`exchange` over a `link`, into `stage` → `settle` (`apply`, `prove`, `publish`); `run` does many
+`exchange` over a `link`, into `stage` → `finish` (apply, prove) and `commit`; `run` does many
 of them, `cli` and `commands` face people. `carry*` turn bytes into Spark's values on executors,
 `store` is where things are kept, `plan` decides without I/O.
 """

@@ -27,6 +27,29 @@ YEAR_S = 365.25 * 86_400
 _log = logging.getLogger("driftline")
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The version that readers see after a refresh, and what it took.
+
+    Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
+    `checked_at` is ISO 8601 in UTC. `miss_probability` is None where not all rows were compared,
+    `modelled` (a `candidates.Candidate`) where the number of changed rows is not known.
+    """
+
+    version: int
+    rows: int
+    proof: str  # "total" or "part"
+    checked_at: str
+    fingerprint: str
+    miss_probability: float | None
+    modelled: dict[str, Any] | None
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    schema_changed: bool = False
+    bytes_rewritten: int = 0
+
+
 @dataclass
 class Report:
     """All counts are rows or bytes as their names say; None where nothing is known."""
@@ -71,10 +94,14 @@ class Report:
     def rows_changed(self) -> int:
         return self.rows_inserted + self.rows_updated + self.rows_deleted
 
-    def compared_by(self, recipe: Recipe, rows_changed: int) -> None:
-        """Note what stood for a row, and how likely it missed a change."""
-        self.fingerprint = fingerprint_kind(recipe)
-        self.miss_probability = miss_probability(rows_changed, recipe)
+    def took(self, done: Published) -> None:
+        """Note the version that readers see now and what it took."""
+        self.version, self.rows_total = done.version, done.rows
+        self.rows_inserted, self.rows_updated = done.inserted, done.updated
+        self.rows_deleted, self.schema_changed = done.deleted, done.schema_changed
+        self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
+        self.proof, self.checked_at = done.proof, done.checked_at
+        self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -32,7 +32,7 @@ from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.methods import conversation
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.refresh import auxiliary_table, finish
+from warehouse_agent.refresh import auxiliary_table, commit, finish
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Options
@@ -565,7 +565,7 @@ def test_a_resumed_pass_was_checked_when_its_last_tile_was(
         edit(pair.legacy, "once")
     cut(pair, TILES)
     later = "2099-01-01T00:00:00Z"
-    for module in (finish, conversation):
+    for module in (commit, conversation):
         monkeypatch.setattr(module, "utc_now", lambda: later)
     report = pair.refresh("orders")
     found = status(pair)

@@ -1,8 +1,13 @@
-"""What an exchange found becomes a version: apply, prove, publish.
+"""Write the next version's files and prove them equal to the source.
 
-Files are written, read back and proven equal to the source, and only then named by a commit.
-Whatever fails before that leaves the last version as it is, and what was staged for the next
-attempt.
+Files are written, read back, encoded again and compared with the source's count and total. What is
+returned is a value that nothing names yet: `commit` publishes it. It may wait as long as the
+fragment's lock is held, or be dropped: `Job.discard` removes its files. A failure leaves the last
+version as it is, and keeps what was staged for the next attempt. Two failures clear it, because the
+next attempt must not build on it: a failed proof, and rows of tiles that cannot be stored.
+
+A `Proven` is not kept on disk, because it holds the handle of the table's format; an attempt that
+is cut is resumed from what it staged (decision 4).
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 
 from driftline.digests import Digest
 from driftline.errors import (
@@ -20,20 +25,16 @@ from driftline.errors import (
     ProofFailed,
     TableShrank,
     ValueDoesNotFit,
-    WarehouseUnavailable,
 )
 
-from warehouse_agent.history import record
-from warehouse_agent.history.record import Checked, note_checked
-from warehouse_agent.planning import choice, prices, proof_diagnosis
-from warehouse_agent.planning.candidates import modelled
-from warehouse_agent.refresh import repair, restored, schema_change, withheld
+from warehouse_agent.planning import choice, proof_diagnosis
+from warehouse_agent.refresh import repair, schema_change, withheld
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
-from warehouse_agent.report import Report, utc_now
-from warehouse_agent.storage import formats, row_security
+from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.storage.table import Snapshot, VersionRecord
+from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.difference import (
@@ -48,108 +49,73 @@ from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
 
 CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
-ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how fast they come
 
 
-def settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
-    """Apply, prove and publish what the comparison found."""
+@dataclass(frozen=True, slots=True)
+class ProvenEqual:
+    """Nothing is to be written: the published version `base` is equal to the source."""
+
+    ours: Prepared
+    found: Outcome
+    base: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenVersion:
+    """Data files that are equal to the source and that no commit names yet.
+
+    `security` is the row security under which the rows were read; None: not told.
+    """
+
+    ours: Prepared
+    found: Outcome
+    applied: apply.Applied
+    changes: Feed
+    security: RowSecurity | None
+
+
+Proven = ProvenEqual | ProvenVersion
+
+
+def write_and_prove(job: Job, compared: Compared) -> Proven:
+    """Write the next version's files, read them back and prove them equal to the source.
+
+    Returns:
+        The proven version; its files lie in folders of the attempt.
+
+    Raises:
+        RecipeChanged, TableShrank, SnapshotLost, ConfigurationError: not to be published.
+        FrameDamaged, ValueDoesNotFit, DuplicateKey: the source's rows cannot be stored.
+        ProofFailed: the files are not equal to the source.
+    """
     try:
-        _settle(job, p, out, staged)
+        return _proven(job, compared.prepared, compared.found, compared.staged)
     except (MalformedMessage, ValueDoesNotFit, DuplicateKey, TableShrank):
-        if p.known.tiled is not None:  # finished tiles would not be compared again
+        if compared.prepared.known.tiled is not None:  # finished tiles would not be compared again
             job.staging.clear()
         raise
 
 
-def _settle(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> None:
-    report = job.report
+def _proven(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> Proven:
     before = withheld.other_policies(job, p, out)
     is_same = before is None or out.row_security in (None, before)
     if out.is_equal and is_same and p.base is not None and _says_all(p, p.base):
-        job.staging.clear()
-        # Another agent may have published what an earlier attempt of this one was to.
-        report.rows_inserted = report.rows_updated = report.rows_deleted = 0
-        report.schema_changed = False
-        report.checked_at, report.proof = out.checked_at, _proof(p)
-        report.rows_total = out.theirs.count
-        _missed(p, report, 0)
-        _model(job, p, out)
-        job.remember(**_notes(job, p, out, p.base.version))
-        return
+        return ProvenEqual(p, out, p.base)
     withheld.shrunk(job, p, out)
     withheld.inconsistent(job, out)
     with job.phase("apply"):
         applied = _apply(job, p, out, staged)
-    # Jobs that do not need each other run side by side: each alone leaves cores idle for a while.
-    with ThreadPoolExecutor(1) as beside:
+    # Two jobs that do not need each other run side by side: each alone leaves cores idle.
+    with ThreadPoolExecutor(1) as beside, job.phase("prove"):
         changes = beside.submit(_changes, job, p, applied)
-        with job.phase("prove"):
-            _prove(job, p, out, applied)
-        with job.phase("publish"):
-            _publish(job, p, out, applied, changes.result())
+        _prove(job, p, out, applied)
+        return ProvenVersion(p, out, applied, changes.result(), out.row_security or before)
 
 
 def _says_all(p: Prepared, base: Snapshot) -> bool:
-    """Whether the published version is the working copy, and claims no less than is proven now."""
+    """Return True if the published version is the working copy, with at least as strong a proof."""
     is_same = p.files == base.files and not schema_change.differs(p.layout, base.layout)
     return is_same and (p.is_part or base.record.proof != "part")
-
-
-def _proof(p: Prepared) -> str:
-    """Of what is published: equal in all, or where it was compared."""
-    return "part" if p.is_part else "total"
-
-
-def _missed(p: Prepared, report: Report, changed: int) -> None:
-    """Note what stood for a row and the chance of a miss, unknown where not all was compared."""
-    report.compared_by(p.layout.recipe, rows_changed=changed)
-    if p.is_part:
-        report.miss_probability = None
-
-
-def _model(job: Job, p: Prepared, out: Outcome) -> None:
-    """Note what the model of costs says of what was found."""
-    if job.report.schema_changed:  # it is not known how many rows changed
-        return
-    found = modelled(
-        p.known,
-        p.expected,
-        job.report.rows_changed + job.report.repaired_rows,
-        out.method,
-        out.theirs.count,
-    )
-    job.report.modelled = None if found is None else asdict(found)
-
-
-def _notes(job: Job, p: Prepared, out: Outcome, version: int) -> dict[str, object]:
-    """When all of this version was compared the last time, and how fast; after a part, whose turn
-    is next."""
-    noted = note_checked(version, _checked(job, p, out))
-    noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
-    noted |= row_security.note(out.row_security, version)
-    return noted | p.ours.notes() | ({} if p.is_part else _speed(job, p, out))
-
-
-def _checked(job: Job, p: Prepared, out: Outcome) -> Checked:
-    """When all of what is published now was compared the last time. What of it this exchange says:
-    after a part nothing, nor as of when where the fragment does not accept its consistency."""
-    now = Checked(out.as_of, out.checked_at, out.consistency)
-    if p.base is None or (not p.is_part and withheld.accepts(job, out)):
-        return now
-    before = record.checked(job.remembered(), p.base)
-    return before if p.is_part else replace(before, checked_at=now.checked_at)
-
-
-def _speed(job: Job, p: Prepared, out: Outcome) -> dict[str, float]:
-    """How fast the source read, which half of the time at least is taken to be spent on: rows are
-    on the line while others are read. After further attempts, whose times and bytes add up in the
-    report while rows do not, nothing is known of it."""
-    report = job.report
-    took = report.seconds.get("exchange", 0.0)
-    if out.rows_read <= ROWS_TIMED or not took or report.attempts > 1:
-        return {}
-    waited = p.known.line.seconds(report.bytes_sent + report.bytes_received, out.round_trips, 0)
-    return {"rows_per_s": out.rows_read / max(took - waited, took / 2)}
 
 
 def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
@@ -277,7 +243,6 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
             if not is_right_so_far:
                 job.staging.clear()  # what led here must not be built on
         raise
-    job.report.proof = _proof(p)
 
 
 def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof_diagnosis.Parts:
@@ -293,64 +258,6 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof
         stayed=digest((*applied.rewritten, *applied.kept)),
         gone=None if before is None else digest(before),
     )
-
-
-def _publish(job: Job, p: Prepared, out: Outcome, applied: apply.Applied, changes: Feed) -> None:
-    report, checked = job.report, _checked(job, p, out)
-    version = p.base.version + 1 if p.base else 0
-    report.rows_inserted = out.theirs.count if p.base is None else changes.counts.get("insert", 0)
-    report.rows_updated = changes.counts.get("update_after", 0)
-    report.rows_deleted = changes.counts.get("delete", 0)
-    report.schema_changed = p.base is not None and schema_change.differs(p.layout, p.base.layout)
-    shipped = sum(f.rows for f in applied.shipped)
-    _missed(p, report, shipped if report.schema_changed else report.rows_changed)
-    security = out.row_security or withheld.policies(job, p)
-    said = VersionRecord(
-        as_of=checked.as_of,
-        checked_at=checked.checked_at,
-        consistency=out.consistency,
-        proof=_proof(p),
-        fingerprint=report.fingerprint,
-        vouched=out.vouched,
-        rows=out.theirs.count,
-        published_at=utc_now(),
-        changes=changes.folder,
-        changes_files=tuple(changes.files),
-        rows_inserted=report.rows_inserted,
-        rows_updated=report.rows_updated,
-        rows_deleted=report.rows_deleted,
-        repaired_files=report.repaired_files,
-        repaired_rows=report.repaired_rows,
-        method=out.method.value,
-        clock=p.stamp.clock_after,
-        row_security=None if security is None else security.to_json(),
-    )
-    formats.commit(
-        job.store,
-        job.name,
-        base=p.base,
-        layout=p.layout,
-        added=applied.added,
-        removed=applied.gone,
-        record=said,
-    )
-    report.version, report.rows_total = version, out.theirs.count
-    report.checked_at = out.checked_at
-    lost = p.base.lost if p.base else ()
-    report.bytes_rewritten = sum(f.size for f in applied.gone if f not in lost)
-    _model(job, p, out)
-    with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
-        job.staging.clear()
-        job.tidy(applied.added)
-        learnt = prices.learnt(
-            job.remembered(),
-            frame_bytes=out.frame_bytes,
-            shipped=shipped,
-            changed=report.rows_changed,
-            is_copy=out.is_copy,
-            level=p.known.line.level(p.ours.compared.count),
-        )
-        job.remember(**learnt, **_notes(job, p, out, version))
 
 
 def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:

@@ -1,7 +1,7 @@
 """Many fragments in one command: one stream per source, one failing does not stop the others.
 
 Fragments of a source are prepared, then exchanged one after the other in one stream, so that they
-share its snapshot, then settled. What fails is reported for its fragment; what is safe to retry is
+share its snapshot, then finished. What fails is reported for its fragment; what is safe to retry is
 retried here, with what was staged kept, a few times and ever more patiently.
 """
 
@@ -38,8 +38,10 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
-from warehouse_agent.refresh import finish, repair, schema_change, tiled, whole
+from warehouse_agent.refresh import repair, schema_change, tiled, whole
 from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.refresh.commit import commit
+from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.prepare import Prepared, Single, prepare
 from warehouse_agent.refresh.whole import Compared
@@ -180,7 +182,7 @@ class Runner:
                 self._published(report)
             elif done is not None and fragment.name not in failed:
                 with _catching(job, failed):
-                    finish.settle(job, done.prepared, done.found, done.staged)
+                    report.took(commit(job, write_and_prove(job, done)))
                     report.recovered()
             if (error := failed.get(fragment.name)) is not None:
                 if job is not None:

@@ -27,7 +27,7 @@ from warehouse_agent.history.record import (
     pasts,
 )
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.refresh import finish
+from warehouse_agent.refresh import commit
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report
@@ -175,7 +175,7 @@ def test_how_fast_a_source_reads_is_told_by_one_attempt(attempts: int) -> None:
     report = Report("orders", attempts=attempts, seconds={"exchange": 4.0}, bytes_sent=1_250_000)
     job, found = SimpleNamespace(report=report), SimpleNamespace(rows_read=300_000, round_trips=10)
     prepared = SimpleNamespace(known=SimpleNamespace(line=Line()))
-    told = finish._speed(cast("Job", job), cast("Prepared", prepared), cast("Outcome", found))
+    told = commit._speed(cast("Job", job), cast("Prepared", prepared), cast("Outcome", found))
     assert told == ({"rows_per_s": 150_000} if attempts == 1 else {})
 
 

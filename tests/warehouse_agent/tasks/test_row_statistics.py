@@ -25,7 +25,6 @@ from warehouse_agent import changes
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.history import record
 from warehouse_agent.planning import update_probability
-from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.storage.data_files import rows_of
 from warehouse_agent.storage.formats import head
@@ -153,16 +152,15 @@ def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_cut_attempt_staged_counts_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.refresh("orders")
     update(pair, "orders", 1, 2, text="one")
-    real = finish._publish
 
-    def cut(*_: Any) -> None:
+    def cut(*_: Any, **__: Any) -> None:
         raise WarehouseUnavailable("cut")
 
-    monkeypatch.setattr(finish, "_publish", cut)
+    monkeypatch.setattr("warehouse_agent.storage.formats.commit", cut)
     pair.error("orders")
     update(pair, "orders", 2, 3, text="two")
     pair.error("orders")
-    monkeypatch.setattr(finish, "_publish", real)
+    monkeypatch.undo()
     update(pair, "orders", 3, 4, text="three")
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
