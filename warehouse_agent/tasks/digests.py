@@ -308,6 +308,6 @@ def _list(place: Callable[[Integers], Integers], salt: Salt, numbered: dict[str,
     return run
 
 
-def numbers(batch: pa.RecordBatch, index: int) -> Integers:
-    """Return a column of a batch, without nulls, as int64 [rows]."""
-    return np.ascontiguousarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)
+def numbers(batch: pa.RecordBatch, column: int | str) -> Integers:
+    """Return a column of a batch, by index or name, without nulls, as int64 [rows]."""
+    return np.ascontiguousarray(batch.column(column).to_numpy(zero_copy_only=False), np.int64)

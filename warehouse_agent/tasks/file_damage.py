@@ -30,6 +30,7 @@ from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.spark.executors import KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
+from warehouse_agent.tasks.digests import numbers
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 
 # PySpark wraps some failures of its jobs; a file that cannot be read raises Py4J's own error.
@@ -130,13 +131,13 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
     try:
         for batch in read_batches(file.uri, layout.file_schema):
             hi, lo = fingerprints(layout.row_bytes(batch).rows())
-            is_bad = (hi.view(np.int64) != _numbers(batch, HI)) | (
-                lo.view(np.int64) != _numbers(batch, LO)
+            is_bad = (hi.view(np.int64) != numbers(batch, HI)) | (
+                lo.view(np.int64) != numbers(batch, LO)
             )
             rows += len(batch)
             bad += int(is_bad.sum())
             if file.bounds is not None and layout.integer_key is not None and len(batch):
-                where = _numbers(batch, layout.integer_key)
+                where = numbers(batch, layout.integer_key)
                 if where.min() < file.bounds[0] or where.max() > file.bounds[1]:
                     return "it has keys outside the bounds that the log records"
     except DriftlineError as error:
@@ -164,8 +165,3 @@ def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
     except OSError as error:
         return str(error) or type(error).__name__, None
     return None, None if size == file.size else f"bytes: {size:,} instead of {file.size:,}"
-
-
-def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    column = batch.column(batch.schema.get_field_index(name))
-    return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)

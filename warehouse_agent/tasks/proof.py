@@ -25,7 +25,7 @@ from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.digests import total
+from warehouse_agent.tasks.digests import numbers, total
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 _ROWS = f"{RESERVED}rows"
@@ -174,16 +174,11 @@ def _check(layout: Layout, key: KeyFile, salt: Salt) -> Function:
         for piece in pieces:
             batch = piece.batch
             hi, lo = fingerprints(layout.row_bytes(batch).rows())
-            bad += int((hi.view(np.int64) != _lane(batch, HI)).sum())
-            bad += int((lo.view(np.int64) != _lane(batch, LO)).sum())
+            bad += int((hi.view(np.int64) != numbers(batch, HI)).sum())
+            bad += int((lo.view(np.int64) != numbers(batch, LO)).sum())
             found += mix(salt, hi, lo).digest()
         yield pa.RecordBatch.from_pydict(
             {"count": [found.count], "sum": [found.sum_bytes()], "bad": [bad]}
         )
 
     return run
-
-
-def _lane(batch: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    index = batch.schema.get_field_index(name)
-    return np.asarray(batch.column(index).to_numpy(zero_copy_only=False), np.int64)
