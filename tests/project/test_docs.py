@@ -8,6 +8,7 @@ it may.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -344,8 +345,10 @@ def _form(line: str) -> str:
 
 # Python.
 @pytest.mark.parametrize("block", of("python"), ids=str)
-def test_python_compiles(block: Block) -> None:
-    compile(block.text, str(block), "exec")
+def test_python_compiles_and_what_it_imports_is_there(block: Block) -> None:
+    tree = ast.parse(block.text, str(block))
+    imports: list[ast.stmt] = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    exec(compile(ast.Module(imports, []), str(block), "exec"), {})
 
 
 @pytest.mark.spark
