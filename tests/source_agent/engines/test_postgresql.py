@@ -1,0 +1,140 @@
+"""What PostgreSQL alone promises or refuses; the rest is in the conformance suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from driftline import errors
+
+from source_agent.engines.interface import Consistency, Limits, Relation
+from source_agent.engines.postgresql import types as postgresql_types
+from source_agent.engines.postgresql.session import PostgresqlSession
+from source_agent.engines.registry import connect
+from tests.conformance.engine_reads import flat, read, session_of
+from tests.harness.legacies import OfPostgreSQL
+from tests.harness.servers import PostgreSQL
+
+
+@pytest.fixture
+def pg(postgresql: PostgreSQL) -> Iterator[OfPostgreSQL]:
+    made = OfPostgreSQL(postgresql)
+    yield made
+    made.close()
+
+
+def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None:
+    pg.run(
+        "CREATE TABLE a (k int NOT NULL, v int, u int NOT NULL)",
+        "CREATE UNIQUE INDEX ON a (k) WHERE v > 0",
+        "ALTER TABLE a ADD UNIQUE (u) DEFERRABLE INITIALLY DEFERRED",
+        "CREATE UNIQUE INDEX ON a (v)",
+        "CREATE UNIQUE INDEX ON a ((k + 1))",
+        "CREATE TABLE parent (k int PRIMARY KEY)",
+        "CREATE TABLE child () INHERITS (parent)",
+        "CREATE TABLE parted (k int PRIMARY KEY, v int) PARTITION BY RANGE (k)",
+        "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO parted VALUES (1, 2)",
+        "INSERT INTO child VALUES (1), (1)",
+        "CREATE MATERIALIZED VIEW m AS SELECT * FROM parted",
+        "CREATE UNIQUE INDEX ON m (k)",
+    )
+    with session_of(pg) as session:
+        for key in ("k", "u", "v"):
+            assert not session.describe(Relation("a", table="a", key=(key,))).vouched
+        assert not session.describe(Relation("p", table="parent", key=("k",))).vouched
+        parted = session.describe(Relation("p", table="public.parted", key=("k",)))
+        assert parted.vouched
+        assert parted.indexed
+        assert len(flat(session.scan(parted))) == 1
+        seen = session.describe(Relation("m", table="m", key=("k",)))
+        assert not seen.vouched
+        assert len(flat(session.scan(seen))) == 1
+        both = session.describe(Relation("p", table="parted", key=("v", "k")))
+        assert both.vouched
+
+
+@pytest.mark.parametrize("name", ["leaf", "tree", "view", "query"])
+def test_has_no_snapshot_of_foreign_tables(
+    pg: OfPostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests' server has no wrapper: a plan of it says Foreign Scan where it scans `leaf`."""
+    pg.run(
+        "CREATE TABLE tree (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE near (id int PRIMARY KEY)",
+        "CREATE VIEW view AS SELECT l.id FROM leaf l JOIN near USING (id)",
+        "INSERT INTO tree VALUES (1, 'a')",
+        "INSERT INTO near VALUES (1)",
+        "ANALYZE",
+    )
+    ask = PostgresqlSession.ask
+
+    def asked(self: Any, sql: str, *values: object) -> Any:
+        def foreign(node: dict[str, Any]) -> None:
+            if node.get("Relation Name") == "leaf":
+                node["Node Type"] = "Foreign Scan"
+            for child in node.get("Plans", []):
+                foreign(child)
+
+        found = ask(self, sql, *values)
+        if sql == postgresql_types.TABLE and found[0][2] == "leaf":
+            found = [(*found[0][:3], "f", *found[0][4:])]
+        if sql.startswith("EXPLAIN"):
+            foreign(found[0][0][0]["Plan"])
+        return found
+
+    monkeypatch.setattr(PostgresqlSession, "ask", asked)
+    text = "SELECT id FROM (SELECT id FROM leaf UNION ALL SELECT id FROM near) q"
+    relation = Relation("r", table=None if name == "query" else name, key=("id",))
+    if name == "query":
+        relation = Relation("r", query=text, key=("id",))
+    with session_of(pg) as session:
+        near = session.describe(Relation("near", table="near"))
+        flat(session.scan(near))
+        assert not near.notes
+        assert session.consistency.value == "exact"
+        shape = session.describe(relation)
+        assert shape.notes == ("read without a snapshot: a foreign table",)
+        flat(session.scan(shape))
+        assert session.consistency is Consistency.FUZZY
+
+
+def test_of_no_known_encoding_is_refused(pg: OfPostgreSQL) -> None:
+    name = pg.server.create_database(pg.database + "a", encoding="SQL_ASCII")
+    try:
+        with pg.server.superuser(name) as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        engine = connect(pg.server.url("postgres", name), None, Limits())
+        with closing(engine.open()) as session:
+            with pytest.raises(errors.ConfigurationError, match="SQL_ASCII"):
+                session.describe(Relation("t", table="t"))
+            assert session.describe(Relation("t", table="t", columns=("id",))).vouched
+    finally:
+        pg.server.drop_database(name)
+
+
+def test_nan_has_one_encoding(pg: OfPostgreSQL) -> None:
+    pg.run(
+        "CREATE TABLE f (id int PRIMARY KEY, a float8, b float4)",
+        "INSERT INTO f VALUES (1, 'NaN', 'NaN'), (2, 'inf'::float8 - 'inf'::float8, 'NaN')",
+    )
+    with session_of(pg) as session:
+        rows = flat(session.scan(session.describe(Relation("f", table="f"))))
+    assert len({row[10:] for row in rows}) == 1
+    assert all(bytes.fromhex("7ff8000000000000") in row for row in rows)
+
+
+def test_search_path_cannot_stand_in(pg: OfPostgreSQL) -> None:
+    pg.run(
+        "CREATE SCHEMA evil",
+        "CREATE FUNCTION evil.eq(float8, float8) RETURNS bool LANGUAGE sql AS 'SELECT true'",
+        "CREATE OPERATOR evil.= (LEFTARG = float8, RIGHTARG = float8, FUNCTION = evil.eq)",
+        "CREATE TABLE f (id int PRIMARY KEY, a float8)",
+        "INSERT INTO f VALUES (1, 0.5)",
+        f"ALTER DATABASE {pg.database} SET search_path = evil, public, pg_catalog",
+    )
+    with session_of(pg) as session:
+        assert read(session, Relation("f", table="f")) == [["1", "0.5"]]

@@ -1,0 +1,179 @@
+"""What SQLite alone promises or refuses; the rest is in the conformance suite."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driftline import errors
+
+from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
+from tests.conformance.engine_reads import (
+    ALL_KEYS,
+    decoded,
+    filled,
+    flat,
+    multiset,
+    read,
+    session_of,
+)
+from tests.harness.legacies import OfSQLite
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> OfSQLite:
+    return OfSQLite(tmp_path / "legacy.sqlite")
+
+
+def test_snapshots_cover_tables_too(lite: OfSQLite) -> None:
+    expected = filled(lite, 100)
+    lite.run("CREATE TABLE staged AS SELECT * FROM items WHERE id < 9")
+    with session_of(lite) as session:
+        session.describe(Relation("s", table="staged", key=("id",)))  # the snapshot is taken
+        lite.run("DROP TABLE items", "ALTER TABLE staged RENAME TO items")
+        assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
+    with session_of(lite) as session:
+        assert len(read(session, Relation("items", table="items", key=("id",)))) == 3
+
+
+def test_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None:
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    expected = filled(lite, BATCH_ROWS * 2)
+    for how in ("table", "query"):
+        relation = Relation("items", table="items")
+        if how == "query":
+            relation = Relation("items", query="SELECT id, label FROM items", key=("id",))
+        with session_of(lite) as session:
+            shape = session.describe(relation)
+            batches = session.scan(shape)
+            rows = next(batches)
+            session.pause()
+            lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+            rows += flat(batches)
+            assert len(rows) == len(expected)
+            flat(session.scan(shape, ordered=True))
+            assert session.generation == 1
+            assert session.consistency is Consistency.FUZZY
+            bounds = np.array([0], np.int64), np.array([2**40], np.int64)
+            for batch in session.read_ranges(shape, *bounds):
+                assert batch
+                session.pause()
+                lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+
+
+@pytest.mark.parametrize("how", ["query", "ranges", "ranges of at most two rows"])
+def test_without_wal_lets_go_of_what_is_copied(tmp_path: Path, how: str) -> None:
+    """What is in the temporary file needs no lock, though nobody has paused the session."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    expected = filled(lite, BATCH_ROWS * 2)
+    relation = Relation("items", query="SELECT id, label FROM items", key=("id",))
+    with session_of(lite) as session:
+        if how == "query":
+            batches = session.scan(session.describe(relation))
+        else:
+            shape = session.describe(Relation("items", table="items"))
+            batches = session.read_ranges(shape, *ALL_KEYS, rows_max=None if how == "ranges" else 1)
+        rows = next(batches)
+        lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+        rows += flat(batches)
+        assert len(rows) == (2 if "two" in how else len(expected))
+        assert session.consistency.value == "exact", "one statement read it all"
+        session.describe(relation)
+        assert session.consistency is Consistency.FUZZY
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+@pytest.mark.parametrize(
+    "key", ["A17", "", b"", b"\xff\xff", 7.5, -1e300, 1e300, math.inf, -math.inf]
+)
+def test_ranges_leave_no_gap(tmp_path: Path, key: object, journal: str) -> None:
+    """A column that is declared INT holds whatever it is given; a scan refuses that, and so do
+    ranges that cover every integer."""
+    lite = OfSQLite(tmp_path / "loose.sqlite", journal=journal)
+    lite.run("CREATE TABLE loose (id INT PRIMARY KEY, n INT)")
+    lite.insert("loose", [(k, 5) for k in (-(2**63), 0, 7, 8, 2**63 - 1)])
+    with session_of(lite) as session:
+        shape = session.describe(Relation("loose", table="loose"))
+        assert len(flat(session.read_ranges(shape, *ALL_KEYS))) == 5
+        assert len(flat(session.read_ranges(shape, ALL_KEYS[0][:1], ALL_KEYS[1][1:]))) == 5
+    lite.insert("loose", [(key, 5)])
+    with session_of(lite) as session:
+        for read_all in (session.scan, lambda shape: session.read_ranges(shape, *ALL_KEYS)):
+            with pytest.raises(errors.ValueDoesNotFit):
+                flat(read_all(session.describe(Relation("loose", table="loose"))))
+
+
+def test_lets_go_of_a_read_that_failed(tmp_path: Path) -> None:
+    """Also while the error, and with it the frames that it came through, is still alive."""
+    lite = OfSQLite(tmp_path / "loose.sqlite", journal="delete")
+    lite.run("CREATE TABLE loose (id INT PRIMARY KEY, n INT)")
+    lite.insert("loose", [(k, 5) for k in (-1e300, *range(5000))])
+    with pytest.raises(errors.ValueDoesNotFit) as caught, session_of(lite) as session:
+        flat(session.read_ranges(session.describe(Relation("loose", table="loose")), *ALL_KEYS))
+    lite.run("DELETE FROM loose WHERE id = 7")
+    assert caught.value.details["key"] == "-1e+300"
+
+
+def test_keys_that_may_be_null_are_not_vouched(lite: OfSQLite) -> None:
+    lite.run(
+        "CREATE TABLE a (k text PRIMARY KEY, v)",
+        "CREATE TABLE b (k text PRIMARY KEY, v) WITHOUT ROWID",
+        "CREATE TABLE c (k integer PRIMARY KEY, v generated always as (k + 1))",
+        "CREATE TABLE d (k integer PRIMARY KEY DESC, v)",
+        "CREATE TABLE e (rowid text, oid text, _rowid_ text, k integer PRIMARY KEY)",
+        "INSERT INTO a VALUES (NULL, 1), (NULL, 2)",
+        "INSERT INTO b VALUES ('x', 1)",
+        "INSERT INTO c VALUES (1)",
+        "INSERT INTO d VALUES (NULL, 1)",
+        "INSERT INTO e VALUES ('a', 'b', 'c', 7)",
+    )
+    with session_of(lite) as session:
+        shapes = {t: session.describe(Relation(t, table=t)) for t in "abcde"}
+        rows = {t: [decoded(r, s) for r in flat(session.scan(s))] for t, s in shapes.items()}
+    assert [t for t, s in shapes.items() if s.vouched] == ["b", "c"]
+    assert rows["a"] == [[None, "i:1"], [None, "i:2"]]
+    assert rows["c"] == [["1", "i:2"]]
+    assert rows["e"] == [["7", "a", "b", "c"]]
+
+
+def test_types_of_the_file(lite: OfSQLite) -> None:
+    lite.run(
+        "CREATE TABLE t (id integer PRIMARY KEY, a, b, c, d, e)",
+        "INSERT INTO t VALUES (1, 5, '2020-01-01', 1, 0.5, 'ab')",
+    )
+    types = (
+        ("a", "int2"),
+        ("b", "date"),
+        ("c", "bool"),
+        ("d", "float4"),
+        ("e", "text"),
+    )
+    with session_of(lite) as session:
+        relation = Relation("t", table="t", types=types)
+        assert read(session, relation) == [["1", "5", "2020-01-01", "true", "0.5", "ab"]]
+        for column, value in (("a", "40000"), ("b", "'x'"), ("c", "2"), ("d", "0.1"), ("e", "1")):
+            lite.run(f"UPDATE t SET {column} = {value}")
+            with session_of(lite) as later, pytest.raises(errors.ValueDoesNotFit, match=column):
+                read(later, relation)
+            lite.run("DELETE FROM t", "INSERT INTO t VALUES (1, 5, '2020-01-01', 1, 0.5, 'ab')")
+        with pytest.raises(errors.ConfigurationError, match="integer"):
+            session.describe(Relation("t", table="t", types=(("a", "integer"),)))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT k, load_extension('x') AS v FROM t",
+        "SELECT name AS k FROM temp.sqlite_master",
+        "SELECT k, (SELECT 1 FROM other.t) AS v FROM t",
+    ],
+)
+def test_reads_its_file_and_nothing_else(lite: OfSQLite, query: str) -> None:
+    lite.run("CREATE TABLE t (k integer PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    with (
+        session_of(lite) as session,
+        pytest.raises((errors.DatabaseRefused, errors.ConfigurationError)),
+    ):
+        read(session, Relation("q", query=query, key=("k",)))
