@@ -5,6 +5,10 @@ A listener is a function of one event: `Metrics` below is one, and touches no fi
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +17,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests import ROOT
 from tests.harness.legacy import SqliteLegacy
-from tests.harness.pair import Pair
+from tests.harness.pair import Pair, SourceProcess, environment
 from warehouse_agent.config import select
 from warehouse_agent.events import (
     Event,
@@ -151,3 +156,52 @@ def test_answers_that_nobody_reads_end_the_command(pair: Pair) -> None:
     for name in RELATIONS:  # no lock is left behind
         assert pair.refresh(name).version == 0
         pair.check(name)
+
+
+KILLED = """
+import os, signal
+from warehouse_agent.cli.main import main
+from warehouse_agent.storage import formats
+commit, calls = formats.commit, []
+def counted(*args, **kwargs):
+    calls.append(args)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return commit(*args, **kwargs)
+formats.commit = counted
+main()
+"""
+
+
+def test_reports_of_a_command_that_is_killed(pair: Pair, tmp_path: Path) -> None:
+    """A report is printed and kept as soon as its fragment is committed, not at the end."""
+    pair.legacy.execute("CREATE TABLE c (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    pair.legacy.many("INSERT INTO c VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
+    pair.publish("c", 'table = "c"')
+    out, err = tmp_path / "out", tmp_path / "err"
+    with SourceProcess(pair.source_toml()) as source:
+        pair.address = source.address
+        config = pair.warehouse_toml(more='[spark]\n"spark.master" = "local[1]"')
+        words = ["--config", str(config), "refresh", "--all", "--json"]
+        # Not through pipes, which would be open as long as its JVM takes to notice.
+        with out.open("w") as stdout, err.open("w") as stderr:
+            killed = subprocess.run(
+                [sys.executable, "-c", KILLED, *words],
+                env=environment(),
+                stdout=stdout,
+                stderr=stderr,
+                check=False,
+                cwd=ROOT,
+            )
+        assert killed.returncode == -signal.SIGKILL, err.read_text()
+        lines = out.read_text().splitlines()
+        reports = [json.loads(line) for line in lines]
+        assert [(r["name"], r["version"], r["proof"]) for r in reports] == [
+            ("a", 0, "total"),
+            ("b", 0, "total"),
+        ]
+        assert [kept(pair, name) for name in "abc"] == [[lines[0]], [lines[1]], []]
+        assert [pair.version(name) for name in "abc"] == [0, 0, None]
+        for name in "abc":
+            assert pair.refresh(name).version == 0
+            pair.check(name)
