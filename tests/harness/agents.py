@@ -111,7 +111,8 @@ def opening(
 ) -> pb.Request:
     """An `Open`; by default of a warehouse that holds nothing."""
     ours, partition = ours or Digest(), partition or uniform(4)
-    steps = [b - a for a, b in zip((0, *partition.starts), partition.starts, strict=False)]
+    pairs = zip((0, *partition.starts), partition.starts, strict=False)
+    steps = [(b - a + (1 << 63)) % (1 << 64) - (1 << 63) for a, b in pairs]
     return pb.Request(
         open=pb.Open(
             protocol=protocol,
