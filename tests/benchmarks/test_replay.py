@@ -18,9 +18,12 @@ from warehouse_agent.planning.network import Line
 NAME, COMMITS = HISTORIES[0], 40
 FLOORS_MAX = 3
 
-pytestmark = pytest.mark.skipif(
-    not available(NAME), reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there"
-)
+pytestmark = [
+    pytest.mark.slow,  # replays 40 commits
+    pytest.mark.skipif(
+        not available(NAME), reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

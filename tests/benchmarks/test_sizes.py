@@ -22,6 +22,8 @@ from tests.harness.histories import DATA, available
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.sketch_size import odds_of_decoding
 
+pytestmark = pytest.mark.slow  # histories of many refreshes
+
 NAMES = list(shapes(0))
 # Around 50 changes in each usual refresh: the goal. The others change by a factor of two and more
 # from one refresh to the next, and cells for what may come are not all needed by what comes.

@@ -21,6 +21,8 @@ from tests.conditions.conditions import CAUSES, Bench, Cause
 from tests.faults import test_stderr as test_noise
 from tests.harness.servers import PostgreSQL
 
+pytestmark = pytest.mark.slow  # each cause starts or stops a process, or waits for a deadline
+
 assert causes_database.__doc__
 assert causes_line.__doc__
 assert causes_warehouse.__doc__

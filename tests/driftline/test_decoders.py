@@ -19,9 +19,10 @@ from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.limits import SKETCH_KEYS_MAX
 from driftline.sketches import HASHES, PRIME, Cells, Embedding, Grid, places
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.harness.examples import examples
 from tests.reference import digests
 from tests.reference import sketches as reference
 from tests.samples.sketches import SPANS, Pair, Side, foldings, griddings, pairs, spans
@@ -219,7 +220,7 @@ def noise(count: int, source: np.random.Generator) -> Cells:
     return cells
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(cases(third_max=12), st.integers(0, 2**32 - 1), st.booleans())
 def test_cells_of_a_hostile_peer_are_never_solved(case: Case, seed: int, from_start: bool) -> None:
     """Nor do they raise: what is no set of rows is stuck."""
@@ -320,6 +321,7 @@ def test_one_damaged_cell_hides_only_what_touches_it() -> None:
     assert decoder.stuck[np.stack(places(left, third, pair.salt)[0])].all(axis=0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key_bits", [22, 24, 31])
 @pytest.mark.parametrize(
     ("changes", "cells_per_change", "runs", "stalls_max"),

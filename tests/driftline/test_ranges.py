@@ -193,6 +193,7 @@ def test_as_many_strata_as_the_reference(bits: int) -> None:
         assert ranges.strata_of(slots) == reference.strata_of(slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("differing", [80_000, 300_000, 900_000])
 def test_the_estimate_of_the_largest_table(differing: int) -> None:
     """14 strata were off by a third where 900,000 of two million cells differ."""

@@ -23,9 +23,10 @@ from driftline.sketches import (
     sampled,
     unpack,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.examples import examples
 from tests.reference import digests
 from tests.reference import frames as reference_frames
 from tests.reference import sketches as reference
@@ -316,7 +317,7 @@ def test_only_what_ascends_below_the_span_is_a_list(steps: list[int], data: st.D
             unpack(planes(steps), span=span, count_max=len(ks))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(KEYS, st.data())
 def test_damaged_lists_are_refused_or_are_lists(members: set[int], data: st.DataObject) -> None:
     sound = pack(array(sorted(members)))

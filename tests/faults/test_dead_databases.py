@@ -28,6 +28,8 @@ from tests.harness.agents import Peer, channel, opening
 from tests.harness.relay import Relay
 from tests.harness.servers import MariaDB, PostgreSQL
 
+pytestmark = pytest.mark.slow  # waits for deadlines of stopped servers
+
 PROBE_AFTER_S = 0.6
 GIVEN_UP_S_MAX = 20.0  # of a busy machine; the limits set here add up to some 4 s
 SLOW = {

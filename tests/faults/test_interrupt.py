@@ -24,6 +24,8 @@ from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, opening
 from tests.harness.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
 
+pytestmark = pytest.mark.slow  # waits for statements to end
+
 ENDED_S_MAX = 2.0
 SLOW = {  # hours, each
     "postgresql": "SELECT g AS id, (pg_sleep(3600) IS NULL) AS slept"

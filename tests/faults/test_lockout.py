@@ -25,6 +25,8 @@ from tests.faults.test_quotas import LAKE, MART, Begin, Shared, equal, running, 
 from tests.harness.agents import Peer, channel, opening
 from tests.source_agent.server.test_service import RECIPE
 
+pytestmark = pytest.mark.slow  # waits for deadlines
+
 __all__ = ["running", "sets"]  # fixtures
 
 CALLS_OF_A_CHANNEL = 16  # that the server admits

@@ -43,6 +43,8 @@ from warehouse_agent.config import Source
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 
+pytestmark = pytest.mark.slow  # waits for deadlines
+
 LAKE, MART = "spiffe://driftline/warehouse/lake", "spiffe://driftline/warehouse/mart"
 
 

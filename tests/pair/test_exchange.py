@@ -37,7 +37,7 @@ from driftline.limits import CELLS_TAKEN_MAX, SEGMENTS_MAX, STRATUM_CELLS, THIRD
 from driftline.negotiation import Agreement
 from driftline.ranges import Partition, from_quantiles, strata_of, uniform
 from driftline.sketches import HASHES, PRIME, Embedding, Grid, pack
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.interface import Session, Shape
@@ -46,6 +46,7 @@ from source_agent.methods import row_hashes
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.scan import batches, reader
 from tests.harness import exchange_pair
+from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
     COMPOSITE,
     INTEGER,
@@ -184,7 +185,7 @@ def check(result: Result, theirs: Table) -> None:
 
 @SCHEMAS
 @given(data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
     ours, theirs = data.draw(edited(schema))
     bits = data.draw(st.integers(1, 12))
@@ -374,7 +375,7 @@ def test_only_inserts_into_empty_ranges_need_no_hashes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab"), st.none()), max_size=30))
-@settings(max_examples=60)
+@examples(60)
 def test_a_working_copy_with_duplicates_loses_them(ours: Table) -> None:
     theirs = list(dict.fromkeys(ours))[::2]
     with patched("as it is", coarsen=1):

@@ -23,12 +23,13 @@ from driftline.negotiation import Agreement
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition
 from driftline.sketches import Embedding, pack
 from driftline.units import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines import rows
 from source_agent.methods import groups, row_hashes
 from source_agent.methods.comparison import Comparison, Tally
+from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
     COMPOSITE,
     INTEGER,
@@ -88,7 +89,7 @@ def groupings(draw: st.DrawFn, schema: Schema, ours: Table) -> Units:
 
 @SCHEMAS
 @given(data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_any_edit_is_found(schema: Schema, data: st.DataObject) -> None:
     ours, theirs = data.draw(edited(schema).filter(lambda tables: tables[0]))
     units = data.draw(groupings(schema, ours))
@@ -182,7 +183,7 @@ def parts(draw: st.DrawFn) -> tuple[Any, Any, Units]:
 
 
 @given(parts(), st.sampled_from(list(FORCINGS)))
-@settings(max_examples=200)
+@examples(200)
 def test_a_part_is_theirs_and_the_rest_is_ours(drawn: tuple[Any, Any, Units], forcing: str) -> None:
     ours, theirs, units = drawn
     with patched(forcing), tempfile.TemporaryDirectory() as folder:

@@ -31,6 +31,8 @@ from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices, known, learnt
 from warehouse_agent.planning.sketch_size import open_sketch
 
+pytestmark = pytest.mark.slow  # tables of 20,000 rows in each case
+
 ROWS = 20_000
 SLACK_BYTES, SLACK = 16_000, 1.05
 PREDICTED = [0, 2_000, 20_000]

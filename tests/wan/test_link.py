@@ -61,6 +61,7 @@ for _ in range(int(sys.argv[2])):
 
 pytestmark = [
     pytest.mark.wan,
+    pytest.mark.alone,
     pytest.mark.timeout(60),
     pytest.mark.usefixtures("wan_available"),
 ]

@@ -32,7 +32,12 @@ NOTE_BYTES = 300  # random, so that a row costs this much on the line, and the l
 CUT_S = 12.0  # a connection with data under way is given up after 10 s (keepalive_timeout_ms)
 REFRESH_S_MAX = 100.0
 
-pytestmark = [pytest.mark.wan, pytest.mark.timeout(240), pytest.mark.usefixtures("wan_available")]
+pytestmark = [
+    pytest.mark.wan,
+    pytest.mark.alone,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("wan_available"),
+]
 
 
 class Site:

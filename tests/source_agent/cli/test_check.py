@@ -113,6 +113,7 @@ def test_a_certificate_outside_its_dates(folder: Path, certs: Path, days: int, s
     assert not found["certificates"].problem
 
 
+@pytest.mark.slow
 def test_certificates_that_do_not_fit_or_are_not_there(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     enroll(own, source_names=["localhost"])

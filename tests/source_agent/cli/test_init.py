@@ -268,6 +268,7 @@ def test_a_password_on_the_command_line_is_refused(folder: Path, url: str) -> No
     assert not (folder / "source.toml").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_unless_forced(folder: Path) -> None:
     done = command(folder, "init", "--url", "sqlite:///erp.db")
     assert (done.returncode, done.stdout) == (0, "source.toml\ngrants.sh\n"), done
@@ -299,6 +300,7 @@ def test_a_database_without_a_relation_that_can_be_served(tmp_path: Path) -> Non
     assert "# [relations.loose]" in (tmp_path / "source.toml").read_text()
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_used(folder: Path) -> None:
     for options, says in (
         (("--url", "nonsense"), "--url is not a database URL"),

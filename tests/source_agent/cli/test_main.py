@@ -27,6 +27,8 @@ from tests import ROOT
 from tests.harness.agents import configuration, make_orders
 from tests.reference.rows import row_bytes
 
+pytestmark = pytest.mark.slow  # starts a process for each command
+
 ROWS = [(n, f"comment {n}") for n in range(1, 101)]
 RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1)
 

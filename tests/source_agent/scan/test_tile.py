@@ -15,7 +15,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import ConfigurationError, MalformedMessage, SnapshotLost
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.engines.interface import Relation
@@ -24,6 +24,7 @@ from source_agent.scan import batches, tile
 from source_agent.server.service import start
 from tests.harness import exchange_pair
 from tests.harness.agents import Peer, channel, configuration, make_orders, opening
+from tests.harness.examples import examples
 from tests.harness.exchange_pair import (
     COMPOSITE,
     INTEGER,
@@ -46,7 +47,7 @@ POSITIONS = st.integers(-45, 45) | st.integers(POSITION_MIN, POSITION_MAX)
 
 
 @given(data=st.data())
-@settings(max_examples=120)
+@examples(120)
 def test_any_edit_within_a_tile_is_found(data: st.DataObject) -> None:
     """Whatever the method; what lies outside is as if it were not there."""
     ours, theirs = data.draw(edited(INTEGER))

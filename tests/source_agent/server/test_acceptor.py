@@ -143,6 +143,7 @@ def storm(target: Target, count: int, rounds: int, first: tuple[bytes, ...]) -> 
     assert grown < GROWTH_BYTES_MAX
 
 
+@pytest.mark.alone
 def test_connections_that_prove_nothing_harm_nobody(target: Target) -> None:
     """1,000 silent ones ended the agent with SIGABRT, 5 s later."""
     storm(target, 1000, 1, (b"", hello()[:100], hello()))

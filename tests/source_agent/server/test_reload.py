@@ -27,6 +27,8 @@ from tests.harness.agents import Peer, channel, configuration, make_orders, open
 from tests.harness.pair import SourceProcess, environment
 from tests.source_agent.server.test_service import RECIPE, ROWS, independent_total
 
+pytestmark = pytest.mark.slow  # starts processes
+
 LOOK_S_MAX = 20.0
 # The command as it is run, which says when its part of the process begins.
 STARTS = """import signal, sys

@@ -26,6 +26,8 @@ from tests.warehouse_agent.storage.test_store import held
 from warehouse_agent.cli import answers, main
 from warehouse_agent.report import Report
 
+pytestmark = pytest.mark.slow  # starts a process for most commands
+
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",

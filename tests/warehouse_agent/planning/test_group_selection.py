@@ -224,6 +224,7 @@ def heterogeneous() -> np.ndarray:
     return exponents(draw.permutation(p), 0.0)
 
 
+@pytest.mark.slow
 def test_the_heterogeneous_example() -> None:
     a = heterogeneous()
     full = 100 * len(a)

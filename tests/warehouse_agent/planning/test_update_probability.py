@@ -117,6 +117,7 @@ def test_a_row_that_is_updated_every_day_is_expected_every_day():
     assert at(view, 0, 0, 0) < 0.002
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.floats(60, 100 * DAY_S))
 def test_the_mean_is_that_of_the_bounded_forecast(updated, elapsed_s):
     history = [Past(DAY_S, ROWS, 3, d, 1) for d in updated]
@@ -164,6 +165,7 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
         assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(available, HISTORIES)),
     reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there",

@@ -32,6 +32,8 @@ from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link
 
+pytestmark = pytest.mark.slow  # starts processes, waits for a deadline
+
 FORKS = 200
 # Python forks with a function to run in the child, as pyspark does, instead of spawning.
 FORKING = """

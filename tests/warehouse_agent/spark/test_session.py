@@ -13,6 +13,8 @@ from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
 
+pytestmark = pytest.mark.slow  # starts processes, some with a JVM
+
 
 @pytest.mark.parametrize(
     ("setting", "says"),

@@ -216,6 +216,7 @@ def test_endless_frames_of_a_first_load(tmp_path: Path) -> None:
     assert sum(len(piece) for piece in writer._pieces) <= most
 
 
+@pytest.mark.slow
 def test_endless_frames_do_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
