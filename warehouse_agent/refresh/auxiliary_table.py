@@ -67,7 +67,8 @@ class _Secret(Store):
 class Pass:
     """A pass over one published version: our side of all tiles, and what the finished ones found.
 
-    It is our side of a refresh like any other: `compared`, `rest` and `notes`.
+    `outcomes` are by tile, in the order in which they were finished; the first `resumed_at` of them
+    are of earlier attempts. `compared`, `rest` and `notes` are what our side of any refresh has.
     """
 
     store: Store
@@ -76,6 +77,7 @@ class Pass:
     salt: Salt
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    resumed_at: int = 0
 
     @property
     def tiling(self) -> Tiling:
@@ -183,6 +185,7 @@ def resume(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental
         outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
         if outcome is not None:
             found.outcomes[tile] = outcome
+    found.resumed_at = len(found.outcomes)
     return found
 
 

@@ -55,7 +55,7 @@ def _confirm(job: Job, proven: ProvenEqual) -> Published:
         checked_at=out.checked_at,
         fingerprint=fingerprint_kind(p.layout.recipe),
         miss_probability=_missed(p, 0),
-        modelled=_modelled(job, p, out, 0),
+        modelled=_modelled(p, out, 0),
     )
 
 
@@ -75,7 +75,7 @@ def _publish(job: Job, proven: ProvenVersion) -> Published:
         fingerprint=fingerprint_kind(p.layout.recipe),
         miss_probability=_missed(p, shipped if is_other else changed),
         # Across a change of columns the number of changed rows is not known.
-        modelled=None if is_other else _modelled(job, p, out, changed),
+        modelled=None if is_other else _modelled(p, out, changed),
         inserted=inserted,
         updated=updated,
         deleted=deleted,
@@ -123,8 +123,8 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
         rows_inserted=done.inserted,
         rows_updated=done.updated,
         rows_deleted=done.deleted,
-        repaired_files=job.report.repaired_files,
-        repaired_rows=job.report.repaired_rows,
+        repaired_files=len(p.base.lost) if p.base else 0,
+        repaired_rows=p.base.rows_lost if p.base else 0,
         method=out.method.value,
         clock=p.stamp.clock_after,
         row_security=None if proven.security is None else proven.security.to_json(),
@@ -141,9 +141,9 @@ def _missed(p: Prepared, changed: int) -> float | None:
     return None if p.is_part else miss_probability(changed, p.layout.recipe)
 
 
-def _modelled(job: Job, p: Prepared, out: Outcome, changed: int) -> dict[str, Any] | None:
+def _modelled(p: Prepared, out: Outcome, changed: int) -> dict[str, Any] | None:
     """Return what the model of costs says of `changed` rows, for comparison with what it took."""
-    differing = changed + job.report.repaired_rows
+    differing = changed + (p.base.rows_lost if p.base else 0)
     found = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
     return None if found is None else asdict(found)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
@@ -27,7 +27,7 @@ from driftline.ranges import Partition, RangeSums
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.history import record
 from warehouse_agent.planning import choice, notes, prices, sketch_size, update_probability
-from warehouse_agent.planning.candidates import Known, predicted
+from warehouse_agent.planning.candidates import Candidate, Known, predicted
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
@@ -37,7 +37,6 @@ from warehouse_agent.refresh import auxiliary_table, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.units import TURN, Units, in_units
-from warehouse_agent.report import Report
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
@@ -81,8 +80,9 @@ class Prepared:
     """Our side of a refresh, before anything is compared.
 
     `base` is what readers see, without its lost files; `files` are the working copy, whose rows
-    are compared. `rows_expected` is for progress only. `stamp` is for the rows that this refresh
-    writes.
+    are compared. `changes` is the forecast of changed rows, `expected` that of rows that differ,
+    lost ones included; None: nothing is known. `rows_expected` is for progress only. `stamp` is for
+    the rows that this refresh writes.
     """
 
     base: Snapshot | None
@@ -91,7 +91,9 @@ class Prepared:
     salt: Salt
     fragment_key: bytes = field(repr=False)
     known: Known
+    changes: Expected | None
     expected: Expected | None
+    predicted: Candidate
     rows_expected: int
     stamp: Stamp
     ours: Single | Pass  # one exchange, or the tiles of a pass
@@ -113,8 +115,6 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         ConfigurationError, RecipeChanged, WarehouseUnavailable: see the steps.
     """
     base = repair.published(job)
-    job.report.previous_version = job.report.version = base.version if base else None
-    job.report.rows_total = base.rows if base else None
     layout, rows_expected = _layout(job, base, describe)
     wanted = job.fragment.incremental
     if wanted is not None:
@@ -136,8 +136,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             earlier=earlier,
             tiled=ours.tiled,
         )
-        expected = _changes_expected(job, earlier, base.rows, now)
-        _note_tiles(job.report, ours)
+        expected = changes = record.changes_expected(earlier, base.rows, now)
     else:
         budget = _budget(job, base, layout)
         files = base.sound if base else ()
@@ -156,13 +155,23 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             read_at_most=budget,
         )
         rows = sum(f.rows for f in files)
-        changes = _changes_expected(job, earlier, rows, now)
+        changes = record.changes_expected(earlier, rows, now)
         expected = repair.grown(changes, lost, rows)
         probability = _probability(base, changes, stamp)
         ours = _reduced(job, layout, files, salt, known, expected, lost, probability)
-    job.report.predicted = asdict(predicted(known, expected))
     return Prepared(
-        base, layout, files, salt, fragment_key, known, expected, rows_expected, stamp, ours
+        base=base,
+        layout=layout,
+        files=files,
+        salt=salt,
+        fragment_key=fragment_key,
+        known=known,
+        changes=changes,
+        expected=expected,
+        predicted=predicted(known, expected),
+        rows_expected=rows_expected,
+        stamp=stamp,
+        ours=ours,
     )
 
 
@@ -288,14 +297,6 @@ def stamp_of(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
     return row_statistics.stamp_for(base, pasts, at_s=now.timestamp(), elapsed_s=elapsed_s)
 
 
-def _changes_expected(job: Job, earlier: list[Run], rows: int, now: datetime) -> Expected | None:
-    """How many of these rows will have changed; None: nothing is known."""
-    found = record.changes_expected(earlier, rows, now)
-    if found is not None:
-        job.report.changes_expected = (found.low, found.median, found.high)
-    return found
-
-
 def ensure_key(job: Job, base: Snapshot | None) -> bytes:
     """Return the fragment key; make that of a first load.
 
@@ -326,13 +327,6 @@ def _check_key(layout: Layout, name: str) -> None:
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )
-
-
-def _note_tiles(report: Report, tiles: Pass) -> None:
-    done = len(tiles.outcomes)
-    if report.tiles is None:
-        report.resumed_at = done
-    report.tiles, report.tiles_done = len(tiles.tiling), done
 
 
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:

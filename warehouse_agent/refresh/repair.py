@@ -70,9 +70,7 @@ def published(job: Job) -> Snapshot | None:
     if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
         wrong |= file_damage.examine(job.spark, job.store, job.name, base.layout, suspects)
     job.examined.update(wrong, (f.path for f in suspects))
-    base = replace(base, lost=tuple(f for f in base.files if f.path in wrong))
-    job.report.repaired_files, job.report.repaired_rows = len(base.lost), base.rows_lost
-    return base
+    return replace(base, lost=tuple(f for f in base.files if f.path in wrong))
 
 
 def note_failure(job: Job, error: DriftlineError) -> None:

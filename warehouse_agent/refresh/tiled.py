@@ -94,10 +94,7 @@ def walk(
     if measured is not None:
         with contextlib.suppress(DriftlineError):  # it may be lost
             record.note_line(job.store, link, measured)
-    found, report = _outcome_of_all(tiles), job.report
-    report.method = found.method.value
-    report.as_of, report.consistency = found.as_of, found.consistency
-    return Compared(p, found, tiles.staged())
+    return Compared(p, _outcome_of_all(tiles), tiles.staged())
 
 
 def _stream_over(
@@ -105,11 +102,7 @@ def _stream_over(
 ) -> Stream:
     """Compare a tile over a stream, and so a snapshot, of its own; return it closed."""
     with link.stream() as stream:
-        try:
-            _compare(job, p, tiles, tile, stream, say)
-        finally:
-            job.report.bytes_sent += stream.bytes_sent
-            job.report.bytes_received += stream.bytes_received
+        _compare(job, p, tiles, tile, stream, say)
     return stream
 
 
@@ -163,11 +156,6 @@ def _compare(
     known = row_security.known(p.base, job.remembered()) if p.base else None
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
     tiles.finish(tile, found)
-    report = job.report
-    report.tiles_done = len(tiles.outcomes)
-    report.round_trips += found.round_trips
-    report.source_scans += found.scans
-    report.source_rows_read += found.rows_read
 
 
 def _outcome_of_all(p: Pass) -> Outcome:

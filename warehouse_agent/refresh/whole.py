@@ -84,16 +84,6 @@ def exchange(job: Job, p: Prepared, ours: Single, stream: Stream) -> Compared:
             writer.drop()
         else:
             writer.flush()
-    report = job.report
-    report.method, report.consistency, report.as_of = (
-        found.method.value,
-        found.consistency,
-        found.as_of,
-    )
-    report.round_trips += found.round_trips
-    report.source_scans, report.source_rows_read = found.scans, found.rows_read
-    if p.is_part:
-        report.rows_left = ours.rest.count
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
     return Compared(p, found, [] if found.is_equal else job.staging.uris(writer.folder))
 

@@ -38,7 +38,7 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
-from warehouse_agent.refresh import repair, schema_change, tiled, whole
+from warehouse_agent.refresh import repair, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
@@ -254,15 +254,23 @@ class Runner:
         for job in jobs:
             with _catching(job, failed), job.phase("reduce"):
                 describe = partial(_describe, link, job, described.get(job.name))
-                prepared[job.name] = prepare(job, describe)
+                p = prepared[job.name] = prepare(job, describe)
+                reporting.prepared(job.report, p)
         ready: list[_Ready] = []
         for job in jobs:
-            if (p := prepared.get(job.name)) is None:
+            if job.name not in prepared:
+                self._published(job.report)
                 continue
+            p = prepared[job.name]
             match p.ours:
                 case Pass() as tiles:
                     with self._comparing(link, job, failed):
-                        compared[job.name] = tiled.walk(job, p, tiles, link, self.sleep)
+                        try:
+                            done = tiled.walk(job, p, tiles, link, self.sleep)
+                        finally:
+                            reporting.walked(job.report, tiles)
+                        reporting.compared(job.report, done.found)
+                        compared[job.name] = done
                 case ours:
                     ready.append((job, p, ours))
         while ready:
@@ -282,11 +290,9 @@ class Runner:
     ) -> list[_Ready]:
         """Exchange one after the other; return those left when the stream is of no more use."""
         for number, (job, p, ours) in enumerate(ready):
-            sent, received = stream.bytes_sent, stream.bytes_received
             with self._comparing(link, job, failed):
-                compared[job.name] = whole.exchange(job, p, ours, stream)
-            job.report.bytes_sent += stream.bytes_sent - sent
-            job.report.bytes_received += stream.bytes_received - received
+                done = compared[job.name] = whole.exchange(job, p, ours, stream)
+                reporting.exchanged(job.report, done)
             left = ready[number + 1 :]
             error = failed.get(job.name)
             if isinstance(error, SourceUnreachable):
@@ -298,9 +304,12 @@ class Runner:
 
     @contextlib.contextmanager
     def _comparing(self, link: Link, job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
-        """Catch what ends a comparison; where columns changed, ask the source which."""
+        """Catch what ends a comparison, and note its bytes; ask which columns changed."""
+        sent, received = link.bytes_sent, link.bytes_received
         with _catching(job, failed), job.phase("exchange"):
             yield
+        job.report.bytes_sent += link.bytes_sent - sent
+        job.report.bytes_received += link.bytes_received - received
         error = failed.get(job.name)
         if isinstance(error, RecipeChanged):
             failed[job.name] = self._explained(link, job, error)

@@ -75,7 +75,10 @@ Reply = pb.Reply | Exception | None
 
 
 class Link:
-    """A channel to one source. Use as a context manager."""
+    """A channel to one source. Use as a context manager.
+
+    `bytes_sent` and `bytes_received` are those of the messages of all its streams.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -90,6 +93,7 @@ class Link:
             self._channel = grpc.secure_channel(source.address, credentials, options)
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
+        self.bytes_sent = self.bytes_received = 0
 
     def __enter__(self) -> Link:
         return self
@@ -198,7 +202,6 @@ class Stream:
         self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
         self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
         self._closed = threading.Event()
-        self.bytes_sent = self.bytes_received = 0
         self._meter = Meter()
         self._advance = Advance(time.monotonic())
         self._call = stub.Exchange(iter(self._requests.get, None))
@@ -235,7 +238,7 @@ class Stream:
         return self._link.agreed()
 
     def send(self, request: pb.Request) -> None:
-        self.bytes_sent += request.ByteSize() + _FRAMING_BYTES
+        self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._requests.put(request)
 
     def receive(self) -> pb.Reply:
@@ -259,7 +262,7 @@ class Stream:
             raise reply
         if reply is None:
             raise MalformedMessage("The source ended the exchange in the middle of a relation.")
-        self.bytes_received += reply.ByteSize() + _FRAMING_BYTES
+        self._link.bytes_received += reply.ByteSize() + _FRAMING_BYTES
         check_reply(reply)
         now = time.monotonic()
         self._meter.hear(reply, now)

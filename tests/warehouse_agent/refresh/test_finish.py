@@ -68,7 +68,7 @@ def compared(job: Job, p: Prepared) -> tuple[Compared, int]:
     assert isinstance(p.ours, Single)
     with Link(job.fragment.source) as link, link.stream() as stream:
         found = exchange(job, p, p.ours, stream)
-        return found, stream.bytes_received
+        return found, link.bytes_received
 
 
 def contents(pair: Pair) -> dict[str, bytes]:

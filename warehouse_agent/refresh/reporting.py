@@ -1,0 +1,57 @@
+"""Put what each step of a refresh returns into its report; what `commit` returns: `Report.took`.
+
+The only place beside the runner that writes to a report. Steps below return values and read nothing
+back from it. Seconds are measured where they are spent (`Job.phase`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from warehouse_agent.refresh.auxiliary_table import Pass
+from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.report import Report
+from warehouse_agent.tasks.difference import Outcome
+
+
+def prepared(report: Report, p: Prepared) -> None:
+    """Note what readers see, what is lost of it, and what the refresh is expected to take."""
+    base = p.base
+    report.version = report.previous_version = base.version if base else None
+    report.rows_total = base.rows if base else None
+    report.repaired_files, report.repaired_rows = (
+        (len(base.lost), base.rows_lost) if base else (0, 0)
+    )
+    report.predicted = asdict(p.predicted)
+    if p.changes is not None:
+        report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)
+    if isinstance(p.ours, Pass):
+        if report.tiles is None:
+            report.resumed_at = p.ours.resumed_at
+        report.tiles, report.tiles_done = len(p.ours.tiling), p.ours.resumed_at
+
+
+def exchanged(report: Report, done: Compared) -> None:
+    """Note what one exchange found, and what it took at the source."""
+    p, found = done.prepared, done.found
+    compared(report, found)
+    report.round_trips += found.round_trips
+    report.source_scans, report.source_rows_read = found.scans, found.rows_read
+    if p.is_part:
+        report.rows_left = p.ours.rest.count
+
+
+def walked(report: Report, tiles: Pass) -> None:
+    """Note the tiles that this attempt finished, also where it failed behind them."""
+    report.tiles_done = len(tiles.outcomes)
+    for found in list(tiles.outcomes.values())[tiles.resumed_at :]:
+        report.round_trips += found.round_trips
+        report.source_scans += found.scans
+        report.source_rows_read += found.rows_read
+
+
+def compared(report: Report, found: Outcome) -> None:
+    """Note how all was compared, in one exchange or in many, and as of when."""
+    report.method, report.consistency = found.method.value, found.consistency
+    report.as_of = found.as_of
