@@ -32,8 +32,7 @@ _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-r
 
 def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
     """Return the note that `checked` finds, of the newest version after a refresh."""
-    newest = base or formats.head(job.store, job.name)
-    assert newest is not None, "a version was published"
+    newest = base or _newest(job)
     return {HEAD: {"table": newest.table, "version": version}}
 
 
@@ -118,7 +117,17 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
                 restored=head.version,
             ),
         )
-        found = formats.head(job.store, job.name)
-        assert found is not None, "it was just committed"
-        newest = found
+        newest = _newest(job)
+    return newest
+
+
+def _newest(job: Job) -> Snapshot:
+    """Return the version that was just committed. Raise WarehouseUnavailable: the table is gone."""
+    newest = formats.head(job.store, job.name)
+    if newest is None:
+        raise WarehouseUnavailable(
+            "The table is gone, although a version of it was just committed.",
+            where=job.name,
+            remedy="Find out what removes files of the warehouse, then run the refresh again.",
+        )
     return newest
