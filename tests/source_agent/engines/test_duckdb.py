@@ -1,0 +1,162 @@
+"""A new engine is one module and one line: DuckDB passes the conformance suite, and refreshes.
+
+Left out of the suite, because DuckDB in one process cannot keep it: a connection that is read-only
+beyond its transaction, a limit of time for a statement (which would end the snapshot), a plan of
+looking for missing keys, values that a column holds and its declared type does not, and logins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from source_agent.engines import registry
+from source_agent.engines.interface import Relation
+from source_agent.engines.registry import EngineKind
+from tests.conformance.engine_reads import filled, multiset, read, session_of
+from tests.conformance.engine_types import Case
+from tests.conformance.test_engines import (  # noqa: F401 - collected here, with this `legacy`
+    test_a_query_is_a_relation,
+    test_a_row_above_the_limit_is_refused,
+    test_a_row_without_a_key_comes_with_the_first_range,
+    test_a_scan_is_what_was_written,
+    test_a_scan_may_be_abandoned,
+    test_a_snapshot_stays_while_a_writer_writes,
+    test_a_table_is_described_key_first,
+    test_a_table_without_a_key_is_refused,
+    test_a_view_is_a_table,
+    test_a_where_is_not_formatted,
+    test_a_wrong_file_is_refused_with_what_was_meant,
+    test_columns_key_and_where_of_the_file,
+    test_composite_text_keys,
+    test_every_type,
+    test_grants_scan_cost_and_privileges,
+    test_null_keys_and_duplicates_are_passed_on,
+    test_odd_names_are_quoted,
+    test_ranges_are_what_a_scan_has_there,
+    test_ranges_may_end_early,
+    test_the_templates_cover_what_is_issued,
+    test_wide_rows_come_in_small_batches,
+)
+from tests.harness import legacies
+from tests.harness.pair import Pair
+
+KIND = EngineKind("duckdb", "tests.source_agent.engines.duckdb_engine", "duckdb", is_file=True)
+TYPES: list[Case] = [
+    ("smallint", "int2", ["-32768", "0", "32767"], ["-32768", "0", "32767"]),
+    ("integer", "int4", ["-2147483648", "2147483647"], []),
+    ("bigint", "int8", ["-9223372036854775808", "12345678901235"], []),
+    ("decimal(15,2)", "numeric(15,2)", ["-0.01", "0", "20000.5"], ["-0.01", "0.00", "20000.50"]),
+    ("decimal(38,10)", "numeric(38,10)", ["1.0000000001", "1.0000000002"], []),
+    ("double", "float8", ["0.1", "0.30000000000000004", "0.3", "1e300", "'inf'", "'nan'"],
+     ["0.1", "0.30000000000000004", "0.3", "1e+300", "Infinity", "NaN"]),
+    ("date", "date", ["'0001-01-01'", "'9999-12-31'"], ["0001-01-01", "9999-12-31"]),
+    ("varchar", "text", ["''", "' '", "'a'", "'a '", "'NULL'", "'é'", "'e\u0301'", "'😀'"], []),
+    ("blob", "bytea", ["''", "'\\x00'", "'\\x00\\x00'"], ["", "00", "0000"]),
+]  # fmt: skip
+
+
+class DuckdbLegacy(legacies.Legacy):
+    """A file; the owner's connection is one of this process. Serves the suite and `Pair`."""
+
+    name = engine = "duckdb"
+    password: str | None = None
+    text_key = "varchar"
+    hostile_where = "name IS DISTINCT FROM '%s?' -- a comment"
+    blob = "blob"
+    types = TYPES
+    write_errors = (duckdb.Error,)
+
+    def __init__(self, path: Path) -> None:
+        self._owner = duckdb.connect(str(path))
+        self.url = f"duckdb:///{path}"
+
+    def run(self, *statements: str) -> None:
+        for sql in statements:
+            self._owner.execute(sql)
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        self._owner.execute(sql, parameters)
+
+    def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        marks = f"({', '.join('?' * len(rows[0]))})"
+        for start in range(0, len(rows), 500):  # `executemany` takes a millisecond for each row
+            some = rows[start : start + 500]
+            values = [value for row in some for value in row]
+            self._owner.execute(
+                f"INSERT INTO {table} VALUES {', '.join([marks] * len(some))}", values
+            )
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._owner.executemany(sql, list(rows))
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return self._owner.execute(f'SELECT * FROM "{table}"').fetchall()
+
+    def raw_write(self, session: Any, sql: str) -> None:
+        session._connection.execute(sql)
+
+    def record(self, monkeypatch: pytest.MonkeyPatch, issued: list[str]) -> None:
+        connect = duckdb.connect
+        monkeypatch.setattr(duckdb, "connect", lambda path: _Recorded(connect(path), issued))
+
+    def close(self) -> None:
+        self._owner.close()
+
+
+class _Recorded:
+    """A connection whose statements are appended to `issued`."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, issued: list[str]) -> None:
+        self._connection, self._issued = connection, issued
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        self._issued.append(sql)
+        return self._connection.execute(sql, *values)
+
+    def cursor(self) -> _Recorded:
+        return _Recorded(self._connection.cursor(), self._issued)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def legacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DuckdbLegacy]:
+    monkeypatch.setitem(registry.KINDS, "duckdb", KIND)
+    made = DuckdbLegacy(tmp_path / "legacy.duckdb")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("write", ["UPDATE items SET name = 'x'", "DROP TABLE items"])
+def test_a_session_writes_nothing(legacy: DuckdbLegacy, write: str) -> None:
+    expected = filled(legacy, 3)
+    with session_of(legacy) as session, pytest.raises(duckdb.Error, match="read-only"):
+        legacy.raw_write(session, write)
+    with session_of(legacy) as session:
+        assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
+
+
+def test_a_table_is_loaded_and_refreshed(
+    spark: SparkSession, legacy: DuckdbLegacy, tmp_path: Path
+) -> None:
+    legacy.run("CREATE TABLE orders (id BIGINT PRIMARY KEY, price DECIMAL(12,2), note VARCHAR)")
+    legacy.insert("orders", [(i * 3, f"{i}.25", f"note {i}") for i in range(2000)])
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+        loaded = pair.refresh()
+        assert (loaded.version, loaded.rows_total) == (0, 2000)
+        pair.check("orders")
+        legacy.execute("UPDATE orders SET note = ? WHERE id < ?", "changed", 30)
+        legacy.execute("DELETE FROM orders WHERE id >= ?", 5970)
+        legacy.execute("INSERT INTO orders VALUES (?, ?, ?)", -1, "0.01", None)
+        refreshed = pair.refresh()
+        changed = (refreshed.rows_inserted, refreshed.rows_updated, refreshed.rows_deleted)
+        assert (refreshed.version, changed) == (1, (1, 10, 10))
+        pair.check("orders")
+        assert pair.refresh().version == 1
