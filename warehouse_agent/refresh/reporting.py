@@ -1,7 +1,7 @@
-"""Put what each step of a refresh returns into its report; what `commit` returns: `Report.took`.
+"""Put what each step of a refresh returns into its report.
 
-The only place beside the runner that writes to a report. Steps below return values and read nothing
-back from it. Seconds are measured where they are spent (`Job.phase`).
+Beside it only the runner writes to a report: attempts, bytes, errors, and by `Report.took` what
+`commit` returns. Seconds are measured where they are spent (`Job.phase`).
 """
 
 from __future__ import annotations
