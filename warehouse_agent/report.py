@@ -1,7 +1,7 @@
-"""What one refresh did: the line that jobs read and people see.
+"""The report of one refresh: the line that jobs read and people see.
 
-One JSON object per relation and command, failures too, with a stable set of fields; the same object
-is kept in `runs/<name>.jsonl` and, for a published version, in its commit.
+It is one JSON object for each fragment and command, also for a failure, with a stable set of keys.
+The same object is kept in `runs/<name>.jsonl`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Published:
 
 @dataclass
 class Report:
-    """All counts are rows or bytes as their names say; None where nothing is known."""
+    """The result of a command on one fragment; its fields are the keys of the JSON object.
+
+    Counts are rows or bytes, as their names say. None: not known.
+    """
 
     name: str
     command: str = "refresh"
@@ -61,17 +64,17 @@ class Report:
     rows_inserted: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
-    schema_changed: bool = False  # with this version: how many rows changed is not known
+    schema_changed: bool = False  # with this version; the number of changed rows is unknown
     rows_total: int | None = None
-    rows_left: int | None = None  # of ours that were not compared: `read_at_most`
+    rows_left: int | None = None  # our rows that were not compared (`read_at_most`)
     bytes_sent: int = 0
     bytes_received: int = 0
-    bytes_rewritten: int = 0  # of files of ours that were replaced or deleted
-    repaired_files: int = 0  # of ours that were missing or damaged
-    repaired_rows: int = 0  # that they held, by the log, and that count as not there
+    bytes_rewritten: int = 0  # size of our files that were replaced or deleted
+    repaired_files: int = 0  # our files that were missing or damaged
+    repaired_rows: int = 0  # rows in them, by the log; they count as absent
     predicted: dict[str, Any] | None = None  # a `candidates.Candidate`, before the refresh
-    modelled: dict[str, Any] | None = None  # and of the changes that were found
-    changes_expected: tuple[int, int, int] | None = None  # low, median, high: four of five within
+    modelled: dict[str, Any] | None = None  # the same, for the changes that were found
+    changes_expected: tuple[int, int, int] | None = None  # low, median, high; 80 % lie within
     round_trips: int = 0
     source_scans: int = 0
     source_rows_read: int = 0
@@ -84,14 +87,15 @@ class Report:
     as_of: str | None = None
     checked_at: str | None = None
     attempts: int = 0
-    retried: list[dict[str, Any]] = field(default_factory=list)  # errors of those that failed
-    tiles: int | None = None  # of the pass; None where it was no pass
+    retried: list[dict[str, Any]] = field(default_factory=list)  # errors of failed attempts
+    tiles: int | None = None  # in the pass; None: one exchange
     tiles_done: int | None = None
     resumed_at: int | None = None  # tiles that earlier commands had finished
     error: dict[str, Any] | None = None
 
     @property
     def rows_changed(self) -> int:
+        """Return the number of inserted, updated and deleted rows."""
         return self.rows_inserted + self.rows_updated + self.rows_deleted
 
     def took(self, done: Published) -> None:
@@ -104,10 +108,11 @@ class Report:
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
 
     def to_json(self) -> str:
+        """Return the report as one line of JSON."""
         return json.dumps(asdict(self))
 
     def fail(self, error: DriftlineError) -> None:
-        """Note why this relation was not refreshed; the log has the traceback where it is asked."""
+        """Note why the fragment was not refreshed; log the traceback at debug level."""
         _log.debug("%s failed", self.name, exc_info=error)
         self.recovered()
         self.error = {
@@ -121,14 +126,14 @@ class Report:
         }
 
     def recovered(self) -> None:
-        """Another attempt follows, or got through: what was the error is one of those before."""
+        """Move the error to those of earlier attempts: another attempt begins, or has succeeded."""
         if self.error is not None:
             self.retried.append(self.error)
         self.error = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds spent inside to a phase; those of a phase within it are that one's."""
+        """Add the seconds spent inside to a phase, without those of a phase that lies within it."""
         start, others = time.monotonic(), sum(self.seconds.values())
         try:
             yield
@@ -139,7 +144,7 @@ class Report:
 
 
 def say_error(error: DriftlineError) -> None:
-    """What, where, why, what to do, whether to run it again: on stderr, for a person."""
+    """Print an error for a person on stderr: what, where, why, what to do."""
     retry = " Safe to run again." if error.is_retryable else ""
     print(f"error {error.code}: {error}{retry}", file=sys.stderr)
     for name, text in error.details.items():
@@ -147,13 +152,13 @@ def say_error(error: DriftlineError) -> None:
 
 
 def fingerprint_kind(recipe: Recipe) -> str:
-    """Who makes the fingerprints, in the words of the DBA's file."""
+    """Return who makes the fingerprints, in the words of the DBA's file: agent or database."""
     is_database = recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
     return "database" if is_database else "agent"
 
 
 def miss_probability(rows_changed: int, recipe: Recipe) -> float:
-    """The chance that one refresh missed a change.
+    """Return the probability that one refresh missed a change.
 
     A changed row is missed when its old and new fingerprints agree, 2^-b for b bits; a wrong result
     when the totals agree, once more 2^-b (Labio and Garcia-Molina, section 3.2). A fingerprint that
@@ -166,10 +171,14 @@ def miss_probability(rows_changed: int, recipe: Recipe) -> float:
 
 
 def years_until_missed(probability: float, refresh_interval_s: float) -> float:
-    """Expected years until a change is missed, at one refresh every so many seconds.
+    """Return the expected years until a change is missed.
 
     Labio and Garcia-Molina, section 3.2: with probability p of an error in a comparison, the
-    expected number of comparisons before the first is 1 / p.
+    expected number of comparisons before the first error is 1 / p.
+
+    Args:
+        probability: of a missed change in one refresh.
+        refresh_interval_s: seconds between two refreshes.
     """
     return refresh_interval_s / YEAR_S / probability
 
@@ -180,5 +189,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def utc_now() -> str:
-    """Now, ISO 8601, UTC, to the second."""
+    """Return the current time in UTC to the second, ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,9 +1,9 @@
-"""What earlier refreshes of a fragment left behind that the next one decides from.
+"""Records of earlier refreshes, from which the next one decides.
 
 The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
-also for those that found nothing. Notes beside it say what a row costs on the line (`prices`) and
-what the line is like. All of it may be lost at any time; then the next refresh costs more and is as
-right.
+also for those that found no change. Notes beside it say what a row costs on the line (`prices`) and
+how fast the line is. All records may be lost at any time: the next refresh then costs more, and its
+result is the same.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.channel import Link, Stream
 
-# Of a fragment's notes.
+# Keys of a fragment's notes.
 CHECKED = "checked"
-DAMAGED = "damaged"  # what is wrong with data files, by path (`mend`)
-HEAD = "head"  # the table, and its newest version when it was last left (`restored`)
+DAMAGED = "damaged"  # what is wrong with data files, by path (`repair`)
+HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 RTT_DAYS = 7  # a measurement is a connection of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """When all rows of a version were found equal to the source the last time, and how: the
-    source's instant, the time at the warehouse, both ISO 8601 in UTC, and the consistency."""
+    """The last comparison that found all rows of a version equal to the source.
+
+    `as_of` is the source's instant and `checked_at` the warehouse's time, both ISO 8601 in UTC.
+    """
 
     as_of: str
     checked_at: str
@@ -45,8 +47,11 @@ class Checked:
 
 
 def checked(notes: dict[str, object], version: Snapshot) -> Checked:
-    """What its commit says, or a later refresh that had nothing to publish noted. A note of another
-    version says nothing: the table may have been restored, or a crash have cost a note."""
+    """Return the last comparison of all rows of a version.
+
+    The commit of the version tells it, or the note of a later refresh that published nothing. A
+    note about another version is ignored: the table was restored, or a crash lost the newer note.
+    """
     record, noted = version.record, notes.get(CHECKED)
     if not isinstance(noted, dict) or noted.get("version") != version.version:
         noted = {}
@@ -60,7 +65,7 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
 
 
 def note_checked(version: int, found: Checked) -> dict[str, object]:
-    """The note that `checked` finds."""
+    """Return the note that `checked` reads."""
     return {CHECKED: {"version": version, **asdict(found)}}
 
 
@@ -71,20 +76,23 @@ class RunHistory:
     store: Store
 
     def __call__(self, event: Event) -> None:
-        """Append the report of a fragment that is done; raise WarehouseUnavailable."""
+        """Append the report of a fragment that is done; ignore other events.
+
+        Raises:
+            WarehouseUnavailable: the history cannot be written.
+        """
         if isinstance(event, RefreshCommitted | RefreshFailed):
             line, name = event.report.to_json(), event.report.name
             self.store.append_line(line, PRIVATE, "runs", f"{name}.jsonl")
 
 
 def runs(store: Store, name: str) -> list[Run]:
-    """The refreshes that went well since the last load, the load first."""
+    """Return the successful refreshes since the last load, the load first."""
     return parse(store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
 
 
 def parse(lines: bytes) -> list[Run]:
-    """The refreshes that went well since the last load, oldest first; a damaged line is passed
-    over."""
+    """Return the successful refreshes since the last load, oldest first; skip damaged lines."""
     found: list[Run] = []
     for line in lines.splitlines():
         try:
@@ -97,10 +105,15 @@ def parse(lines: bytes) -> list[Run]:
 
 
 def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | None:
-    """The distribution of the number of changed rows; None before the first refresh after a load.
+    """Return the distribution of the number of changed rows, from the history of runs.
 
     Args:
-        rows: of our side, now.
+        runs: as `runs` returns them.
+        rows: the number of rows of our side.
+        now: the time for which to forecast.
+
+    Returns:
+        The distribution; None before the first refresh after a load.
     """
     history = pasts(runs)
     if not history:
@@ -109,7 +122,7 @@ def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | No
 
 
 def pasts(runs: list[Run]) -> list[Past]:
-    """What these refreshes found, without the load that is the first of them."""
+    """Return what refreshes found, in the order of `runs`, without the load that comes first."""
     return [
         Past(
             (run.at - before.at).total_seconds(),
@@ -124,9 +137,11 @@ def pasts(runs: list[Run]) -> list[Past]:
 
 
 def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
-    """The line as it was measured the last time, or an ordinary one; and how fast the source reads
-    the relation that a fragment's notes are of. No more of either than its DBA allowed when that
-    was last asked."""
+    """Return the line to a source as it was last measured, or an ordinary one.
+
+    `remembered` are a fragment's notes: they say how fast the source reads its relation. Neither
+    rate is above what the DBA allowed when the source last told it.
+    """
     noted, usual = _noted(store, source), Line()
     size, rows = number(noted, "bytes_per_s"), number(remembered, "rows_per_s")
     return Line(
@@ -138,12 +153,17 @@ def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
 
 
 def note_line(store: Store, link: Link, stream: Stream) -> None:
-    """Note how fast rows came, averaged with what was known, as lines are noisy; and once in
-    RTT_DAYS what a round trip takes."""
+    """Note how fast rows came and, once in RTT_DAYS, how long a round trip takes.
+
+    The rate is averaged with the noted one, because lines are noisy.
+
+    Raises:
+        WarehouseUnavailable: the note cannot be written.
+    """
     noted = _noted(store, link.source)
     rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
     measured = number(noted, "rtt_at") or 0.0
-    # One of the future is of a clock that went wrong.
+    # A measurement in the future was made by a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
     if is_fresh and rate is None:
         return
@@ -155,7 +175,11 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
 
 
 def note_limits(store: Store, source: Source, description: pb.Description) -> None:
-    """Note what the source's DBA allows, where it is not known yet."""
+    """Note what the source's DBA allows, where that is not known yet.
+
+    Raises:
+        WarehouseUnavailable: the note cannot be written.
+    """
     noted = _noted(store, source)
     told = {"rows_per_s_max": description.rows_per_second}
     told["bytes_per_s_max"] = description.bytes_per_second
@@ -164,7 +188,7 @@ def note_limits(store: Store, source: Source, description: pb.Description) -> No
 
 
 def _noted(store: Store, source: Source) -> dict[str, object]:
-    """What is noted of the line to the source where it is now."""
+    """Return what is noted about the line to the source at its present address."""
     noted = store.read_json(PRIVATE, "sources", f"{source.name}.json")
     return noted if noted.get("address") == source.address else {}
 
@@ -177,7 +201,7 @@ def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
 def _run(body: dict[str, Any]) -> Run | None:
     if body["error"] is not None or body["command"] != "refresh":
         return None
-    if body.get("rows_left"):  # what changed in a part tells little of the whole
+    if body.get("rows_left"):  # the changes of a partial refresh tell little about all rows
         return None
     at = datetime.fromisoformat(body["checked_at"])
     return Run(
@@ -195,7 +219,7 @@ def _run(body: dict[str, Any]) -> Run | None:
 
 
 def _amount(found: float) -> float:
-    """Raises ValueError, TypeError: it is none that can be."""
+    """Return an amount from a file. Raises ValueError, TypeError: it is not possible."""
     if not 0 <= found <= GREATEST:
         raise ValueError(found)
     return found

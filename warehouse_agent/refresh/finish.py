@@ -48,7 +48,7 @@ from warehouse_agent.tasks.difference import (
 from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
 
-CHANGES_PER_FILE = 64  # from here on they are taken to touch every file that they may touch
+CHANGES_PER_FILE = 64  # with more, each file whose bounds fit counts as touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ def _says_all(p: Prepared, base: Snapshot) -> bool:
 
 
 def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
+    """Write the staged rows, and the files again from which rows are removed."""
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
     if isinstance(out.difference, Everything):
@@ -202,7 +203,7 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
 def _shipped(
     job: Job, p: Prepared, staged: list[str], before: Sequence[DataFile], updated: int | None
 ) -> tuple[DataFile, ...]:
-    """What came, decoded and verified, as data files with the statistics of the rows before."""
+    """Write the staged rows, verified, with the statistics of the rows that they replace."""
     if fits(before):
         return tuple(job.ship("shipped", staged, p.layout, p.stamp, before, updated))
     rows = staging.decoded(job.spark, staged, p.layout, job.key_file)
@@ -212,6 +213,7 @@ def _shipped(
 
 
 def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
+    """Prove the new version equal to the source; a failure says where rows were lost."""
     if not out.vouched:
         rows = rows_of(job.spark, p.layout, [f.uri for f in (*applied.added, *applied.kept)])
         proof.refuse_duplicates(rows, p.layout, name=job.name, exact=out.consistency == "exact")
@@ -235,7 +237,7 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
                 error.details.update(
                     {"cause": proof_diagnosis.broken(parts), "rows": parts.counted()}
                 )
-                # By a sketch: the finished tiles of a pass would not be compared again.
+                # Not for a pass, whose finished tiles would not be compared again.
                 is_right_so_far = isinstance(
                     out.difference, BelowKeys
                 ) and proof_diagnosis.is_missed_update(parts)
@@ -246,6 +248,8 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
 
 
 def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof_diagnosis.Parts:
+    """Return the digests of each step's rows, from which the broken step is found."""
+
     def digest(files: Sequence[DataFile]) -> Digest:
         return digests.total(job.spark, files, p.layout, p.salt) if files else Digest()
 
@@ -261,7 +265,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof
 
 
 def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
-    """The change feed of this version; none for a first load, nor across a change of columns."""
+    """Write the change feed; an empty one for a first load and across a change of columns."""
     if p.base is None or schema_change.differs(p.layout, p.base.layout):
         return Feed()
     place = (job.spark, job.store, job.name, p.base.version + 1)

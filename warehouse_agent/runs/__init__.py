@@ -1,1 +1,1 @@
-"""Many fragments in one command: order, locks, retries, what is tried before Spark starts."""
+"""Many fragments in one command: order, locks, retries, checks before Spark starts."""

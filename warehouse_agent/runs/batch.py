@@ -1,8 +1,8 @@
-"""Many fragments in one command: one stream per source, one failing does not stop the others.
+"""Refresh many fragments in one command; the failure of one does not stop the others.
 
-Fragments of a source are prepared, then exchanged one after the other in one stream, so that they
-share its snapshot, then finished. What fails is reported for its fragment; what is safe to retry is
-retried here, with what was staged kept, a few times and ever more patiently.
+Fragments of a source are prepared, then compared one after the other in one stream, so that they
+share its snapshot, then finished. An error is reported for its fragment. An error that is safe to
+retry is retried here a few times, after longer and longer pauses; what was staged is kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
-ATTEMPTS = 4  # of a refresh that met something retryable
+ATTEMPTS = 4  # of a refresh, where its errors are retryable
 WAIT_S_MAX = 30.0
 
 _log = logging.getLogger("driftline")
@@ -209,7 +209,7 @@ class Runner:
     def _ask(
         self, link: Link, fragments: list[Fragment], failed: dict[str, DriftlineError]
     ) -> dict[str, pb.DescribeReply]:
-        """Ask what the source says of the relations before Spark is started."""
+        """Ask the source about the relations before Spark is started."""
         if not isinstance(self.spark, Deferred):
             return {}
         return preflight.ask(link, self.store, fragments, failed)
@@ -249,7 +249,7 @@ class Runner:
         compared: dict[str, Compared],
         failed: dict[str, DriftlineError],
     ) -> None:
-        """Prepare all, then compare all, in one stream but for tiles; a broken one is replaced."""
+        """Prepare all, then compare all in one stream, tiles apart; replace a broken stream."""
         prepared: dict[str, Prepared] = {}
         for job in jobs:
             with _catching(job, failed), job.phase("reduce"):
@@ -276,7 +276,7 @@ class Runner:
         while ready:
             with link.stream() as stream:
                 ready = self._exchange(link, stream, ready, compared, failed)
-            if len(failed) < len(jobs):  # a line that was not there is not waited for again
+            if len(failed) < len(jobs):  # else the source was not reached at all
                 with contextlib.suppress(DriftlineError):  # it may be lost
                     record.note_line(self.store, link, stream)
 
@@ -288,7 +288,7 @@ class Runner:
         compared: dict[str, Compared],
         failed: dict[str, DriftlineError],
     ) -> list[_Ready]:
-        """Exchange one after the other; return those left when the stream is of no more use."""
+        """Compare one after the other; return those left when the stream cannot be used again."""
         for number, (job, p, ours) in enumerate(ready):
             with self._comparing(link, job, failed):
                 done = compared[job.name] = whole.exchange(job, p, ours, stream)
@@ -304,7 +304,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _comparing(self, link: Link, job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
-        """Catch what ends a comparison, and note its bytes; ask which columns changed."""
+        """Catch the error of a comparison and note its bytes; ask which columns changed."""
         sent, received = link.bytes_sent, link.bytes_received
         with _catching(job, failed), job.phase("exchange"):
             yield
@@ -315,6 +315,7 @@ class Runner:
             failed[job.name] = self._explained(link, job, error)
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
+        """Return the error with the columns that changed, or the one met while asking for them."""
         base = formats.head(self.store, job.name)
         if base is None or error.details:  # it says already what changed
             return error
@@ -330,7 +331,7 @@ class Runner:
         self._finished(report)
 
     def _published(self, report: Report) -> None:
-        """Note what readers see of a fragment that cannot be worked on."""
+        """Note in the report which version readers see of a fragment that is not worked on."""
         with contextlib.suppress(Exception):  # what is wrong with the table is in the report
             if (snapshot := formats.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
@@ -339,7 +340,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _catching(job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
-    """One fragment's failure is its own."""
+    """Note an exception as the failure of one fragment."""
     try:
         yield
     except Exception as problem:
@@ -347,7 +348,7 @@ def _catching(job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
 
 
 def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
-    """Say of an error about rows which fragment, relation and column it is about."""
+    """Add fragment, relation and column to an error about rows; return it."""
     if isinstance(error, _OF_ROWS):
         about = fragment.name
         if fragment.relation != fragment.name:
@@ -362,7 +363,7 @@ def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:
 def _describe(
     link: Link, job: Job, known: pb.DescribeReply | None, relation: str
 ) -> pb.DescribeReply:
-    """The description of a relation: the one that is known already, or the source's answer."""
+    """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # it may be lost

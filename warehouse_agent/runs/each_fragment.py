@@ -1,6 +1,6 @@
-"""A command on many fragments: whatever happens to one, the others have their turn.
+"""Run a command on each of many fragments; an error of one does not stop the others.
 
-Also what commands share about a fragment: its published version.
+Commands share one more function here: the published version of a fragment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ def each(
     as_json: bool,
     command: str,
 ) -> list[int]:
-    """Do it for every fragment, whatever happens to the others.
+    """Call `action` for every fragment and report the errors of each.
+
+    Args:
+        as_json: print a report of each failure on stdout, too.
+        command: the name of the command in that report.
 
     Returns:
-        Exit codes: what the action returned, 0 for None, or the code of its error.
+        An exit code for each fragment: what the action returned, 0 for None, or its error's.
+
+    Raises:
+        BrokenPipeError: nobody reads the answers any more.
     """
     codes = []
     for fragment in fragments:
@@ -47,7 +54,12 @@ def each(
 
 
 def published(store: Store, name: str) -> Snapshot:
-    """The newest version. Raises NotFound, WarehouseUnavailable."""
+    """Return the newest version of a fragment.
+
+    Raises:
+        NotFound: nothing has been published yet.
+        WarehouseUnavailable: the table cannot be read.
+    """
     snapshot = formats.head(store, name)
     if snapshot is None:
         raise NotFound(

@@ -1,12 +1,12 @@
-"""What is tried at a source before Spark is started, so that a mistake is told in a second.
+"""Check a source before Spark is started, so that mistakes are reported within a second.
 
-A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection,
+A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection. It
 asks for the names that the source publishes to our certificate, and for the description of each
-relation that is to be loaded for the first time. That is one small message for a refresh of tables
-that exist; a first load needs its description anyway, and gets the one that is asked for here.
-The names do not touch the source's database.
+relation that is to be loaded for the first time. For tables that exist this is one small message. A
+first load needs its description anyway and uses the one from here. The source answers the names
+without its database.
 
-Not here: `doctor`, which looks at each step of the line by itself and says more (`examine`).
+`doctor` is not here: it checks each step of the line by itself and says more (`examine`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, nothing_answers, proxy_between
 
-# For a TCP connection. A lost SYN is sent again after 1 s and after 3 s, so that two may be lost on
-# the way to a satellite and back (0.6 s); the third comes after 7 s and is not worth the wait.
+# Time for a TCP connection. A lost SYN is sent again after 1 s and after 3 s, so two may be lost
+# over a satellite (0.6 s for a round trip); the next comes after 7 s, which is too long to wait.
 REACH_S: Final = 5.0
 
 
 def reach(source: Source) -> None:
     """Make a TCP connection and close it.
 
-    A source that is not there at the beginning is not waited for, unlike one that is lost later:
-    whoever runs the command decides, and is told at once. Nothing is tried where a proxy is in
-    between: gRPC's first call through it decides.
+    A source that does not answer at the beginning is reported at once and not retried, unlike one
+    that is lost later: the person who runs the command decides. Through a proxy nothing is tried
+    here: gRPC's first call decides.
 
     Raises:
         SourceUnreachable: nothing listens at the address, or there is no such host.
@@ -43,7 +43,7 @@ def reach(source: Source) -> None:
         return
     try:
         connect(source, REACH_S).close()
-    except TimeoutError as problem:  # whoever drops one packet drops the next as well
+    except TimeoutError as problem:  # a firewall that drops one packet drops the next, too
         raise nothing_answers(source, "does not answer in time") from problem
     except OSError as problem:
         if (error := diagnose(source)) is not None:
@@ -53,10 +53,10 @@ def reach(source: Source) -> None:
 def ask(
     link: Link, store: Store, fragments: Iterable[Fragment], failed: dict[str, DriftlineError]
 ) -> dict[str, pb.DescribeReply]:
-    """Find the relations of fragments; put those that fail, by fragment name, into `failed`.
+    """Find the relations of fragments; put errors, by fragment name, into `failed`.
 
     Returns:
-        The descriptions that were asked for, by fragment name.
+        The descriptions that the source was asked for, by fragment name.
 
     Raises:
         DriftlineError: the source cannot be asked at all.
@@ -66,9 +66,9 @@ def ask(
     for fragment in fragments:
         try:
             is_first = formats.head(store, fragment.name) is None
-            # Of a name that is not in the list, the source itself says what is wrong.
+            # The source itself says what is wrong with a name that is not in the list.
             if is_first or fragment.relation not in published:
                 described[fragment.name] = link.describe(fragment.relation)
-        except Exception as problem:  # of one table, such as metadata that cannot be read
+        except Exception as problem:  # an error of one table, such as unreadable metadata
             failed[fragment.name] = mistake(problem, fragment.name)
     return described
