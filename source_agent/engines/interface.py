@@ -1,4 +1,4 @@
-"""What the agent asks of a database, whatever the engine: the interface that three modules fill.
+"""What the agent asks of a database, whatever the engine: the interface that engines implement.
 
 An `Engine` opens `Session`s. A session is one read-only snapshot of one database: everything read
 through it is of one instant where the engine can (`Consistency.EXACT`), and it says so where it

@@ -29,7 +29,7 @@ D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadColumn:
     """A column as a catalogue describes it, with the expression that reads it losslessly.
 
     `form` is the engine's own word for how the raw value becomes bytes.
@@ -198,8 +198,8 @@ def refuse_types(relation: Relation, engine: str) -> None:
 
 
 def each_column(
-    relation: Relation, described: Sequence[D], read: Callable[[Relation, D], Found]
-) -> list[Found]:
+    relation: Relation, described: Sequence[D], read: Callable[[Relation, D], ReadColumn]
+) -> list[ReadColumn]:
     """Return the read expression of each column.
 
     Raises:
@@ -234,7 +234,11 @@ def changed_setting(relation: Relation, names: Sequence[str]) -> DatabaseRefused
 
 
 def shape(
-    relation: Relation, known: Sequence[str], order: Order, found: Sequence[Found], access: Access
+    relation: Relation,
+    known: Sequence[str],
+    order: Order,
+    found: Sequence[ReadColumn],
+    access: Access,
 ) -> Shape:
     """Everything put together; `found` holds the columns of `order`, in its order.
 

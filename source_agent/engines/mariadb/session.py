@@ -66,7 +66,7 @@ _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00'
 
 
 class MariadbSession:
-    """Fills `engine.Session`."""
+    """Implement `interface.Session`."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class MariadbSession:
         ]
 
     def fields(self, sql: str) -> Sequence[types.Field]:
-        """See `types.Asks`. The driver keeps flags and character set to itself."""
+        """See `types.MariadbCatalogue`. The driver keeps flags and character set to itself."""
         cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
         return cast("Sequence[types.Field]", cursor._result.fields)
 
@@ -253,7 +253,10 @@ def _forget(cursor: SSCursor) -> None:
 
 
 class MariadbEngine:
-    """Fills `engine.Engine`. `parameters` are the URL's: unix_socket, ssl_ca, ssl_cert, ssl_key."""
+    """Implement `interface.Engine`.
+
+    `parameters` are the URL's: unix_socket, ssl_ca, ssl_cert, ssl_key.
+    """
 
     name = "mariadb"
 

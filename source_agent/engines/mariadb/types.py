@@ -108,7 +108,7 @@ class Field(Protocol):
     scale: int
 
 
-class Asks(Protocol):
+class MariadbCatalogue(Protocol):
     """What describing needs of a session."""
 
     @property
@@ -131,7 +131,7 @@ class _Index:
     is_whole: bool  # no column only with its first characters
 
 
-def describe(session: Asks, relation: Relation) -> Shape:
+def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     """See `Session.describe`."""
     refuse_types(relation, "MariaDB")
     if relation.table is None:
@@ -165,7 +165,7 @@ def describe(session: Asks, relation: Relation) -> Shape:
 
 
 def _refuse_renamed(
-    session: Asks, relation: Relation, created: Sequence[tuple[str | None, ...]]
+    session: MariadbCatalogue, relation: Relation, created: Sequence[tuple[str | None, ...]]
 ) -> None:
     second = session.as_of[:19].replace("T", " ")
     if any((time or "") > second for (time,) in created):
@@ -177,7 +177,7 @@ def _refuse_renamed(
 
 
 def _describe(
-    session: Asks,
+    session: MariadbCatalogue,
     relation: Relation,
     source: str,
     described: list[Described],
@@ -275,7 +275,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
     ]
 
 
-def _reads_only_innodb(session: Asks, source: str) -> bool:
+def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
     """Whether every table behind a query or view must be InnoDB.
 
     EXPLAIN is allowed only to who may read all of them, and who may read a table sees it in the

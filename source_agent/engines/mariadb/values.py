@@ -25,7 +25,7 @@ from source_agent.engines import rows
 from source_agent.engines.interface import Relation, Shape
 from source_agent.engines.mariadb.sql import MARK
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
-from source_agent.engines.relations import Found, plan_of, quote, refused_type
+from source_agent.engines.relations import ReadColumn, plan_of, quote, refused_type
 
 # Every character of these has its own in Unicode, and back. MySQL's latin1 is cp1252, completed.
 # fmt: off
@@ -98,7 +98,7 @@ def encoder(shape: Shape) -> rows.RowEncoder:
     )
 
 
-def column(relation: Relation, column: Described) -> Found:
+def column(relation: Relation, column: Described) -> ReadColumn:
     """The read expression of one column. Forms: see `ENCODERS`."""
     quoted = quote(column.name, MARK)
     as_text = column.name in relation.as_text
@@ -123,10 +123,10 @@ def column(relation: Relation, column: Described) -> Found:
         read, declared, form = f"HEX({read})" if is_raw else f"CAST({read} AS CHAR)", "text", "text"
     elif as_text and is_foreign:
         read = f"HEX({read})"
-    return Found(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+    return ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
 
 
-def can_page(column: Described, found: Found) -> bool:
+def can_page(column: Described, found: ReadColumn) -> bool:
     """Return whether a table can be read in pages by this column without losing rows.
 
     ORDER BY and `>` must agree about each pair of values, and values must be bindable. They do not

@@ -21,7 +21,7 @@ from psycopg import Error, pq
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Rows, Shape
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
-from source_agent.engines.postgresql.waits import Line
+from source_agent.engines.postgresql.waits import CopySocket
 from source_agent.engines.rows import check_size
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
@@ -30,7 +30,7 @@ _RESULTS_MAX: Final = 4  # of a broken connection: libpq may repeat the state of
 
 
 def copied(
-    line: Line, shape: Shape, select_sql: str, *, begun: Callable[[], None]
+    line: CopySocket, shape: Shape, select_sql: str, *, begun: Callable[[], None]
 ) -> Iterator[Rows]:
     """The tuples of a SELECT. `begun` is called once the statement is sent, and may raise.
 
@@ -77,7 +77,7 @@ def last_word(pgconn: pq.abc.PGconn, error: Error) -> Error:
     return error
 
 
-def _tuples(line: Line, shape: Shape) -> Iterator[Rows]:
+def _tuples(line: CopySocket, shape: Shape) -> Iterator[Rows]:
     """The hot loop: nothing in it that is not needed for every row."""
     get, take = line.pgconn.get_copy_data, line.take
     is_first = True

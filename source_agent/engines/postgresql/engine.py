@@ -28,7 +28,7 @@ from source_agent.engines.sockets import (
 
 
 class PostgresqlEngine:
-    """Fills `engine.Engine`. `parameters` are libpq's, the password among them."""
+    """Implement `interface.Engine`. `parameters` are libpq's, the password among them."""
 
     name = "postgresql"
 

@@ -27,7 +27,7 @@ from psycopg import Error
 
 from source_agent.engines.interface import Relation, Shape
 from source_agent.engines.postgresql.sql import EXPLAIN, scan_sql
-from source_agent.engines.relations import Found, refused_fingerprint
+from source_agent.engines.relations import ReadColumn, refused_fingerprint
 
 Ask = Callable[..., list[tuple[Any, ...]]]
 
@@ -73,7 +73,7 @@ _TRIED: Final = b"every byte counts"  # more than one chunk, and no multiple of 
 _TRIED_SEED: Final = 0x0123456789ABCDEF
 
 
-def row_hash(ask: Ask, relation: Relation, found: Sequence[Found]) -> str:
+def row_hash(ask: Ask, relation: Relation, found: Sequence[ReadColumn]) -> str:
     """The expression of a row's hash, for columns in tuple order.
 
     Raises:
@@ -106,7 +106,7 @@ def refuse_unplanned(ask: Ask, shape: Shape) -> None:
         raise refused_fingerprint(shape.relation, text) from error
 
 
-def expression(found: Sequence[Found], *, form: str = BYTES, is_utf8: bool = True) -> str:
+def expression(found: Sequence[ReadColumn], *, form: str = BYTES, is_utf8: bool = True) -> str:
     """The chain. `form` hashes a bytea; `is_utf8`: text is stored in the bytes that are sent."""
     if form == BYTES_BEFORE_18:  # 0 for a NULL, wherever it comes from: nothing would tell
         found = [replace(column, nullable=True) for column in found]
@@ -138,7 +138,7 @@ def _expected() -> tuple[int, int, int]:
     return data, data, word
 
 
-def _nulls(found: Sequence[Found]) -> str:
+def _nulls(found: Sequence[ReadColumn]) -> str:
     """Which of these columns are NULL, as bits of an int4."""
     bits = [
         f"(CASE WHEN {column.read} IS NULL THEN {1 << place} ELSE 0 END)"
@@ -148,7 +148,7 @@ def _nulls(found: Sequence[Found]) -> str:
     return " OPERATOR(pg_catalog.|) ".join(bits) or "0"
 
 
-def _link(column: Found, chain: str, form: str, is_utf8: bool) -> str:
+def _link(column: ReadColumn, chain: str, form: str, is_utf8: bool) -> str:
     """The hash of one column's value under the chain so far; of no bytes where it is NULL."""
     kind = column.form or column.type.kind
     if kind == "text":

@@ -70,7 +70,7 @@ from source_agent.engines.postgresql.sql import (
 )
 from source_agent.engines.postgresql.waits import (
     ANSWER_S,
-    Line,
+    CopySocket,
     Login,
     answers,
     cancel,
@@ -83,7 +83,7 @@ RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
 class PostgresqlSession:
-    """Fills `engine.Session`."""
+    """Implement `interface.Session`."""
 
     def __init__(self, login: Login, limits: Limits, snapshot: str | None = None) -> None:
         """Open a session.
@@ -110,8 +110,8 @@ class PostgresqlSession:
         """Set the session's limits and settings, and take or join a snapshot."""
         connection, limits = self._connection, self._limits
         connection.answer_s = ANSWER_S + limits.lock_s
-        self._line = Line(connection.pgconn, limits.silence_s, connection.pulse)
-        self._asking = Line(connection.pgconn, connection.answer_s, connection.pulse)
+        self._line = CopySocket(connection.pgconn, limits.silence_s, connection.pulse)
+        self._asking = CopySocket(connection.pgconn, connection.answer_s, connection.pulse)
         with contextlib.suppress(Error):  # a server that cannot is one that notices later
             connection.execute(TIGHTEN, (list(DEAD_CLIENTS), list(DEAD_CLIENTS.values())))
         try:
@@ -168,7 +168,7 @@ class PostgresqlSession:
         return self._connection.execute(sql, values or None, binary=True).fetchall()
 
     def row_description(self, sql: str) -> list[tuple[str, int, int]]:
-        """See `postgresql_types.Asks`. Prepared, never run."""
+        """See `types.PostgresqlCatalogue`. Prepared, never run."""
         pgconn, line = self._connection.pgconn, self._asking
         pgconn.send_prepare(b"", sql.encode())
         line.only_result()

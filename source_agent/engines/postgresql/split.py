@@ -28,7 +28,7 @@ from driftline.errors import DatabaseUnavailable
 
 from source_agent.engines.interface import Relation, Rows, Session, Shape
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of, scan_sql
-from source_agent.engines.postgresql.types import Asks
+from source_agent.engines.postgresql.types import PostgresqlCatalogue
 from source_agent.engines.relations import plan_of
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
@@ -107,7 +107,7 @@ def import_sql(snapshot: str) -> str:
     return IMPORT.format(snapshot=snapshot)
 
 
-class PartReader(Session, Asks, Protocol):
+class PartReader(Session, PostgresqlCatalogue, Protocol):
     """A session that reads parts of a table, each a range of places."""
 
     def read_part(self, shape: Shape, first: str, last: str) -> Iterator[Rows]:
@@ -146,7 +146,7 @@ class PostgresqlJoin:
 
 
 class PostgresqlSplit:
-    """Fills `engine.Split`."""
+    """Implement `interface.Split`."""
 
     def __init__(self, session: PartReader, join: PostgresqlJoin) -> None:
         self._session, self.join = session, join
@@ -175,7 +175,7 @@ class PostgresqlSplit:
             self._kept_at = time.monotonic()
 
 
-def choose(session: Asks, shape: Shape, rows_max: int | None) -> Cut | None:
+def choose(session: PostgresqlCatalogue, shape: Shape, rows_max: int | None) -> Cut | None:
     """How this relation is cut now; None: one session has to read it all."""
     if not is_divisible(shape):
         return None

@@ -24,8 +24,8 @@ from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
 from source_agent.engines.relations import (
     ALIAS,
     Access,
-    Found,
     Order,
+    ReadColumn,
     arrange,
     plan_of,
     query_text,
@@ -85,7 +85,7 @@ ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
 CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODING)
 
 
-class Asks(Protocol):
+class PostgresqlCatalogue(Protocol):
     """What describing needs of a session."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -124,7 +124,7 @@ class _Table:
         return any(is_btree and columns[0] == column for _, _, is_btree, columns in self.indexes)
 
 
-def describe(session: Asks, relation: Relation) -> Shape:
+def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     """See `Session.describe`."""
     refuse_types(relation, "PostgreSQL")
     table = _table(session, relation) if relation.table is not None else None
@@ -155,7 +155,7 @@ def describe(session: Asks, relation: Relation) -> Shape:
     return made
 
 
-def _table(session: Asks, relation: Relation) -> _Table:
+def _table(session: PostgresqlCatalogue, relation: Relation) -> _Table:
     parts = split_name(relation.table or "")
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def _table(session: Asks, relation: Relation) -> _Table:
     )
 
 
-def _is_ordered(session: Asks, table: _Table, key: str) -> bool:
+def _is_ordered(session: PostgresqlCatalogue, table: _Table, key: str) -> bool:
     if not table.leads(key) or table.pages < 0:
         return False
     if table.pages <= SMALL_PAGES and table.rows > 0:
@@ -196,8 +196,12 @@ def _is_ordered(session: Asks, table: _Table, key: str) -> bool:
 
 
 def _columns(
-    session: Asks, relation: Relation, source: str, order: Order, not_null: frozenset[str]
-) -> list[Found]:
+    session: PostgresqlCatalogue,
+    relation: Relation,
+    source: str,
+    order: Order,
+    not_null: frozenset[str],
+) -> list[ReadColumn]:
     names = ", ".join(quote(name) for name in order.names)
     described = session.row_description(f"SELECT {names} FROM {source}")
     others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
@@ -216,7 +220,7 @@ def _columns(
     return [replace(f, nullable=f.name not in not_null) for f in found]
 
 
-def _planned(session: Asks, described: Shape, table: _Table | None) -> Shape:
+def _planned(session: PostgresqlCatalogue, described: Shape, table: _Table | None) -> Shape:
     """With the planner's estimate where the catalogue has none, whether it uses an index, and
     whether other servers or files are read, of which the snapshot is none."""
     is_plain, is_heap = table is not None, table is not None and table.is_heap

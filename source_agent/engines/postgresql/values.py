@@ -20,7 +20,7 @@ from typing import Final
 
 from driftline.types import DeclaredType
 
-from source_agent.engines.relations import Found, quote
+from source_agent.engines.relations import ReadColumn, quote
 
 # OIDs of pg_type.dat, fixed since each type exists. Values: declared kind.
 NATIVE: Final = {
@@ -59,7 +59,7 @@ _FORMS: Final = {114: "json", 1042: "bpchar"}
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 
-def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> Found:
+def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> ReadColumn:
     """Return a column with its read expression.
 
     Args:
@@ -70,22 +70,22 @@ def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: b
     quoted = quote(name)
     text = DeclaredType("text")
     if oid in NATIVE and (NATIVE[oid] == "text" or not as_text):
-        return Found(name, DeclaredType(NATIVE[oid]), quoted, _FORMS.get(oid, ""))
+        return ReadColumn(name, DeclaredType(NATIVE[oid]), quoted, _FORMS.get(oid, ""))
     if kind[0] == "e":
-        return Found(name, text, quoted, "enum")  # whose binary form is its label
+        return ReadColumn(name, text, quoted, "enum")  # whose binary form is its label
     if oid in FLOATS:
         declared = FLOATS[oid]
         nan = f"'NaN'::pg_catalog.{declared}"
         read = f"CASE WHEN {quoted} OPERATOR(pg_catalog.=) {nan} THEN {nan} ELSE {quoted} END"
         if not as_text:
-            return Found(name, DeclaredType(declared), read)
+            return ReadColumn(name, DeclaredType(declared), read)
     if oid == _NUMERIC and not as_text:
-        return Found(name, _numeric(modifier), quoted)
+        return ReadColumn(name, _numeric(modifier), quoted)
     if oid == _MONEY and not as_text:
-        return Found(name, _MONEY_TYPE, f"{quoted}::pg_catalog.numeric(19,2)", "money")
+        return ReadColumn(name, _MONEY_TYPE, f"{quoted}::pg_catalog.numeric(19,2)", "money")
     note = "" if as_text else f"of type {kind[1]}, read as PostgreSQL's text"
     read = f"{quoted}::pg_catalog.text" if oid in _PINNED_CASTS else OUTPUT_TEXT.format(quoted)
-    return Found(name, text, read, note=note)
+    return ReadColumn(name, text, read, note=note)
 
 
 def _numeric(modifier: int) -> DeclaredType:

@@ -93,7 +93,7 @@ class Login:
             raise connect_error(error, self.parameters) from error
 
 
-class Line:
+class CopySocket:
     """The socket of a session while a COPY runs on it.
 
     Args:
@@ -183,7 +183,7 @@ def drain(pgconn: pq.abc.PGconn, within_s: float = CANCEL_S) -> None:
         psycopg.Error: the connection is lost, or the end did not come in time.
     """
     ends_at = time.monotonic() + within_s
-    line = Line(pgconn, within_s, Pulse())
+    line = CopySocket(pgconn, within_s, Pulse())
 
     def more() -> None:
         if not line.take(max(ends_at - time.monotonic(), 0)):

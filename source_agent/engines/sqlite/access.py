@@ -34,7 +34,7 @@ _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 _FORBIDDEN: Final = ("SQLITE_AUTH", "SQLITE_PERM", "SQLITE_READONLY")
 
 
-class Asks(Protocol):
+class SqliteReader(Protocol):
     @property
     def is_wal(self) -> bool: ...
 
@@ -107,7 +107,7 @@ def plan_sql(shape: Shape) -> str:
     return f"EXPLAIN QUERY PLAN {scan_sql(shape)}"
 
 
-def scan_cost(session: Asks, shape: Shape, path: Path) -> str:
+def scan_cost(session: SqliteReader, shape: Shape, path: Path) -> str:
     """See `Engine.scan_cost`."""
     steps = "; ".join(str(row[3]) for row in session.ask(plan_sql(shape)))
     rows = f"about {counted(shape.rows_expected, 'row')}" if shape.rows_expected else "rows unknown"

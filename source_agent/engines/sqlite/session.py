@@ -124,7 +124,7 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
 
 
 class SqliteSession:
-    """Fills `engine.Session`."""
+    """Implement `interface.Session`."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._path = path
@@ -198,7 +198,7 @@ class SqliteSession:
         return [tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in found]
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
-        """See `sqlite_types.Asks`. A view of its own, on a connection of its own: this one may
+        """See `types.SqliteCatalogue`. A view of its own, on a connection of its own: this one may
         create nothing. The file is as read-only there as here."""
         with contextlib.closing(_connect(self._path, self._limits.lock_s)) as connection:
             connection.text_factory = str
@@ -315,7 +315,7 @@ def _in_ranges(
 
 
 class SqliteEngine:
-    """Fills `engine.Engine`."""
+    """Implement `interface.Engine`."""
 
     name = "sqlite"
 

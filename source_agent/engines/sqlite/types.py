@@ -32,7 +32,7 @@ from source_agent.engines.interface import Listed, Relation, Shape
 from source_agent.engines.relations import (
     ALIAS,
     Access,
-    Found,
+    ReadColumn,
     arrange,
     declared,
     join_name,
@@ -61,7 +61,7 @@ _COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
 
 
-class Asks(Protocol):
+class SqliteCatalogue(Protocol):
     """What describing needs of a session."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -110,7 +110,7 @@ class _Table:
         return tuple(quote(name, MARK) for name in self.primary) if self.is_stored else ()
 
 
-def describe(session: Asks, relation: Relation) -> Shape:
+def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
     """See `Session.describe`."""
     table = None
     if relation.table is not None:
@@ -148,7 +148,7 @@ def describe(session: Asks, relation: Relation) -> Shape:
     return shape(relation, known, order, found, access)
 
 
-def listed(session: Asks) -> list[Listed]:
+def listed(session: SqliteCatalogue) -> list[Listed]:
     """See `Engine.listed`."""
     found = []
     for name, _, _ in session.ask(TABLES):
@@ -165,7 +165,7 @@ def listed(session: Asks) -> list[Listed]:
     return sorted(found, key=lambda listed: listed.name)
 
 
-def _table_name(session: Asks, relation: Relation) -> str:
+def _table_name(session: SqliteCatalogue, relation: Relation) -> str:
     parts = split_name(relation.table or "")
     names = [row[0] for row in session.ask(TABLES)]
     if len(parts) == 2 and parts[0].lower() != "main":
@@ -181,7 +181,7 @@ def _table_name(session: Asks, relation: Relation) -> str:
     return str(match[0])
 
 
-def _table(session: Asks, name: str, rows: list[tuple[Any, ...]]) -> _Table:
+def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> _Table:
     kind, sql = next((k, s or "") for n, k, s in session.ask(TABLES) if n == name)
     is_stored = kind == "table" and not sql.upper().lstrip().startswith("CREATE VIRTUAL")
     primary = [row[1] for row in sorted((r for r in rows if r[5]), key=lambda r: r[5])]
@@ -206,7 +206,7 @@ def _table(session: Asks, name: str, rows: list[tuple[Any, ...]]) -> _Table:
     )
 
 
-def _rowid(session: Asks, name: str, columns: Sequence[str]) -> str:
+def _rowid(session: SqliteCatalogue, name: str, columns: Sequence[str]) -> str:
     """A table WITHOUT ROWID has none, and columns may take all three of its names."""
     for rowid in ROWIDS:
         if rowid not in columns:
@@ -222,7 +222,7 @@ def rowid_sql(name: str, rowid: str) -> str:
     return f"SELECT {rowid} FROM main.{quote(name)} LIMIT 0"
 
 
-def _indexes(session: Asks, name: str) -> list[_Index]:
+def _indexes(session: SqliteCatalogue, name: str) -> list[_Index]:
     found = []
     for _, index, unique, origin, partial in session.ask(INDEX_LIST.format(name=quote(name))):
         rows = session.ask(INDEX_XINFO.format(name=quote(index)))
@@ -232,7 +232,7 @@ def _indexes(session: Asks, name: str) -> list[_Index]:
     return found
 
 
-def _rows_expected(session: Asks, name: str) -> int:
+def _rows_expected(session: SqliteCatalogue, name: str) -> int:
     """From ANALYZE, where somebody has run it."""
     try:
         rows = session.ask(STATISTICS, name)
@@ -244,13 +244,13 @@ def _rows_expected(session: Asks, name: str) -> int:
 
 def _column(
     relation: Relation, name: str, written: str, is_nullable: bool, is_stored: bool
-) -> Found:
+) -> ReadColumn:
     """Forms: see `sqlite.encoder`."""
     read = quote(name, MARK)
     if name in relation.as_text:
-        return Found(name, DeclaredType("text"), read, "tagged", is_nullable)
+        return ReadColumn(name, DeclaredType("text"), read, "tagged", is_nullable)
     if (override := declared(relation, name)) is not None:
-        return Found(name, override, read, _form(override), is_nullable)
+        return ReadColumn(name, override, read, _form(override), is_nullable)
     type, form = _by_declaration(written)
     note = ""
     if form == "blob" and not is_stored:
@@ -259,7 +259,7 @@ def _column(
         type = DeclaredType("text")
         what = f"declared {written!r}" if written else "without a declared type"
         note = f'{what}, read as tagged text; see `types` (types = {{"{name}" = "int8"}})'
-    return Found(name, type, read, form, is_nullable, note)
+    return ReadColumn(name, type, read, form, is_nullable, note)
 
 
 def _form(type: DeclaredType) -> str:

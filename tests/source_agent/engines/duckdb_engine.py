@@ -51,7 +51,7 @@ from source_agent.engines.interface import (
 from source_agent.engines.relations import (
     ALIAS,
     Access,
-    Found,
+    ReadColumn,
     arrange,
     each_column,
     plan_of,
@@ -85,11 +85,11 @@ _DECIMAL: Final = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 _MISTAKES: Final = (duckdb.CatalogException, duckdb.BinderException, duckdb.ParserException)
 
 
-def _column(relation: Relation, described: tuple[str, str, bool]) -> Found:
+def _column(relation: Relation, described: tuple[str, str, bool]) -> ReadColumn:
     name, written, is_nullable = described
     cast = f"CAST({quote(name)} AS VARCHAR)"
     if name in relation.as_text:
-        return Found(name, DeclaredType("text"), cast, nullable=is_nullable)
+        return ReadColumn(name, DeclaredType("text"), cast, nullable=is_nullable)
     if sizes := _DECIMAL.fullmatch(written):
         type = DeclaredType("numeric", int(sizes[1]), int(sizes[2]))
     elif written in TYPES:
@@ -101,7 +101,7 @@ def _column(relation: Relation, described: tuple[str, str, bool]) -> Found:
         "bytea": f"hex({quote(name)})",
         "float8": f"replace(replace({cast}, 'inf', 'Infinity'), 'nan', 'NaN')",
     }.get(type.kind, cast)
-    return Found(name, type, read, nullable=is_nullable)
+    return ReadColumn(name, type, read, nullable=is_nullable)
 
 
 def _describe(session: Any, relation: Relation) -> Shape:

@@ -23,7 +23,7 @@ from source_agent.engines.postgresql import hashes as postgresql_hashes
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import Found
+from source_agent.engines.relations import ReadColumn
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
@@ -58,7 +58,7 @@ def described(session: Session, form: str = FORMS[0]) -> Shape:
     assert plan is not None
     columns = shape.recipe.columns
     found = [
-        Found(c.name, c.type, read, sent, c.nullable)
+        ReadColumn(c.name, c.type, read, sent, c.nullable)
         for c, read, sent in zip(columns, plan.reads, plan.forms, strict=True)
     ]
     how = postgresql_hashes.BYTES_BEFORE_18 if form == FORMS[1] else postgresql_hashes.BYTES
