@@ -29,7 +29,7 @@ from source_agent.engines.interface import Fingerprint, Limits, Relation, Sessio
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.sql import scan_sql
 from source_agent.engines.registry import connect
-from source_agent.engines.relations import Found, plan_of
+from source_agent.engines.relations import ReadColumn, plan_of
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL
@@ -63,7 +63,7 @@ def statements(session: Session, table: str) -> dict[str, str]:
     shape = session.describe(relation(table, Fingerprint.DATABASE))
     plan, recipe = plan_of(shape), shape.recipe
     columns = zip(recipe.columns, plan.reads, plan.forms, strict=True)
-    found = [Found(c.name, c.type, read, form, c.nullable) for c, read, form in columns]
+    found = [ReadColumn(c.name, c.type, read, form, c.nullable) for c, read, form in columns]
     older = hashes.expression(found, form=hashes.BYTES_BEFORE_18)
     key, record = ", ".join(plan.reads[: recipe.key_columns]), f"ROW({', '.join(plan.reads)})"
     hashed, first = scan_sql(shape.hashed(0)), plan.reads[0]
