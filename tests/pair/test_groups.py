@@ -28,7 +28,15 @@ SQLITE = pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
 PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
 
 
-@pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
+# Two engines are a sample: what an engine promises is tested by its conformance suite.
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("sqlite-journal", marks=pytest.mark.soak),
+        pytest.param("postgresql", marks=pytest.mark.soak),
+        "mariadb",
+    ]
+)
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made = legacy_of(request.param, request, tmp_path)
     yield made

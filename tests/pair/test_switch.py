@@ -87,10 +87,17 @@ def learnt_from_a_load(schema: Schema, rows: Table, line: Line) -> Prices:
     return known({**told}, len(schema.columns), level=line.level(ROWS))
 
 
-@pytest.mark.parametrize("schema", [INTEGER, COMPOSITE], ids=["integer", "composite"])
 @pytest.mark.parametrize("where", ["scattered", "clustered"])
 @pytest.mark.parametrize("objective", list(Objective), ids=lambda o: o.value)
-@pytest.mark.parametrize("loaded", list(LOADED))
+@pytest.mark.parametrize(
+    ("loaded", "schema"),
+    [
+        pytest.param(20_000, INTEGER, id="20000-integer"),
+        pytest.param(20_000, COMPOSITE, id="20000-composite", marks=pytest.mark.soak),
+        pytest.param(100, INTEGER, id="100-integer"),
+        pytest.param(100, COMPOSITE, id="100-composite"),
+    ],
+)
 def test_never_much_more_than_a_full_copy(
     schema: Schema, where: str, objective: Objective, loaded: int
 ) -> None:
