@@ -3,7 +3,7 @@
     python -m benchmarks.replay [--history ourairports_runways] [--upto N] [--objective seconds]
 
 Both halves are the product's own: `Comparison` reads a SQLite file that SQL brings from commit to
-commit; `Conversation` opens with the partition, sketch and prediction that `prepare` would open
+commit; `compare` opens with the partition, sketch and prediction that `prepare` would open
 with, and learns from each refresh what `settle` would. Between them is a queue that serialises
 every message. Left out is Spark: our side is reduced and applied by the contract's numpy code
 (`replay_sides`), because 1,474 refreshes in Spark take an hour; the messages are the same, and
@@ -27,7 +27,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -36,6 +36,7 @@ from tempfile import TemporaryDirectory
 import click
 from driftline.digests import Salt
 from driftline.ranges import Partition
+from driftline.sketches import U64, Bools, Embedding
 from driftline.types import Recipe
 
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
@@ -43,18 +44,37 @@ from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
 from source_agent.engines.interface import Session, Shape
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
-from warehouse_agent.methods.conversation import Conversation, Opening
+from warehouse_agent.methods.conversation import Talk, Terms
+from warehouse_agent.methods.interface import OurSide
+from warehouse_agent.methods.ranges import RangeSide
+from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning import choice, prices, sketch_size
 from warehouse_agent.planning.candidates import Known, modelled
 from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.digests import Listing
 
 HISTORIES = ("ourairports_runways", "intl_football_results")
 OBJECTIVES = tuple(objective.value for objective in Objective)
 RTT_S, BYTES_PER_S = 0.1, 1.25e6  # 100 ms, 10 Mbit/s
 SAID_EVERY = 100  # commits
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lists rows of the copy."""
+
+    copy: Copy
+    salt: Salt
+
+    def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
+        return self.copy.listing(partition, self.salt, by, chosen)
+
+    def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
+        raise AssertionError("nothing is compared by groups")
 
 
 class Warehouse:
@@ -72,19 +92,16 @@ class Warehouse:
         rows = len(copy.rows)
         # None before the first refresh after the load.
         expected = remember.changes_expected(self.runs, rows, at)
-        opening = self._opening(shape, expected, _salt(number))
-        known = self._known(opening, at)
+        known = self._known(shape, at)
+        salt = _salt(number)
         wire = Wire(session, shape)
-        out = Conversation(
-            wire,
-            opening,
-            keep=came.append,
-            list_rows=lambda by, chosen: copy.listing(opening.partition, opening.salt, by, chosen),
-            progress=lambda _: None,
-        ).run()
+        level = self.line.level(rows)
+        terms = Terms(shape.relation.name, copy.recipe, KEY, salt, level)
+        talk = Talk(wire, terms, keep=came.append, progress=lambda _: None)
+        out = compare(self._side(known, expected, salt), talk)
         assert wire.is_done
         assert out.round_trips == wire.round_trips
-        inserted, updated, deleted = copy.take(out, opening.salt, came)
+        inserted, updated, deleted = copy.take(out, salt, came)
         self._learn(out, at, rows, inserted, updated, deleted)
         return Record(
             commit=number,
@@ -103,20 +120,22 @@ class Warehouse:
             idle_bytes=wire.opening_bytes + wire.end_bytes(),
             bare_bytes=wire.sent[0] + wire.end_bytes(),
             modelled_bytes=self._modelled(known, expected, out, inserted + updated + deleted),
-            load_bytes=copy.load_bytes(opening.salt),
+            load_bytes=copy.load_bytes(salt),
         )
 
-    def _known(self, opening: Opening, at: datetime) -> Known:
+    def _known(self, shape: Shape, at: datetime) -> Known:
         """As `prepare` knows before the refresh."""
+        copy, rows = self.copy, len(self.copy.rows)
+        level = self.line.level(rows)
         return Known(
-            name=opening.relation,
+            name=shape.relation.name,
             version=len(self.runs) - 1,
-            rows=len(self.copy.rows),
+            rows=rows,
             rows_expected=None,
-            prices=opening.prices,
-            partition=opening.partition,
-            integer_key=opening.recipe.integer_key,
-            bounds=self.copy.bounds() if len(self.copy.rows) else None,
+            prices=prices.known(self._notes, len(copy.recipe.columns), level=level),
+            partition=self._partition(),
+            integer_key=copy.recipe.integer_key,
+            bounds=copy.bounds() if rows else None,
             line=self.line,
             now=at,
             forced=None,
@@ -133,31 +152,23 @@ class Warehouse:
         found = modelled(known, expected, changed, out.method, out.theirs.count)
         return None if found is None else found.bytes
 
-    def _opening(self, shape: Shape, expected: Expected | None, salt: Salt) -> Opening:
-        """As `prepare` opens."""
-        copy, partition = self.copy, self._partition()
-        level = self.line.level(len(copy.rows))
-        costs = prices.known(self._notes, len(copy.recipe.columns), level=level)
-        sketch = None
-        if len(copy.rows):
-            sketch = sketch_size.open_sketch(
-                rows=len(copy.rows),
-                bounds=copy.bounds(),
-                expected=expected,
-                prices=costs,
-                line=self.line,
-            )
-        return Opening(
-            relation=shape.relation.name,
-            recipe=copy.recipe,
-            fragment_key=KEY,
-            salt=salt,
-            partition=partition,
-            sums=copy.reduced(partition, salt, sketch),
-            prices=costs,
-            sketch=sketch,
-            line=self.line,
+    def _side(self, known: Known, expected: Expected | None, salt: Salt) -> OurSide:
+        """As `prepare` reduces it."""
+        lister = Rows(self.copy, salt)
+        costs = Costs(known.prices, known.line, known.integer_key)
+        if not known.rows:
+            sums = self.copy.reduced(known.partition, salt, None)
+            return RangeSide(known.partition, sums.ranges, lister, costs)
+        sketch = sketch_size.open_sketch(
+            rows=known.rows,
+            bounds=known.bounds,
+            expected=expected,
+            prices=known.prices,
+            line=known.line,
         )
+        sums = self.copy.reduced(known.partition, salt, sketch)
+        ranges = RangeSide(known.partition, sums.ranges, lister, costs)
+        return SketchSide(ranges, sketch, sums.cells)
 
     def _partition(self) -> Partition:
         """Its knots are found again when the table has outgrown them."""

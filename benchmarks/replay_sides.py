@@ -151,9 +151,9 @@ class Copy:
 
     def reduced(self, partition: Partition, salt: Salt, sketch: Sketch | None) -> Sums:
         mixed = mix(salt, self._hi, self._lo)
-        sums = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
+        sums = Sums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
         sums.ranges.add(partition.indices(self._where), mixed)
-        if sketch is not None and sums.cells is not None:
+        if sketch is not None:
             ks, inside = sketch.embedding.embed(self._where, salt)
             assert inside.all()
             sums.cells.add(ks, mixed.m0, salt)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +34,23 @@ from source_agent.methods.comparison import Comparison, Tally
 from source_agent.server.refusal import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
-from warehouse_agent.methods.conversation import Conversation, Opening
-from warehouse_agent.methods.groups import Grouped, PartOf, Piece
-from warehouse_agent.planning.choice import Method
+from warehouse_agent.methods.conversation import Talk, Terms, Wire
+from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf, UnitPiece
+from warehouse_agent.methods.interface import OurSide
+from warehouse_agent.methods.ranges import RangeSide
+from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.sketch import SketchSide
+from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
-from warehouse_agent.tasks.digests import Listing, Sums
+from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.transport.frame_admission import Room
 
 KEY = bytes(range(32))
 SALT = Salt(0x1234, 0x5678)
-PRICES = flat(20.0)
+PRICES, LINE = flat(20.0), Line(rtt_s=0.0)
 
 Cell = int | str | bytes | None
 Table = list[tuple[Cell, ...]]  # in tuple order
@@ -122,51 +127,61 @@ class Ours:
         self.fingerprints = fingerprints(KEY, recipe)
         self._where = positions(gather(self.rows), recipe, position_seed(KEY))
         self._mixed = mix(SALT, *self.fingerprints(self.rows))
-        self.sums = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
-        self.sums.ranges.add(partition.indices(self._where), self._mixed)
-        if sketch is not None and self.sums.cells is not None:
+        self.sums = RangeSums(partition.ranges)
+        self.sums.add(partition.indices(self._where), self._mixed)
+        self.cells: Cells | None = None
+        if sketch is not None:
+            self.cells = Cells(sketch.third)
             ks, inside = sketch.embedding.embed(self._where, SALT)
             assert inside.all()
-            self.sums.cells.add(ks, self._mixed.m0, SALT)
+            self.cells.add(ks, self._mixed.m0, SALT)
         self.listed = 0
         self.grouped = units.grouped(self._where, self._mixed) if units else None
 
     def digest(self, rows: Sequence[bytes]) -> Digest:
         return mix(SALT, *self.fingerprints(rows)).digest()
 
-    def opening(
-        self, forced: Method | None = None, line: Line | None = None, prices: Prices = PRICES
-    ) -> Opening:
-        return Opening(
-            relation="orders",
-            recipe=self.recipe,
-            fragment_key=KEY,
-            salt=SALT,
-            partition=self.partition,
-            sums=self.sums,
-            prices=prices,
-            sketch=self.sketch,
-            grouped=self.grouped,
-            forced=forced,
-            line=line or Line(rtt_s=0.0),
-        )
+    def side(
+        self, forced: Method | None = None, line: Line = LINE, prices: Prices = PRICES
+    ) -> OurSide:
+        """Return our half of the exchange, as an opening would reduce it."""
+        if self.grouped is not None:
+            return GroupSide(self.grouped, self.sums.total, self)
+        costs = Costs(prices, line, self.recipe.integer_key, forced)
+        ranges = RangeSide(self.partition, self.sums, self, costs)
+        if self.sketch is None or self.cells is None:
+            return ranges
+        return SketchSide(ranges, self.sketch, self.cells)
+
+    def talk(
+        self,
+        wire: Wire,
+        keep: Callable[[bytes], None] = lambda _: None,
+        *,
+        line: Line = LINE,
+        room: Room | None = None,
+        within: tuple[int, int] | None = None,
+    ) -> Talk:
+        """Return a conversation about our rows."""
+        level = line.level(self.sums.total.count)
+        terms = Terms("orders", self.recipe, KEY, SALT, level, room=room, within=within)
+        return Talk(wire, terms, keep=keep, progress=lambda _: None)
 
     def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""
         ks, _ = replaced.embedding.embed(self._where, SALT)
         return [self.rows[i] for i in np.flatnonzero(np.isin(ks, replaced.ks))]
 
-    def list_rows(self, by: int, chosen: np.ndarray) -> Listing:
+    def list_rows(self, partition: Partition, by: int, chosen: np.ndarray) -> Listing:
         """`file` is the number of the row."""
         self.listed += 1
-        at = self.partition.indices(self._where) >> by
+        at = partition.indices(self._where) >> by
         keep = np.flatnonzero(chosen[at])
         return Listing(at[keep], self._where[keep], self._mixed.m0[keep], keep.astype(np.int32))
 
-    def list_keys(self, ks: np.ndarray) -> Listing:
-        assert self.grouped is not None
+    def list_keys(self, embedding: Embedding, ks: np.ndarray) -> Listing:
         self.listed += 1
-        k, inside = self.grouped.embedding.embed(self._where, SALT)
+        k, inside = embedding.embed(self._where, SALT)
         keep = np.flatnonzero(inside & np.isin(k, ks))
         where, hashes = self._where[keep], self._mixed.m0[keep]
         return Listing(k[keep].astype(np.int64), where, hashes, keep.astype(np.int32))
@@ -194,7 +209,7 @@ class Units:
         pieces, at = [], 0
         for run in runs:
             digests = sums.short_digests()[at : at + run.units]
-            pieces += [Piece(run.size, *one) for one in run.pieces(digests)]
+            pieces += [UnitPiece(run.size, *one) for one in run.pieces(digests)]
             at += run.units
         none = np.zeros(0, np.uint64)
         rest = Mixed(mixed.m0[~named], mixed.m1[~named]).digest()
@@ -299,7 +314,7 @@ def exchange(
     forced: Method | None = None,
     sketch: Sketch | None = None,
     units: Units | None = None,
-    line: Line | None = None,
+    line: Line = LINE,
     prices: Prices = PRICES,
     within: tuple[int, int] | None = None,
 ) -> Result:
@@ -308,15 +323,8 @@ def exchange(
     encoded = [encode(row) for row in ours]
     mine = Ours(encoded, shape.recipe, partition or uniform(64), sketch, units)
     result = Result(Pair(session, shape), mine)
-    conversation = Conversation(
-        result.pair,
-        replace(mine.opening(forced, line, prices), within=within),
-        keep=result.frames.append,
-        list_rows=mine.list_rows,
-        list_keys=mine.list_keys,
-        progress=lambda _: None,
-    )
-    result.outcome = found = conversation.run()
+    talk = mine.talk(result.pair, result.frames.append, line=line, within=within)
+    result.outcome = found = compare(mine.side(forced, line, prices), talk)
     if units is not None and units.part is None and isinstance(found.difference, BelowKeys):
         # However many rows are new, the driver keeps no more than there are of ours.
         named, _ = found.difference.embedding.embed(mine._where, SALT)

@@ -51,6 +51,7 @@ from tests.harness.exchange_pair import (
     COMPOSITE,
     INTEGER,
     LOOSE,
+    SALT,
     TEXT,
     Ours,
     Pair,
@@ -62,10 +63,10 @@ from tests.harness.exchange_pair import (
     open_session,
 )
 from tests.samples.rows import block, recipe
-from warehouse_agent.methods import conversation as exchange
-from warehouse_agent.methods import ranges
-from warehouse_agent.methods.conversation import Conversation
+from warehouse_agent.methods import ranges, registry
+from warehouse_agent.methods import sketch as sketch_method
 from warehouse_agent.methods.ranges import multiset_difference
+from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Choice, Method, choose
 from warehouse_agent.planning.sketch_size import Sketch, embedding_for
 from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows
@@ -89,7 +90,7 @@ FORCINGS: dict[str, dict[tuple[Any, str], object]] = {
         (row_hashes, "DIGESTS_PER_MESSAGE"): 3,
         (ranges, "DIGESTS_PER_MESSAGE"): 3,
         (ranges, "MESSAGE_BYTES_MAX"): 2,
-        (exchange, "CELLS_PER_MESSAGE"): 2,
+        (sketch_method, "CELLS_PER_MESSAGE"): 2,
     },
     "too many hashes": {(source_refine, "ROW_HASHES_MAX"): 2},
 }
@@ -102,7 +103,7 @@ def patched(forcing: str, coarsen: int | None = None) -> Iterator[None]:
             patch.setattr(module, name, value)
         if coarsen is not None:
             choice = Choice(Method.RANGE, 0, rows_read=0, coarsen=coarsen)
-            patch.setattr(exchange, "choose", lambda *_: choice)
+            patch.setattr(registry, "choose", lambda *_: choice)
         yield
 
 
@@ -313,7 +314,7 @@ def test_a_table_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = large(20_000, seed=1)
     ours, others = table_of(INTEGER, rows), table_of(INTEGER, edit(rows, 10_000, seed=2))
     answers = [Choice(Method.SKETCH, 0, rows_read=0, grid=Grid(20_160, 630))]
-    monkeypatch.setattr(exchange, "choose", lambda *at: (answers or [choose(*at)]).pop())
+    monkeypatch.setattr(registry, "choose", lambda *at: (answers or [choose(*at)]).pop())
     result = run(INTEGER, ours, others, sketch=sketch_of(INTEGER, rows, 20_160, 2520))
     said = [reply.verdict for reply in result.pair.received if reply.HasField("verdict")]
     assert [bool(verdict.sample) for verdict in said][:2] == [True, False]
@@ -440,14 +441,7 @@ class Meddler(Pair):
 
 def converse(pair: Any, ours: Ours, forced: Method | None = None) -> Result:
     result = Result(pair, ours)
-    result.outcome = Conversation(
-        pair,
-        ours.opening(forced),
-        keep=result.frames.append,
-        list_rows=ours.list_rows,
-        list_keys=ours.list_keys,
-        progress=lambda _: None,
-    ).run()
+    result.outcome = compare(ours.side(forced), ours.talk(pair, result.frames.append))
     return result
 
 
@@ -555,16 +549,8 @@ class Bench:
         self.ours = Ours(rows, self.shape.recipe, uniform(16))
         self.tally = Tally()
         self.opening = pb.Open()
-        conversation = Conversation(
-            self,
-            self.ours.opening(),
-            keep=print,
-            list_rows=self.ours.list_rows,
-            list_keys=self.ours.list_keys,
-            progress=print,
-        )
         with pytest.raises(StopIteration):
-            conversation.run()
+            compare(self.ours.side(), self.ours.talk(self))
 
     agreed = Agreement()
 
@@ -981,18 +967,11 @@ def test_a_frame_whose_key_is_none_is_not_kept(bench: Bench, key: bytes | None) 
     row = [key, *[b"x"] * (len(made.columns) - 1)]
     sketch = Sketch(Embedding(1 << 30), 60, 4)
     ours = Ours(bench.ours.rows, made, uniform(16), sketch)
-    frame = frames.encode(block([row]), made, ours.opening().salt, Digest(1, 1), level=1)
+    frame = frames.encode(block([row]), made, SALT, Digest(1, 1), level=1)
     kept: list[bytes] = []
-    conversation = Conversation(
-        Script([pb.Reply(rows=pb.Rows(frame=frame))]),
-        ours.opening(),
-        keep=kept.append,
-        list_rows=ours.list_rows,
-        list_keys=ours.list_keys,
-        progress=lambda _: None,
-    )
+    talk = ours.talk(Script([pb.Reply(rows=pb.Rows(frame=frame))]), kept.append)
     with pytest.raises(FrameDamaged):
-        conversation.run()
+        compare(ours.side(), talk)
     assert kept == []
 
 

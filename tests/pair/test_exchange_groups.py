@@ -64,6 +64,7 @@ from tests.pair.test_exchange import (
     verdict,
 )
 from warehouse_agent.methods.groups import PartOf
+from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.sketch_size import embedding_for
 from warehouse_agent.tasks.difference import ListedRows
@@ -340,8 +341,6 @@ def answered(units: Units, *requests: pb.Request, opening: dict | None = None) -
 
 
 def _opened(mine: Ours) -> pb.Open:
-    from warehouse_agent.methods.conversation import Conversation
-
     sent: list[pb.Request] = []
 
     class Deaf(Exception):
@@ -357,16 +356,8 @@ def _opened(mine: Ours) -> pb.Open:
         def receive(self) -> pb.Reply:
             raise Deaf
 
-    conversation = Conversation(
-        Wire(),
-        mine.opening(),
-        keep=lambda _: None,
-        list_rows=mine.list_rows,
-        list_keys=mine.list_keys,
-        progress=lambda _: None,
-    )
     with pytest.raises(Deaf):
-        conversation.run()
+        compare(mine.side(), mine.talk(Wire()))
     return sent[0].open
 
 

@@ -17,7 +17,9 @@ from tests.harness.legacy import Legacy, legacy_of
 from tests.harness.pair import Pair, plain
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
-from warehouse_agent.refresh import finish, prepare, units
+from warehouse_agent.methods import units
+from warehouse_agent.methods.groups import TURN
+from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.storage import formats
@@ -183,10 +185,10 @@ def test_turns_follow_each_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert next_one[0] == again[1] + 1
     place = pair.warehouse / "_driftline" / "fragments" / "orders.json"
     noted = json.loads(place.read_text())
-    assert noted[units.TURN] == next_one[1] + 1
+    assert noted[TURN] == next_one[1] + 1
     # The keys at the end may have been deleted since.
     for key, beyond in ((-1, 10**6 + 5), (-2, POSITION_MAX)):
-        place.write_text(json.dumps(noted | {units.TURN: beyond}))
+        place.write_text(json.dumps(noted | {TURN: beyond}))
         turn(key)
         assert windows[-1][0] == POSITION_MIN
 

@@ -1,15 +1,15 @@
-"""Groups at the warehouse: units up, and what the source makes of them (protocol, section 9).
+"""The group method: units of our rows up, and what the source makes of them (protocol, section 9).
 
 After Lu, Liu and Hyland, section VI. Insertions came as rows of keys that nobody named, deletions
 come as keys; units that differ come whole, or as row hashes, where those that lost keys are hashed
-again without them before they are compared. `list_keys` is called once, in that last case, for our
-rows below the keys of the units that differ.
+again without them before they are compared. In that last case our rows below the keys of the units
+that differ are listed, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from driftline.ranges import short_digests
 from driftline.sketches import U64, Bools, Embedding, unpack
 from driftline.units import Run, UnitSums
 
+from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.interface import Lister, Step
 from warehouse_agent.methods.ranges import (
     Receive,
     mismatch,
@@ -29,13 +31,15 @@ from warehouse_agent.methods.ranges import (
     some,
     want,
 )
+from warehouse_agent.planning.choice import Method, everything
+from warehouse_agent.tasks.difference import BelowKeys, ListedRows
 from warehouse_agent.tasks.digests import Listing
 
-ListKeys = Callable[[U64], Listing]
+TURN = "turn_from"  # of a fragment's notes: the position after the last window of a part
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UnitPiece:
     """Units as they travel: keys in each, the list of keys, a digest for each unit."""
 
     size: int
@@ -59,7 +63,7 @@ class Grouped:
     without being compared; `rest`: the digest of our rows that are left as they are."""
 
     embedding: Embedding
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UnitPiece, ...]
     hot: U64
     row_bytes: int
     wait_bytes: int
@@ -101,36 +105,70 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
-class Regrouped:
-    """Rows of ours that are replaced or deleted, and the end of the relation's answer."""
+class GroupSide:
+    """Our side in units. `compared` is the digest of the rows in units or hot; `next_turn` is the
+    position where the window of the next part begins, once this one is done."""
 
-    removed: Listing
-    round_trips: int
-    reply: pb.Reply
+    grouped: Grouped
+    compared: Digest
+    lister: Lister
+    next_turn: int | None = None
+
+    @property
+    def rest(self) -> Digest:
+        """The digest of our rows that a part leaves as they are."""
+        return self.grouped.rest
+
+    def notes(self) -> dict[str, object]:
+        """Return where the next part goes on."""
+        return {} if self.grouped.part is None else {TURN: self.next_turn}
+
+    def open(self, talk: Talk) -> Step:
+        """Open with units, and compare those that differ row by row."""
+        grouped = self.grouped
+        difference: ListedRows | BelowKeys | None = None
+        talk.open(self.compared, everything(), grouping=grouped.described())
+        for request in grouped.requests():
+            talk.send(request)
+        # Below k that are none of ours there is nothing to replace, however many rows the source
+        # has there. A part has a budget, and rows that were left: one of these that came must fail
+        # the proof.
+        among = grouped.ours() if grouped.part is None else None
+        keys = talk.collect(grouped.embedding, among)
+        reply = talk.receive()
+        if reply.HasField("mismatch"):
+            talk.stop_collecting()
+            difference = regroup(grouped, talk, first=reply, lister=self.lister)
+            reply = talk.receive()
+        elif reply.HasField("deleted"):
+            gone = gone_of(grouped, reply)
+            difference = keys.replaced(np.concatenate([gone, grouped.hot]))
+            reply = talk.receive()
+        found = talk.finished(reply, difference, Method.GROUP)
+        if grouped.part is None:
+            return found
+        # What was not compared is as old as it is.
+        return replace(found, theirs=found.theirs + grouped.rest, consistency="fuzzy")
 
 
-def regroup(
-    grouped: Grouped,
-    *,
-    send: Callable[[pb.Request], None],
-    receive: Receive,
-    first: pb.Reply,
-    list_keys: ListKeys,
-) -> Regrouped:
-    """Compare the units that differ row by row, until the wanted rows have come.
+def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) -> ListedRows:
+    """Compare the units that differ row by row, until the wanted rows are on their way.
 
     Args:
         first: the reply that says which units differ.
 
+    Returns:
+        Rows of ours that are replaced or deleted.
+
     Raises:
-        MalformedMessage, and whatever `receive` raises.
+        MalformedMessage, and whatever `talk.receive` raises.
     """
     units = grouped.sums()
     if not len(units):
         raise MalformedMessage("Units differ where none were sent.")
-    differs, counts = mismatch(_with(first, receive), len(units))
-    gone = gone_of(grouped, receive())
-    hashes = row_hashes(receive)
+    differs, counts = mismatch(_with(first, talk.receive), len(units))
+    gone = gone_of(grouped, talk.receive())
+    hashes = row_hashes(talk.receive)
     if hashes is None or (units.find(gone) < 0).any():
         raise MalformedMessage("Units were answered with something else.")
     lost = np.zeros(len(units), np.bool_)
@@ -140,7 +178,8 @@ def regroup(
     if (lost & ~differs).any() or int(entries.sum()) != len(hashes):
         raise MalformedMessage("The source sent another number of row hashes than it said.")
     unit_of = np.repeat(np.flatnonzero(differs), entries)
-    listed = list_keys(np.union1d(units.ks_of(differs), grouped.hot))
+    ks = np.union1d(units.ks_of(differs), grouped.hot)
+    listed = lister.list_keys(grouped.embedding, ks)
     ours = units.find(listed.ranges.astype(np.uint64))
     is_gone = np.isin(listed.ranges.astype(np.uint64), gone)
     is_lost = lost[unit_of]
@@ -156,8 +195,8 @@ def regroup(
     removed[np.flatnonzero(singly)[alone]] = True
     wanted[np.flatnonzero(~is_lost)[asked]] = True
     if len(hashes):
-        want(send, wanted)
-    return Regrouped(some(listed, removed), 1 if len(hashes) else 0, receive())
+        want(talk, wanted)
+    return ListedRows(some(listed, removed))
 
 
 def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:

@@ -1,7 +1,8 @@
-"""Ranges at the warehouse: digests up, row hashes down, and what is wanted named bit by bit.
+"""The range method: strata up with the opening, digests of ranges up where they differ, row hashes
+down, and what is wanted named bit by bit (Carnes and Hanson, refined by row hashes).
 
 Row hashes are compared as multisets, range by range: what only the source has is wanted, what only
-the warehouse has is removed. `list_rows` is called once, for our rows in the ranges that differ.
+the warehouse has is removed. Our rows in the ranges that differ are listed once.
 """
 
 from __future__ import annotations
@@ -13,59 +14,149 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
+from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
-from driftline.ranges import RangeSums
+from driftline.ranges import Partition, RangeSums, strata
+from driftline.sketches import Bools
 
+from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.interface import Ranged, Stalled, Step, WorkingCopy
+from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import (
+    Choice,
+    Costs,
+    Disagreement,
+    Method,
+    PricedChoice,
+    by_range,
+)
 from warehouse_agent.planning.network import REFRESH_LEVEL
+from warehouse_agent.planning.sketch_size import Stall
+from warehouse_agent.planning.tiling import Tiled
+from warehouse_agent.tasks import digests
+from warehouse_agent.tasks.difference import Everything, ListedRows
 from warehouse_agent.tasks.digests import Listing
 
-Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-ListRows = Callable[[int, Bools], Listing]
 Receive = Callable[[], pb.Reply]
 
 COUNT_BYTES = 4  # of the rows in one differing range
 
 
 @dataclass(frozen=True, slots=True)
-class Refined:
-    """`removed` are rows of ours that the source does not have; None: everything follows."""
+class RangeSide(Ranged):
+    """Our side in ranges."""
 
-    removed: Listing | None
-    round_trips: int = 0
+    rest = Digest()
+
+    @property
+    def compared(self) -> Digest:
+        """The digest of our rows."""
+        return self.sums.total
+
+    def notes(self) -> dict[str, object]:
+        """Return no notes."""
+        return {}
+
+    def open(self, talk: Talk) -> Step:
+        """Open with strata of the range sums."""
+        slots = self.sums.short_digests()
+        talk.open(self.compared, self.partition, strata=strata(slots, talk.terms.salt).tobytes())
+        reply = talk.receive()
+        if not reply.HasField("verdict"):
+            return talk.finished(reply, None, Method.RANGE)
+        if reply.verdict.sample:
+            raise MalformedMessage("A sample of cells came where there are none.")
+        return Stalled(self.disagreement(reply.verdict), self)
+
+    def disagreement(self, verdict: pb.Verdict, stall: Stall | None = None) -> Disagreement:
+        """Return what a verdict says; `stall` is the sketch that the source holds."""
+        return Disagreement(
+            self.costs,
+            ours=Digest(self.compared.count + self.costs.rows_lost),
+            theirs=Digest(verdict.count, int.from_bytes(verdict.sum, "little")),
+            ranges=self.partition.ranges,
+            differing=verdict.differing,
+            stall=stall,
+        )
 
 
-def refine(
-    sums: RangeSums,
-    by: int,
-    *,
-    send: Callable[[pb.Request], None],
-    receive: Receive,
-    list_rows: ListRows,
-) -> Refined:
+class RangeOpening:
+    """Open with strata of range sums."""
+
+    method = Method.RANGE
+
+    def supports(self, known: Known) -> bool:
+        """Return True if there are rows, and all are compared."""
+        return bool(known.rows) and isinstance(known.scope, Whole | Tiled)
+
+    def plan(self, known: Known, expected: Expected | None) -> RangePlan:  # noqa: ARG002
+        """Return the plan of sums over the partition."""
+        return RangePlan(known.partition, known.costs)
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """Sums over the ranges of a partition."""
+
+    partition: Partition
+    costs: Costs
+
+    def reduce(self, copy: WorkingCopy) -> RangeSide:
+        """Add up the working copy; one Spark job, none where it is empty."""
+        sums = RangeSums(self.partition.ranges)
+        if copy.files:
+            sums = digests.reduced(
+                copy.spark, copy.files, copy.layout, self.partition, copy.salt
+            ).ranges
+        return RangeSide(self.partition, sums, copy, self.costs)
+
+
+class RangeDigests:
+    """Continue with digests of ranges, coarsened as was chosen."""
+
+    method = Method.RANGE
+
+    def offer(self, at: Disagreement) -> PricedChoice | None:
+        """Return the offer at the cheapest coarsening; None: too many rows would be hashed."""
+        return by_range(at)
+
+    def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
+        """Send digests, and compare the rows of ranges that differ."""
+        talk.stop_collecting()
+        removed = refine(at.ours, choice.coarsen, talk)
+        difference = Everything() if removed is None else ListedRows(removed)
+        return talk.finished(talk.receive(), difference, self.method)
+
+
+def refine(ours: Ranged, by: int, talk: Talk) -> Listing | None:
     """Compare ranges coarsened by `by` until all wanted rows are on their way.
 
+    Returns:
+        Rows of ours that the source does not have; None: everything follows.
+
     Raises:
-        MalformedMessage, and whatever `receive` raises.
+        MalformedMessage, and whatever `talk.receive` raises.
     """
-    ours = sums.coarsened(by).short_digests()
-    for piece, last in _pieces(ours):
-        send(pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last)))
-    differs, counts = mismatch(receive, len(ours))
-    hashes = row_hashes(receive)
+    sent = ours.sums.coarsened(by).short_digests()
+    for piece, last in _pieces(sent):
+        talk.send(pb.Request(digests=pb.Digests(coarsen=by, digests=piece, last=last)))
+    differs, counts = mismatch(talk.receive, len(sent))
+    hashes = row_hashes(talk.receive)
     if hashes is None:
-        return Refined(None)
+        return None
     # Hashes come range by range for those of which both sides hold something.
-    hashed = (ours[differs] != 0) & (counts > 0)
+    hashed = (sent[differs] != 0) & (counts > 0)
     if int(counts[hashed].sum()) != len(hashes):
         raise MalformedMessage("The source sent another number of row hashes than it said.")
     ranges = np.repeat(np.flatnonzero(differs)[hashed], counts[hashed])
-    listed = list_rows(by, differs & (ours != 0))
+    listed = ours.lister.list_rows(ours.partition, by, differs & (sent != 0))
     removed, wanted = multiset_difference(listed.ranges, listed.hashes, ranges, hashes)
     if len(hashes):
-        want(send, wanted)
-    return Refined(some(listed, removed), 1 if len(hashes) else 0)
+        want(talk, wanted)
+    return some(listed, removed)
 
 
 def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
@@ -109,14 +200,15 @@ def row_hashes(receive: Receive) -> Hashes | None:
             raise MalformedMessage(f"More than {ROW_HASHES_MAX} row hashes came.")
 
 
-def want(send: Callable[[pb.Request], None], wanted: Bools) -> None:
-    """Name the wanted rows, bool [row hashes], in the order of the hashes."""
+def want(talk: Talk, wanted: Bools) -> None:
+    """Name the wanted rows, bool [row hashes], in the order of the hashes: a round trip."""
+    talk.round_trips += 1
     bits = np.packbits(wanted, bitorder="little").tobytes()
     data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
     step = MESSAGE_BYTES_MAX // 2
     for at in range(0, len(data), step):
         piece = pb.Wanted(bitmap=data[at : at + step], last=at + step >= len(data))
-        send(pb.Request(wanted=piece))
+        talk.send(pb.Request(wanted=piece))
 
 
 def bitmap(data: bytes, count: int) -> Bools:

@@ -27,7 +27,7 @@ from driftline.units import Run, UnitSums
 from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import HI, LO, Layout
-from warehouse_agent.methods.groups import Piece
+from warehouse_agent.methods.groups import UnitPiece
 from warehouse_agent.planning.group_selection import (
     CLASS_EDGES,
     Floats,
@@ -43,7 +43,7 @@ ROWS_PER_TASK = 500_000  # 24 MB, sorted in an executor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartRows:
     """Which rows are compared: the likeliest, and all in a window of positions, both ends
     inclusive."""
 
@@ -56,7 +56,7 @@ class Named:
     """Rows in units. `compared` is the digest of the rows named or hot, `rest` of all others; hot:
     k of rows that are in no unit, uint64 [n] ascending."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UnitPiece, ...]
     hot: U64
     compared: Digest
     rest: Digest
@@ -90,7 +90,7 @@ def named(
     salt: Salt,
     *,
     count: int,
-    part: Part | None = None,
+    part: PartRows | None = None,
 ) -> Named:
     """These rows, about `count`, in the units of a plan; one Spark job.
 
@@ -114,13 +114,13 @@ def named(
         task(_named(plan, embedding, salt, part)),
         "size int, ks binary, digests binary, hot binary, compared binary, rest binary",
     )
-    pieces: list[Piece] = []
+    pieces: list[UnitPiece] = []
     hot = [np.zeros(0, np.uint64)]
     compared, rest = Digest(), Digest()
     with driver_errors():
         for row in found.collect():
             if row.size:
-                pieces.append(Piece(row.size, bytes(row.ks), bytes(row.digests)))
+                pieces.append(UnitPiece(row.size, bytes(row.ks), bytes(row.digests)))
             else:
                 hot.append(np.frombuffer(row.hot, np.uint64))
                 compared += _digest(row.compared)
@@ -140,7 +140,7 @@ def _histogram(edges: Floats) -> Task:
     return run
 
 
-def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: Part | None) -> Task:
+def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | None) -> Task:
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest = Digest(), Digest()
@@ -183,7 +183,7 @@ def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[Run], U64]:
 
 
 def _chosen(
-    plan: GroupPlan, part: Part | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt
+    plan: GroupPlan, part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt
 ) -> Bools:
     if part is None:
         return np.ones(len(where), np.bool_)

@@ -30,6 +30,21 @@ from warehouse_agent.report import counted
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """Every row is compared, in one exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows are compared: at most so many are read at the source."""
+
+    rows_max: int
+
+
+Scope = Whole | Tiled | Part
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What a prediction is made from.
 
@@ -56,6 +71,19 @@ class Known:
     source_error: str | None = None
     schema_changes: tuple[str, ...] = ()
     tiled: Tiled | None = None  # None where the refresh is one exchange
+    rows_lost: int = 0  # of ours: they differ, and are no new ones
+
+    @property
+    def scope(self) -> Scope:
+        """Which rows are compared, and in how many exchanges."""
+        if self.tiled is not None:
+            return self.tiled
+        return Part(self.read_at_most) if self.read_at_most and self.rows else Whole()
+
+    @property
+    def costs(self) -> Costs:
+        """What decides how to go on where an opening stalled."""
+        return Costs(self.prices, self.line, self.integer_key, self.forced, self.rows_lost)
 
 
 @dataclass(frozen=True, slots=True)

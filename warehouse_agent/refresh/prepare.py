@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
-from driftline.digests import Digest, Salt
+from driftline.digests import Salt
 from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
@@ -22,57 +22,29 @@ from driftline.errors import (
     WarehouseUnavailable,
 )
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
-from driftline.ranges import Partition, RangeSums
+from driftline.ranges import Partition
 
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.history import record
-from warehouse_agent.planning import choice, notes, prices, sketch_size, update_probability
+from warehouse_agent.methods.interface import OurSide, WorkingCopy
+from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.planning import choice, notes, prices, update_probability
 from warehouse_agent.planning.candidates import Candidate, Known, predicted
 from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiled
 from warehouse_agent.refresh import auxiliary_table, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.units import TURN, Units, in_units
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import digests, row_statistics
-from warehouse_agent.tasks.digests import Sums
+from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.row_statistics import Stamp
 
 Describe = Callable[[str], pb.DescribeReply]
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    """Our side of a refresh that is one exchange."""
-
-    partition: Partition
-    sums: Sums
-    sketch: Sketch | None = None
-    units: Units | None = None  # by groups
-    rows_lost: int = 0  # of ours that certainly differ (`repair.to_be_told`)
-
-    @property
-    def compared(self) -> Digest:
-        """Return the digest of our rows that are compared."""
-        return self.sums.total
-
-    @property
-    def rest(self) -> Digest:
-        """Return the digest of our rows that a refresh of a part leaves uncompared."""
-        return self.units.grouped.rest if self.units else Digest()
-
-    def notes(self) -> dict[str, object]:
-        """Return what the next refresh of a part uses, once this one is done."""
-        is_part = self.units is not None and self.units.grouped.part is not None
-        return {TURN: self.units.next_turn} if self.units and is_part else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +68,7 @@ class Prepared:
     predicted: Candidate
     rows_expected: int
     stamp: Stamp
-    ours: Single | Pass  # one exchange, or the tiles of a pass
+    ours: OurSide | Pass  # one exchange, or the tiles of a pass
 
     @property
     def is_part(self) -> bool:
@@ -122,7 +94,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     fragment_key = ensure_key(job, base)
     earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
     stamp = stamp_of(base, earlier, now)
-    ours: Single | Pass
+    ours: OurSide | Pass
     # A pass walks along a version: a first load and other columns are one exchange.
     if wanted and base and any(f.rows for f in base.sound) and not job.options.accept_schema:
         ours = auxiliary_table.take_up(job, base, wanted, earlier)
@@ -153,12 +125,14 @@ def prepare(job: Job, describe: Describe) -> Prepared:
             earlier=earlier,
             rows_expected=rows_expected if lost or not (base or files) else None,
             read_at_most=budget,
+            rows_lost=lost,
         )
         rows = sum(f.rows for f in files)
         changes = record.changes_expected(earlier, rows, now)
         expected = repair.grown(changes, lost, rows)
-        probability = _probability(base, changes, stamp)
-        ours = _reduced(job, layout, files, salt, known, expected, lost, probability)
+        likely, noted = _probability(base, changes, stamp), job.remembered()
+        copy = WorkingCopy(job.spark, job.name, layout, files, salt, job.phase, likely, noted)
+        ours = opening_for(known).plan(known, expected).reduce(copy)
     return Prepared(
         base=base,
         layout=layout,
@@ -175,53 +149,6 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     )
 
 
-def _reduced(
-    job: Job,
-    layout: Layout,
-    files: tuple[DataFile, ...],
-    salt: Salt,
-    known: Known,
-    expected: Expected | None,
-    lost: int,
-    probability_sql: str,
-) -> Single:
-    """Reduce the working copy to the sums, cells or units that the source compares with."""
-    if files and (known.forced is Method.GROUP or known.read_at_most is not None):
-        units = in_units(
-            job,
-            layout,
-            files,
-            salt,
-            probability_sql=probability_sql,
-            row_bytes=known.prices.row,
-            line=known.line,
-            budget=known.read_at_most,
-        )
-        partition = choice.everything()
-        sums = RangeSums(partition.ranges)
-        sums.total = units.compared
-        return Single(partition, Sums(sums), units=units, rows_lost=lost)
-    if not files:
-        return Single(known.partition, Sums(RangeSums(known.partition.ranges)), rows_lost=lost)
-    sketch = None
-    if known.forced not in (Method.RANGE, Method.FULL):
-        sketch = _sketch(known, sum(f.rows for f in files), expected, lost)
-    sums_of = digests.reduced(job.spark, files, layout, known.partition, salt, sketch)
-    return Single(known.partition, sums_of, sketch, rows_lost=lost)
-
-
-def _sketch(known: Known, rows: int, differing: Expected | None, lost: int) -> Sketch:
-    """Return the initial sketch for `rows` rows, `lost` of which certainly differ."""
-    return sketch_size.open_sketch(
-        rows=rows + lost,
-        bounds=known.bounds,
-        expected=differing,
-        sure=lost,
-        prices=known.prices,
-        line=known.line,
-    )
-
-
 def known_of(
     job: Job,
     base: Snapshot | None,
@@ -233,6 +160,7 @@ def known_of(
     rows_expected: int | None = None,
     read_at_most: int | None = None,
     tiled: Tiled | None = None,
+    rows_lost: int = 0,
 ) -> Known:
     """What the model of costs knows before a refresh."""
     remembered, rows = job.remembered(), sum(f.rows for f in files)
@@ -259,6 +187,7 @@ def known_of(
         runs=tuple(earlier),
         files=tuple((f.rows, f.size) for f in files),
         tiled=tiled,
+        rows_lost=rows_lost,
     )
 
 

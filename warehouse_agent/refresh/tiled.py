@@ -20,8 +20,6 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, VersionMismatch
@@ -29,14 +27,16 @@ from driftline.errors import DriftlineError, VersionMismatch
 from warehouse_agent.config import Require
 from warehouse_agent.events import RowsRead
 from warehouse_agent.history import record
-from warehouse_agent.methods.conversation import Conversation, Opening
+from warehouse_agent.methods.conversation import Talk, Terms
+from warehouse_agent.methods.interface import WorkingCopy
+from warehouse_agent.methods.ranges import RangeSide
+from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.storage import row_security
-from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import (
     Difference,
     Emptied,
@@ -46,7 +46,7 @@ from warehouse_agent.tasks.difference import (
     Outcome,
     Zones,
 )
-from warehouse_agent.tasks.digests import Listing, Sums
+from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.channel import Link, Stream
 
 
@@ -110,40 +110,24 @@ def _compare(
     job: Job, p: Prepared, tiles: Pass, tile: int, wire: Stream, say: Callable[[pb.Progress], None]
 ) -> None:
     """Compare a tile, and keep what it found."""
-    writer, bounds, ours = tiles.writer(tile), tiles.tiling.bounds(tile), tiles.sums.of(tile)
-    opening = Opening(
+    writer, bounds, sums = tiles.writer(tile), tiles.tiling.bounds(tile), tiles.sums.of(tile)
+    copy = WorkingCopy(job.spark, job.name, p.layout, p.files, p.salt, job.phase, within=bounds)
+    ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
+    terms = Terms(
         relation=job.fragment.relation,
         recipe=p.layout.recipe,
         fragment_key=p.fragment_key,
         salt=p.salt,
-        partition=tiles.tiling.partition(tile),
-        sums=Sums(ours),
-        prices=p.known.prices,
-        forced=job.fragment.method,
-        line=p.known.line,
-        rows_expected=ours.total.count,
+        level=p.known.line.level(ours.compared.count),
+        rows_expected=ours.compared.count,
         room=job.staging.room(job.fragment.staging_at_most),
         within=bounds,
     )
-
-    def list_rows(by: int, chosen: npt.NDArray[np.bool_]) -> Listing:
-        with job.phase("list"):
-            return digests.list_rows(
-                job.spark,
-                p.files,
-                p.layout,
-                opening.partition,
-                p.salt,
-                by=by,
-                chosen=chosen,
-                within=bounds,
-            )
-
-    conversation = Conversation(wire, opening, keep=writer.add, list_rows=list_rows, progress=say)
+    talk = Talk(wire, terms, keep=writer.add, progress=say)
     try:
-        found = conversation.run()
+        found = compare(ours, talk)
     finally:
-        if conversation.admission.is_overrun:
+        if talk.admission.is_overrun:
             writer.drop()
     if found.scans:
         raise VersionMismatch(

@@ -38,12 +38,13 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
+from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.refresh import repair, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job, Options
-from warehouse_agent.refresh.prepare import Prepared, Single, prepare
+from warehouse_agent.refresh.prepare import Prepared, prepare
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
@@ -59,7 +60,7 @@ WAIT_S_MAX = 30.0
 
 _log = logging.getLogger("driftline")
 
-_Ready = tuple[Job, Prepared, Single]  # to be compared in one exchange
+_Ready = tuple[Job, Prepared, OurSide]  # to be compared in one exchange
 
 
 @dataclass

@@ -11,7 +11,7 @@ formula would exist twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -72,7 +72,7 @@ class Sums:
     """Our side of a comparison: sums over ranges and, with a sketch, its cells."""
 
     ranges: RangeSums
-    cells: Cells | None = None
+    cells: Cells = field(default_factory=lambda: Cells(0))
 
     @property
     def total(self) -> Digest:
@@ -98,7 +98,7 @@ def reduced(
     Raises:
         WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
     """
-    found = Sums(RangeSums(partition.ranges), Cells(sketch.third) if sketch else None)
+    found = Sums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
     for row in partials(
         spark,
         files,
@@ -108,10 +108,9 @@ def reduced(
         size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
     ):
         found.ranges.merge(RangeSums.from_bytes(row["sums"]))
-        if found.cells is not None:
-            part = Cells.from_bytes(row["cells"])
-            part.check = row["check"]
-            found.cells.merge(part)
+        part = Cells.from_bytes(row["cells"])
+        part.check = row["check"]
+        found.cells.merge(part)
     check_rows(files, found.total.count)
     return found
 

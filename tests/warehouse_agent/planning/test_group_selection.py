@@ -516,14 +516,14 @@ def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
 @pytest.mark.spark
 def test_a_part_in_spark(spark: SparkSession) -> None:
     from warehouse_agent.methods.groups import Grouped
-    from warehouse_agent.methods.unit_assignment import Part, histogram, named
+    from warehouse_agent.methods.unit_assignment import PartRows, histogram, named
 
     rows, layout = named_rows(spark, 2)
     embedding = Embedding(ROWS, 7)
     counted = histogram(rows, PROBABILITY)
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
-    part = Part(most_likely(counted, 3000), (100, 399))
+    part = PartRows(most_likely(counted, 3000), (100, 399))
     found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
     table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
     p, ids = table["p"].to_numpy(), table["id"].to_numpy()

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from tests.harness.exchange_pair import KEY, SALT, Ours
 from tests.harness.rogue import line_to
 from tests.samples.rows import block, recipe
-from warehouse_agent.methods.conversation import Conversation
+from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.registry import compare
 from warehouse_agent.storage import store
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging as stage
@@ -165,26 +166,15 @@ def ours(rows: int) -> Ours:
     return Ours(data.rows(), MADE, uniform(4))
 
 
-def converse(
-    over: channel.Link, of: Ours, writer: object, room: Room | None = None
-) -> Conversation:
-    from dataclasses import replace
-
-    opening = replace(of.opening(), room=room)
+def converse(over: channel.Link, of: Ours, writer: object, room: Room | None = None) -> Talk:
     stream = over.stream()
-    conversation = Conversation(
-        stream,
-        opening,
-        keep=writer.add,  # type: ignore[attr-defined]
-        list_rows=of.list_rows,
-        progress=lambda _: None,
-    )
+    talk = of.talk(stream, writer.add, room=room)  # type: ignore[attr-defined]
     try:
-        conversation.run()
+        compare(of.side(), talk)
     finally:
         stream.abandon()
         writer.flush()  # type: ignore[attr-defined]
-    return conversation
+    return talk
 
 
 def test_endless_frames_after_a_verdict(tmp_path: Path) -> None:
@@ -293,12 +283,6 @@ def test_a_source_that_has_finished_and_goes_on_is_left(
     with line_to(tmp_path, says) as over:
         began = time.monotonic()
         with over.stream() as stream:
-            outcome = Conversation(
-                stream,
-                of.opening(),
-                keep=lambda _: None,
-                list_rows=of.list_rows,
-                progress=lambda _: None,
-            ).run()
+            outcome = compare(of.side(), of.talk(stream))
         assert outcome.theirs == Digest(total.count, total.sum)
         assert time.monotonic() - began < 10

@@ -1,0 +1,133 @@
+"""Our side in units: of everything, or of the part that a budget allows.
+
+A part is made of three: the rows most likely to have changed, the next rows in key order after
+where the last part ended, so that every row has its turn, and room for rows past the largest key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from driftline.errors import ConfigurationError
+from driftline.ranges import POSITION_MAX, POSITION_MIN
+from pyspark.sql import DataFrame
+
+from warehouse_agent.methods import unit_assignment
+from warehouse_agent.methods.groups import TURN, Grouped, GroupSide, PartOf
+from warehouse_agent.methods.interface import WorkingCopy
+from warehouse_agent.methods.unit_assignment import PartRows
+from warehouse_agent.planning import group_selection, sketch_size
+from warehouse_agent.planning.candidates import Known, Part, Whole
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.spark.executors import driver_errors
+from warehouse_agent.storage import data_files
+from warehouse_agent.storage.data_files import rows_of
+
+LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
+
+
+class GroupOpening:
+    """Open with groups of rows: all where the configuration asks for it, or a part."""
+
+    method = Method.GROUP
+
+    def supports(self, known: Known) -> bool:
+        """Return True if there are rows, and no tiles."""
+        return bool(known.rows) and isinstance(known.scope, Whole | Part)
+
+    def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:  # noqa: ARG002
+        """Return the plan of units, priced by what a row takes."""
+        scope = known.scope
+        rows_max = scope.rows_max if isinstance(scope, Part) else None
+        return UnitsPlan(known.prices.row, known.line.round_trip_bytes, rows_max)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsPlan:
+    """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the most rows to
+    read at the source, None where all are compared."""
+
+    row_bytes: float
+    wait_bytes: float
+    rows_max: int | None
+
+    def reduce(self, copy: WorkingCopy) -> GroupSide:
+        """Put the working copy into units; two or three Spark jobs.
+
+        Raises:
+            ConfigurationError: more keys than units can name, or a part of a table whose keys are
+                no integers within reach of each other.
+        """
+        bounds = data_files.bounds(copy.files)
+        embedding = sketch_size.embedding_for(copy.rows, bounds)
+        rows = rows_of(copy.spark, copy.layout, [f.uri for f in copy.files])
+        counted = unit_assignment.histogram(rows, copy.probability_sql)
+        key = group_selection.key_bytes(copy.rows, embedding.span)
+        grouping = group_selection.grouping(
+            counted, row_bytes=self.row_bytes, key_bytes=key, wait_bytes=self.wait_bytes
+        )
+        part = part_of = next_turn = None
+        if self.rows_max is None:
+            group_selection.refuse_too_many(copy.name, copy.rows)
+        elif embedding.base is None or bounds is None:
+            raise ConfigurationError(
+                "Only a relation whose key is one integer, with all values within 2^31 of each "
+                "other, can be compared in part.",
+                where=copy.name,
+                remedy="Remove `read_at_most` from the fragment.",
+            )
+        else:
+            window, next_turn = _window(copy, rows, bounds, int(IN_TURN * self.rows_max))
+            likeliest = group_selection.most_likely(counted, int(LIKELIEST * self.rows_max))
+            part, part_of = PartRows(likeliest, window), _part_of(window, bounds, self.rows_max)
+            # A row that is not read by its key is not compared, so all have one.
+            grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
+        found = unit_assignment.named(
+            rows,
+            copy.layout,
+            copy.probability_sql,
+            grouping,
+            embedding,
+            copy.salt,
+            count=copy.rows,
+            part=part,
+        )
+        sent = Grouped(
+            embedding,
+            found.pieces,
+            found.hot,
+            round(self.row_bytes),
+            round(self.wait_bytes),
+            found.rest,
+            part_of,
+        )
+        return GroupSide(sent, found.compared, copy, next_turn)
+
+
+def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:
+    """Return the ranges of positions that a part reads: the window, and what lies past the largest
+    key."""
+    zones = [window, (bounds[1] + 1, POSITION_MAX)] if bounds[1] < POSITION_MAX else [window]
+    first, last = (np.array(ends, np.int64) for ends in zip(*zones, strict=True))
+    return PartOf(first, last, rows_max)
+
+
+def _window(
+    copy: WorkingCopy, rows: DataFrame, bounds: tuple[int, int], count: int
+) -> tuple[tuple[int, int], int]:
+    """The positions of the next so many rows in turn, both ends inclusive, and where the turn after
+    them begins: at the end from the least key again, whatever that is then. What lies below it goes
+    with the first, as there may be new rows."""
+    noted = copy.notes.get(TURN)
+    start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
+    position = copy.layout.position_sql
+    following = rows.where(f"{position} >= {start}").selectExpr(f"{position} as position")
+    with driver_errors():
+        nearest = following.orderBy("position").limit(count)
+        row = nearest.selectExpr("count(*) as rows", "max(position) as last").first()
+    assert row is not None
+    last = int(row["last"]) if row["rows"] == count and row["last"] < bounds[1] else bounds[1]
+    first = POSITION_MIN if start == bounds[0] else start
+    return (first, last), last + 1 if last < bounds[1] else POSITION_MIN
