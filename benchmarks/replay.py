@@ -47,10 +47,10 @@ from warehouse_agent.history import record as remember
 from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.ranges import RangeSide
-from warehouse_agent.methods.registry import compare
+from warehouse_agent.methods.registry import compare, modelled
 from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning import choice, prices, sketch_size
-from warehouse_agent.planning.candidates import Known, modelled
+from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective

@@ -39,8 +39,9 @@ from benchmarks.replay import Warehouse
 from benchmarks.replay_results import Record
 from benchmarks.replay_sides import Source, line_of
 from tests.harness.histories import Commit, History, Row
+from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import Known, refreshes
+from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past, expect
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices

@@ -22,16 +22,11 @@ from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.history import record
+from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice, notes, prices
-from warehouse_agent.planning.candidates import (
-    NAMES,
-    Candidate,
-    Known,
-    load,
-    refreshes,
-)
+from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected
-from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, schema_change
 from warehouse_agent.report import counted
@@ -201,13 +196,9 @@ def predict(known: Known) -> Forecast:
     expected = record.changes_expected(list(known.runs), known.rows or 0, known.now)
     changed, origin, interval = _changes(known, expected)
     floor = None
-    if known.rows is None:
-        candidates: tuple[Candidate, ...] = (load(known),)
-        chosen = candidates[0].what
-    else:
-        candidates, chosen = refreshes(known, expected, max(changed, 1))
-        if not known.prices.guessed:
-            floor = choice.floor_bytes(known.rows, changed, known.prices.row)
+    candidates, chosen = refreshes(known, expected, max(changed, 1))
+    if known.rows is not None and not known.prices.guessed:
+        floor = choice.floor_bytes(known.rows, changed, known.prices.row)
     return Forecast(
         name=known.name,
         command="plan",

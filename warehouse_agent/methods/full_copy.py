@@ -5,23 +5,35 @@ from __future__ import annotations
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.methods.interface import Stalled, Step
+from warehouse_agent.methods.interface import Offers, Stalled, Step
 from warehouse_agent.methods.ranges import RangePlan
-from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.planning.candidates import Candidate, Known, Whole, load, stalled_ways
 from warehouse_agent.planning.change_forecast import Expected
-from warehouse_agent.planning.choice import Choice, Disagreement, Method, PricedChoice, copy
+from warehouse_agent.planning.choice import NAMES, Choice, Disagreement, Method, PricedChoice, copy
 from warehouse_agent.tasks.difference import Everything
 
 
 class FullCopyOpening:
     """Open with range sums, so that equal tables end it, and go on with every row."""
 
-    method = Method.FULL
+    method, stalls = Method.FULL, True
 
     def supports(self, known: Known) -> bool:
         """Return True if there are no rows, or a copy is asked for."""
         is_asked = known.forced is Method.FULL and isinstance(known.scope, Whole)
         return not known.rows or is_asked
+
+    def price(
+        self,
+        known: Known,
+        expected: Expected | None,  # noqa: ARG002
+        changed: int,
+        offers: Offers,
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """Return a first load, or the ways from strata of ranges."""
+        if known.rows is None:
+            return (load(known),), NAMES[self.method]
+        return stalled_ways(known, None, changed, offers)
 
     def plan(self, known: Known, expected: Expected | None) -> RangePlan:  # noqa: ARG002
         """Return the plan of sums over the partition."""

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.planning.candidates import Known
+from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, PricedChoice
 from warehouse_agent.storage.data_files import DataFile
@@ -138,13 +138,24 @@ class ScanPlan(Protocol):
         """Reduce the working copy to our side of the exchange, in Spark."""
 
 
+Offers = Callable[[Disagreement], list[PricedChoice]]  # of each continuation that can go on
+
+
 class Opening(Protocol):
     """A way to begin a refresh. Pure, but for what its plan does."""
 
     method: Method
+    # Whether it may end in `Stalled`: then continuations are among its candidates.
+    stalls: bool
 
     def supports(self, known: Known) -> bool:
         """Return True if a refresh of this scope can be opened so."""
+
+    def price(
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """Return "nothing changed", the candidates where `changed` rows did, and the name of the
+        one that a refresh would go."""
 
     def plan(self, known: Known, expected: Expected | None) -> ScanPlan:
         """Plan the opening; `expected` are the changes, None where nothing is known of them."""

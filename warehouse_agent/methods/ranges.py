@@ -21,8 +21,14 @@ from driftline.ranges import Partition, RangeSums, strata
 from driftline.sketches import Bools
 
 from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.methods.interface import Ranged, Stalled, Step, WorkingCopy
-from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.methods.interface import Offers, Ranged, Stalled, Step, WorkingCopy
+from warehouse_agent.planning.candidates import (
+    Candidate,
+    Known,
+    Whole,
+    in_tiles,
+    stalled_ways,
+)
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (
     Choice,
@@ -86,11 +92,23 @@ class RangeSide(Ranged):
 class RangeOpening:
     """Open with strata of range sums."""
 
-    method = Method.RANGE
+    method, stalls = Method.RANGE, True
 
     def supports(self, known: Known) -> bool:
         """Return True if there are rows, and all are compared."""
         return bool(known.rows) and isinstance(known.scope, Whole | Tiled)
+
+    def price(
+        self,
+        known: Known,
+        expected: Expected | None,  # noqa: ARG002
+        changed: int,
+        offers: Offers,
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """Return the ways from strata of ranges, or all tiles of a pass."""
+        if isinstance(known.scope, Tiled):
+            return in_tiles(known, known.scope, changed)
+        return stalled_ways(known, None, changed, offers)
 
     def plan(self, known: Known, expected: Expected | None) -> RangePlan:  # noqa: ARG002
         """Return the plan of sums over the partition."""

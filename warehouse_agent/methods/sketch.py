@@ -7,7 +7,7 @@ Each cell is sent at most once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,9 +19,9 @@ from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Bools, Cells, Grid, unpack
 
 from warehouse_agent.methods.conversation import ShippedKeys, Talk
-from warehouse_agent.methods.interface import Stalled, Step, WorkingCopy
+from warehouse_agent.methods.interface import Offers, Stalled, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide, bitmap
-from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.planning.candidates import Candidate, Known, Whole, stalled_ways
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (
     Choice,
@@ -38,24 +38,23 @@ from warehouse_agent.tasks import digests
 class SketchOpening:
     """Open with a sketch; with cells of it where changes are expected."""
 
-    method = Method.SKETCH
+    method, stalls = Method.SKETCH, True
 
     def supports(self, known: Known) -> bool:
         """Return True if there are rows, compared all at once, and no other method is asked for."""
         is_wanted = known.forced in {None, Method.SKETCH}
         return bool(known.rows) and is_wanted and isinstance(known.scope, Whole)
 
+    def price(
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """Return the ways from this sketch, sized without the rows that were lost."""
+        sketch = _sized(replace(known, rows_lost=0), expected)
+        return stalled_ways(known, sketch, changed, offers)
+
     def plan(self, known: Known, expected: Expected | None) -> SketchPlan:
         """Size the sketch for the expected changes and the rows that were lost."""
-        sketch = open_sketch(
-            rows=(known.rows or 0) + known.rows_lost,
-            bounds=known.bounds,
-            expected=expected,
-            sure=known.rows_lost,
-            prices=known.prices,
-            line=known.line,
-        )
-        return SketchPlan(known.partition, known.costs, sketch)
+        return SketchPlan(known.partition, known.costs, _sized(known, expected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +153,17 @@ class MoreCells:
         if at.more_cells is None or choice.grid is None:
             raise InternalError("Cells were chosen where there is no sketch.")
         return at.more_cells(talk, choice.grid)
+
+
+def _sized(known: Known, expected: Expected | None) -> Sketch:
+    return open_sketch(
+        rows=(known.rows or 0) + known.rows_lost,
+        bounds=known.bounds,
+        expected=expected,
+        sure=known.rows_lost,
+        prices=known.prices,
+        line=known.line,
+    )
 
 
 def _described(sketch: Sketch, check: int) -> pb.Sketch:

@@ -15,12 +15,19 @@ from pyspark.sql import DataFrame
 
 from warehouse_agent.methods import unit_assignment
 from warehouse_agent.methods.groups import TURN, Grouped, GroupSide, PartOf
-from warehouse_agent.methods.interface import WorkingCopy
+from warehouse_agent.methods.interface import Offers, WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.candidates import Known, Part, Whole
+from warehouse_agent.planning.candidates import (
+    Candidate,
+    Known,
+    Part,
+    Whole,
+    in_groups,
+    in_part,
+)
 from warehouse_agent.planning.change_forecast import Expected
-from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import rows_of
@@ -31,11 +38,32 @@ LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
 class GroupOpening:
     """Open with groups of rows: all where the configuration asks for it, or a part."""
 
-    method = Method.GROUP
+    method, stalls = Method.GROUP, False
 
     def supports(self, known: Known) -> bool:
         """Return True if there are rows, and no tiles."""
         return bool(known.rows) and isinstance(known.scope, Whole | Part)
+
+    def price(
+        self,
+        known: Known,
+        expected: Expected | None,
+        changed: int,
+        offers: Offers,  # noqa: ARG002
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """Return a comparison of a part, or of all rows.
+
+        Raises:
+            ConfigurationError: groups are asked for, and cannot name so many rows.
+        """
+        ours, scope = known.rows or 0, known.scope
+        if isinstance(scope, Part):
+            compared = min(scope.rows_max, ours)
+            part = in_part(known, scope, expected, max(changed * compared // max(ours, 1), 1))
+            return (part,), part.what
+        if known.forced is self.method:
+            group_selection.refuse_too_many(known.name, ours)
+        return in_groups(known, expected, changed), NAMES[self.method]
 
     def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:  # noqa: ARG002
         """Return the plan of units, priced by what a row takes."""

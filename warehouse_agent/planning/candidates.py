@@ -1,13 +1,15 @@
 """The ways a refresh may go, priced from what is known without reading a row.
 
-`Known` is everything a prediction depends on. Candidates are costed by the same `plan.choose` and
-`group.grouping` that decide in a refresh, so they are wrong only where their inputs are. Pure.
+`Known` is everything a prediction depends on. Candidates are costed by the same `choice.choose` and
+`group_selection.grouping` that decide in a refresh, so they are wrong only where their inputs are.
+Each opening asks here for its own candidates (`methods.registry.refreshes`). Pure.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -21,7 +23,14 @@ from driftline.units import ROW_HASH_BYTES
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import Expected, Run
-from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method
+from warehouse_agent.planning.choice import (
+    NAMES,
+    Choice,
+    Costs,
+    Disagreement,
+    Method,
+    PricedChoice,
+)
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
@@ -118,29 +127,26 @@ def load(known: Known) -> Candidate:
     return Candidate("full copy", size, 2, 1, rows, took, 0, None)
 
 
-def refreshes(
-    known: Known, expected: Expected | None, changed: int
+def stalled_ways(
+    known: Known,
+    sketch: Sketch | None,
+    changed: int,
+    offers: Callable[[Disagreement], list[PricedChoice]],
 ) -> tuple[tuple[Candidate, ...], str]:
-    """Each way, and the name of the one that a refresh would go.
+    """Return "nothing changed" and every continuation of an opening that may stall.
 
-    Raises:
-        ConfigurationError: groups are asked for, and cannot name so many rows.
+    Args:
+        sketch: of the opening; None: it has strata of ranges.
+        changed: rows, at least 1.
+        offers: what each continuation offers.
+
+    Returns:
+        The candidates, and the name of the one that a refresh would go.
     """
     ours = known.rows or 0
-    if known.tiled is not None:
-        return _in_tiles(known, known.tiled, ours, changed)
-    if known.forced is Method.GROUP:
-        group_selection.refuse_too_many(known.name, ours)
     theirs = ours if known.rows_expected is None else known.rows_expected
-    budget = known.read_at_most if ours else None  # of an empty table all is compared
-    sketch = _sketch(known, expected)
     fixed = _fixed(known, sketch)
-    planned = expected.median if expected else round(ours * plan.CHANGE_SHARE)
-    is_grouped = known.forced is Method.GROUP and ours > 0
-    idle = fixed
-    if is_grouped:
-        idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0).bytes_expected
-    found = [_candidate(known, None, idle, 1, 0, 0)]
+    found = [_candidate(known, None, fixed, 1, 0, 0)]
     by_index = sketch_size.embedding_for(max(ours, 1), known.bounds).base is not None
     new = max(theirs - ours, 0)
     # Of integer keys, new ones may lie outside of what cells tell: `choose` adds them, and those
@@ -150,19 +156,16 @@ def refreshes(
     differing = _differing(known, sketch, told)
     stall = None if sketch is None else _stall(sketch, differing, told)
     at = Disagreement(
-        Costs(known.prices, known.line, known.integer_key),
+        known.costs,
         Digest(ours),
         Digest(theirs - counted),
         ranges=known.partition.ranges,
         differing=differing,
         stall=stall,
     )
-    offers = plan.offers(at)
-    options = {
-        forced: plan.choose(replace(at, costs=replace(at.costs, forced=forced)), offers)
-        for forced in (*Method, known.forced)
-    }
-    chosen = Method.GROUP if is_grouped else options[known.forced].method
+    offered = offers(at)
+    options = {offer.choice.method: offer.choice for offer in offered}
+    chosen = plan.choose(at, offered).method
     options[Method.FULL] = Choice(Method.FULL, int(known.prices.copy(theirs)), rows_read=theirs)
     if sketch is not None and sketch.tells(told):  # there is no verdict
         came, chosen = max(changed, new), Method.SKETCH
@@ -170,55 +173,34 @@ def refreshes(
         again = plan.rows_again(came, theirs, by_index=by_index)
         options[chosen] = Choice(chosen, size, rows_read=again, round_trips=0)
     fixed += plan.FOUND_BYTES + (stall.sample.cells if stall and stall.sample else 0)
-    for method in (Method.SKETCH, Method.RANGE, Method.GROUP, Method.FULL):
-        choice, d = options[method], ours if method is Method.FULL else changed
-        if method is Method.GROUP:
-            if 0 < ours <= GROUP_KEYS_MAX and not budget:
-                choice = _by_groups(known, ours, planned, changed)
-                again = plan.rows_again(choice.rows_read, theirs, by_index=by_index)
-                size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
-                found.append(_candidate(known, method, size, trips, again, d))
-        elif choice.method is method and (sketch or method is not Method.SKETCH):
-            # Else too many rows would have to be hashed, or cells be sent.
-            size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
-            found.append(_candidate(known, method, size, trips, choice.rows_read, d))
-    if not budget:
-        return tuple(found), NAMES[chosen]
-    compared = min(budget, ours)
-    part = _in_part(known, compared, planned, max(changed * compared // max(ours, 1), 1))
-    return (*found, part), part.what
+    for method, choice in options.items():
+        d = ours if method is Method.FULL else changed
+        size, trips = fixed + choice.bytes_expected, 1 + choice.round_trips
+        found.append(_candidate(known, method, size, trips, choice.rows_read, d))
+    return tuple(found), NAMES[chosen]
 
 
-def predicted(known: Known, expected: Expected | None) -> Candidate:
-    """What a refresh will take, by what is known before it."""
-    if known.rows is None:
-        return load(known)
-    share = round(known.rows * plan.CHANGE_SHARE)
-    changed = min(expected.median, known.rows) if expected else share
-    found, chosen = refreshes(known, expected, max(changed, 1))
-    return next(c for c in found if c.what == chosen) if changed else found[0]
+def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Candidate, ...]:
+    """Return "nothing changed" and a comparison of all rows by groups; without the second where
+    groups cannot name so many rows."""
+    ours = known.rows or 0
+    planned = _planned(known, expected)
+    idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0).bytes_expected
+    found = _candidate(known, None, idle, 1, 0, 0)
+    if ours > GROUP_KEYS_MAX:
+        return (found,)
+    theirs = ours if known.rows_expected is None else known.rows_expected
+    by_index = sketch_size.embedding_for(max(ours, 1), known.bounds).base is not None
+    choice = _by_groups(known, ours, planned, changed)
+    again = plan.rows_again(choice.rows_read, theirs, by_index=by_index)
+    size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
+    return found, _candidate(known, Method.GROUP, size, trips, again, changed)
 
 
-def modelled(
-    known: Known, expected: Expected | None, changed: int, method: Method, theirs: int
-) -> Candidate | None:
-    """What a refresh takes that went this way and found so many changes, and so many rows at the
-    source; None: these costs say that it cannot have gone so. What it was to take less what this
-    says is the fault of what was predicted; what it took less what this says, that of the model."""
-    known = replace(known, rows_expected=theirs)
-    if known.rows is None:
-        return load(known)
-    if known.read_at_most and known.rows:
-        planned = expected.median if expected else round(known.rows * plan.CHANGE_SHARE)
-        return _in_part(known, min(known.read_at_most, known.rows), planned, changed)
-    found, chosen = refreshes(known, expected, max(changed, 1))
-    what = chosen if known.tiled else NAMES[method]
-    return next((c for c in found if c.what == what), None) if changed else found[0]
-
-
-def _in_part(known: Known, compared: int, planned: int, changed: int) -> Candidate:
-    """Of the rows that a budget allows, all by index; so many of them changed."""
-    planned = planned * compared // max(known.rows or 0, 1)
+def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -> Candidate:
+    """Return the comparison of a part, all of it by index, in which so many rows changed."""
+    compared = min(part.rows_max, known.rows or 0)
+    planned = _planned(known, expected) * compared // max(known.rows or 0, 1)
     found = _by_groups(known, compared, planned, changed)
     size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
     took = round(known.line.seconds(size, found.round_trips, rows), 2)
@@ -227,10 +209,9 @@ def _in_part(known: Known, compared: int, planned: int, changed: int) -> Candida
     return Candidate(what, size, found.round_trips, 0, rows, took, again, spent)
 
 
-def _in_tiles(
-    known: Known, tiled: Tiled, ours: int, changed: int
-) -> tuple[tuple[Candidate, ...], str]:
-    chosen, found = f"in {counted(tiled.count, 'tile')}", []
+def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
+    """Return a pass that finds nothing, one that finds so many changes, and its name."""
+    chosen, found, ours = f"in {counted(tiled.count, 'tile')}", [], known.rows or 0
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = tiled.cost(ours, d, known.prices.row)
         pauses = (tiled.count - 1) * tiled.wanted.pause_s
@@ -238,6 +219,11 @@ def _in_tiles(
         again, spent = _rewritten(known, d), _seconds(known, method)
         found.append(Candidate(what, size, trips, 0, ours, took, again, spent))
     return tuple(found), chosen
+
+
+def _planned(known: Known, expected: Expected | None) -> int:
+    """Return how many changes groups are sized for."""
+    return expected.median if expected else round((known.rows or 0) * plan.CHANGE_SHARE)
 
 
 def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
@@ -282,18 +268,6 @@ def _rewritten(known: Known, changed: int) -> int:
     return round(sum(-math.expm1(-changed * rows / n) * size for rows, size in known.files))
 
 
-def _sketch(known: Known, expected: Expected | None) -> Sketch | None:
-    if not known.rows or known.forced in (Method.RANGE, Method.GROUP, Method.FULL):
-        return None
-    return sketch_size.open_sketch(
-        rows=known.rows,
-        bounds=known.bounds,
-        expected=expected,
-        prices=known.prices,
-        line=known.line,
-    )
-
-
 def _fixed(known: Known, sketch: Sketch | None) -> int:
     """What a refresh takes that finds nothing: the opening and an end."""
     slots = sketch.cells if sketch else known.partition.ranges
@@ -320,12 +294,6 @@ def _stall(sketch: Sketch, differing: int, changed: int) -> Stall:
 
 
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
-NAMES = {
-    Method.SKETCH: "by sketch",
-    Method.RANGE: "by ranges",
-    Method.GROUP: "by groups",
-    Method.FULL: "full copy",
-}
 
 
 def expected_slots(slots: int, entries: int) -> float:

@@ -69,6 +69,15 @@ class Method(Enum):
     FULL = "full"
 
 
+# What people and reports call them, in the order in which candidates are listed.
+NAMES = {
+    Method.SKETCH: "by sketch",
+    Method.RANGE: "by ranges",
+    Method.GROUP: "by groups",
+    Method.FULL: "full copy",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What the warehouse answers to a verdict, with what it expects of that: bytes that move, round
@@ -279,11 +288,6 @@ def by_sketch(at: Disagreement) -> PricedChoice | None:
     by_index = sketch.embedding.base is not None
     rows = rows_again(told.shipped(told.likely), told.theirs, by_index=by_index)
     return PricedChoice(Choice(Method.SKETCH, int(likely), rows_read=rows, grid=wanted), worst)
-
-
-def offers(at: Disagreement) -> list[PricedChoice]:
-    """Return what each method offers to go on with."""
-    return [offer for offer in (by_sketch(at), by_range(at), copy(at)) if offer is not None]
 
 
 def rows_again(wanted: float, total: int, *, by_index: bool) -> int:

@@ -14,8 +14,8 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.history import record
 from warehouse_agent.history.record import Checked, note_checked
+from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import modelled
 from warehouse_agent.refresh import repair, restored, schema_change, withheld
 from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion
 from warehouse_agent.refresh.job import Job

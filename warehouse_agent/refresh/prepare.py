@@ -27,9 +27,9 @@ from driftline.ranges import Partition
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
-from warehouse_agent.methods.registry import opening_for
+from warehouse_agent.methods.registry import opening_for, predicted
 from warehouse_agent.planning import choice, notes, prices, update_probability
-from warehouse_agent.planning.candidates import Candidate, Known, predicted
+from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.tiling import Tiled

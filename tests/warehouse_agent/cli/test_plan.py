@@ -26,8 +26,9 @@ from tests.samples.prices import flat
 from warehouse_agent.cli.plan import Forecast, forecast, knots, know, predict
 from warehouse_agent.config import Source, select
 from warehouse_agent.history import record
+from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import Known, expected_slots, modelled
+from warehouse_agent.planning.candidates import Known, expected_slots
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective

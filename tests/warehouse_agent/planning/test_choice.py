@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.harness.expectations import alike, nothing
 from tests.samples.prices import flat
+from warehouse_agent.methods.registry import offers
 from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.change_forecast import Expected
@@ -25,7 +26,6 @@ from warehouse_agent.planning.choice import (
     Method,
     choose,
     floor_bytes,
-    offers,
     partition_for,
     rows_changed,
     shrank,

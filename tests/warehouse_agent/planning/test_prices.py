@@ -9,7 +9,8 @@ from driftline.digests import Digest
 
 from tests.harness.expectations import alike
 from tests.samples.prices import flat
-from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose, offers
+from warehouse_agent.methods.registry import offers
+from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
 from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, learnt
 from warehouse_agent.planning.prices import known as known_at
