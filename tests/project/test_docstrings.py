@@ -20,7 +20,6 @@ ALLOWED: dict[str, int] = {
     "warehouse_agent/cli": 29,
     "warehouse_agent/columns": 36,
     "warehouse_agent/demo": 21,
-    "warehouse_agent/methods": 23,
     "warehouse_agent/planning": 90,
     "warehouse_agent/refresh": 28,
     "warehouse_agent/spark": 12,

@@ -38,16 +38,19 @@ class Wire(Protocol):
     """Transport for one exchange: `channel.Stream`, or a queue in tests."""
 
     @property
-    def agreed(self) -> Agreement: ...
+    def agreed(self) -> Agreement:
+        """Return the protocol and the features that both sides have."""
 
-    def send(self, request: pb.Request) -> None: ...
+    def send(self, request: pb.Request) -> None:
+        """Send a request."""
 
-    def receive(self) -> pb.Reply: ...
+    def receive(self) -> pb.Reply:
+        """Return the next reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an exchange is about, whatever the method.
+    """Terms of an exchange that do not depend on the method.
 
     `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` bounds
     what may be staged, None where nothing does; `within` are the first and last position of a tile,

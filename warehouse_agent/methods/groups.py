@@ -49,7 +49,7 @@ class UnitPiece:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """What else is read where only the named keys are compared: ranges of positions, int64 [n]
+    """Limits of a part, beside the named keys: ranges of positions, int64 [n]
     each, both ends inclusive; and the most rows of all that may be read."""
 
     first: npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ class Grouped:
     part: PartOf | None = None
 
     def described(self) -> pb.Grouping:
-        """As the opening says it."""
+        """Return the description for the opening."""
         said = pb.Grouping(
             span=self.embedding.span,
             hashed=self.embedding.base is None,
@@ -86,7 +86,7 @@ class Grouped:
         return said
 
     def requests(self) -> Iterator[pb.Request]:
-        """The units, for the source."""
+        """Return the messages that carry the units."""
         for at, piece in enumerate(self.pieces):
             last = at == len(self.pieces) - 1
             units = pb.Units(size=piece.size, ks=piece.ks, digests=piece.digests, last=last)
@@ -95,12 +95,12 @@ class Grouped:
             yield pb.Request(units=pb.Units(last=True))
 
     def sums(self) -> UnitSums:
-        """The units, unpacked."""
+        """Return the units, unpacked."""
         span, most = self.embedding.span, UNIT_KEYS_PER_MESSAGE
         return UnitSums([Run(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces])
 
     def ours(self) -> U64:
-        """The k, ascending, below which rows of ours are replaced by what comes."""
+        """Return the k, uint64 [n] ascending, below which rows of ours may be replaced."""
         return np.union1d(self.sums().all_ks(), self.hot)
 
 
@@ -200,7 +200,7 @@ def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) ->
 
 
 def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:
-    """The k below which the source has no row. Raises MalformedMessage."""
+    """Return the k, uint64 [n], below which the source has no row. Raises MalformedMessage."""
     if reply.WhichOneof("message") != "deleted":
         raise MalformedMessage("The deleted keys were expected.")
     most = min(len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX)

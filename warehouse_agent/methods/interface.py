@@ -67,7 +67,7 @@ class WorkingCopy:
         return sum(file.rows for file in self.files)
 
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
-        """Return our rows in the chosen ranges; one Spark job."""
+        """Return our rows in the chosen ranges, bool [ranges]; one Spark job."""
         with self.phase("list"):
             return digests.list_rows(
                 self.spark,
@@ -81,7 +81,7 @@ class WorkingCopy:
             )
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
-        """Return our rows below these k; one Spark job."""
+        """Return our rows below these k, uint64 [n] ascending; one Spark job."""
         with self.phase("list"):
             return digests.list_keys(
                 self.spark, self.files, self.layout, embedding, self.salt, ks=ks

@@ -67,7 +67,7 @@ class RangeSide(Ranged):
         return {}
 
     def open(self, talk: Talk) -> Step:
-        """Open with strata of the range sums."""
+        """Open with strata of the range sums. Raises MalformedMessage."""
         slots = self.sums.short_digests()
         talk.open(self.compared, self.partition, strata=strata(slots, talk.terms.salt).tobytes())
         reply = talk.receive()
@@ -178,7 +178,8 @@ def refine(ours: Ranged, by: int, talk: Talk) -> Listing | None:
 
 
 def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64]]:
-    """Which ranges differ, bool [ranges], and the source's rows in each that does."""
+    """Return which ranges differ, bool [ranges], and the source's rows in each that does, int64
+    [differing ranges]. Raises MalformedMessage."""
     bits, numbers = bytearray(), bytearray()
     is_last = False
     while not is_last:
@@ -200,7 +201,8 @@ def mismatch(receive: Receive, ranges: int) -> tuple[Bools, npt.NDArray[np.int64
 
 
 def row_hashes(receive: Receive) -> Hashes | None:
-    """All row hashes in the order they came; None: too many, everything follows."""
+    """Return all row hashes, uint64 [n], in the order they came; None: too many, everything
+    follows. Raises MalformedMessage."""
     pieces: list[Hashes] = []
     held = 0
     while True:
@@ -230,7 +232,7 @@ def want(talk: Talk, wanted: Bools) -> None:
 
 
 def bitmap(data: bytes, count: int) -> Bools:
-    """bool [count] from its bits under zstd. Raises MalformedMessage."""
+    """Return bool [count] from its bits under zstd. Raises MalformedMessage."""
     raw = _inflate(data, (count + 7) // 8)
     if len(raw) != (count + 7) // 8:
         raise MalformedMessage("A bitmap has another length than what it is about.")
@@ -244,7 +246,7 @@ def multiset_difference(
     their_ranges: npt.NDArray[np.int64],
     their_hashes: Hashes,
 ) -> tuple[Bools, Bools]:
-    """Which of ours they do not have, and which of theirs we do not have, range by range.
+    """Return which of ours they lack, and which of theirs we lack, range by range.
 
     bool [ours], bool [theirs]. Equal pairs cancel one for one, so duplicates count.
     """
@@ -268,7 +270,7 @@ def multiset_difference(
 
 
 def some(listed: Listing, chosen: Bools) -> Listing:
-    """The chosen rows of a listing, bool [rows]."""
+    """Return the chosen rows of a listing, bool [rows]."""
     return Listing(
         listed.ranges[chosen],
         listed.positions[chosen],

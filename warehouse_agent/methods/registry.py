@@ -48,7 +48,7 @@ def offers(at: Disagreement) -> list[PricedChoice]:
 
 
 def compare(ours: OurSide, talk: Talk) -> Outcome:
-    """Converse until the source has finished.
+    """Compare both sides, until the source has finished.
 
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.

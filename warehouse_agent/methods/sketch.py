@@ -53,7 +53,7 @@ class SketchOpening:
         return stalled_ways(known, sketch, changed, offers)
 
     def plan(self, known: Known, expected: Expected | None) -> SketchPlan:
-        """Size the sketch for the expected changes and the rows that were lost."""
+        """Return a sketch for the expected changes and the rows that were lost."""
         return SketchPlan(known.partition, known.costs, _sized(known, expected))
 
 
@@ -149,7 +149,7 @@ class MoreCells:
         return by_sketch(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
-        """Send the cells of the chosen grid."""
+        """Send the cells of the chosen grid. Raises InternalError: there is no sketch."""
         if at.more_cells is None or choice.grid is None:
             raise InternalError("Cells were chosen where there is no sketch.")
         return at.more_cells(talk, choice.grid)

@@ -44,7 +44,7 @@ ROWS_PER_TASK = 500_000  # 24 MB, sorted in an executor
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Which rows are compared: the likeliest, and all in a window of positions, both ends
+    """Rows that are compared: the likeliest, and all in a window of positions, both ends
     inclusive."""
 
     likeliest: Selection
@@ -63,7 +63,8 @@ class Named:
 
 
 def histogram(rows: DataFrame, probability_sql: str, edges: Floats = CLASS_EDGES) -> Histogram:
-    """How many rows are how likely to be updated; one Spark job, one small array from each task.
+    """Count rows by how likely they are to be updated; one Spark job, one small array from
+    each task.
 
     Args:
         probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
@@ -92,7 +93,7 @@ def named(
     count: int,
     part: PartRows | None = None,
 ) -> Named:
-    """These rows, about `count`, in the units of a plan; one Spark job.
+    """Return these rows, about `count`, in the units of a plan; one Spark job.
 
     Args:
         probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.

@@ -88,8 +88,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     """
     base = repair.published(job)
     layout, rows_expected = _layout(job, base, describe)
-    wanted = job.fragment.incremental
-    if wanted is not None:
+    if (wanted := job.fragment.incremental) is not None:
         _check_key(layout, job.name)
     fragment_key = ensure_key(job, base)
     earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
