@@ -357,6 +357,7 @@ def test_cells_per_change(
     assert stalls <= stalls_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.4, 0.55, 0.65, 0.75, 0.85, 0.92])
 def test_what_is_missing_is_enough(share: float) -> None:
     """A table that was too small tells how many changes there are, and is then refined in part."""

@@ -210,6 +210,7 @@ def test_the_estimate_of_the_largest_table(differing: int) -> None:
     assert good >= 0.8 * seeds, f"{good} of {seeds}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1 << 10, 100_000, RANGES_MAX])
 @pytest.mark.parametrize("differing", [1, 7, 100, 900, 30_000])
 def test_the_estimate_is_within_a_third_for_four_of_five_seeds(count: int, differing: int) -> None:

@@ -150,6 +150,7 @@ def test_a_sample_is_of_no_more_cells_than_there_are_or_may_be() -> None:
             cells.differing(bytes(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("third", [200_000, THIRD_CELLS_MAX])
 @pytest.mark.parametrize("load", [0.1, 0.5, 1.0])
 def test_a_sample_tells_the_share_better_than_the_strata(third: int, load: float) -> None:

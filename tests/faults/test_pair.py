@@ -863,6 +863,7 @@ def test_certificates(pair: Pair, tmp_path: Path) -> None:
         served.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "says"),
     [

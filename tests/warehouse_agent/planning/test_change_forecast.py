@@ -219,6 +219,7 @@ def test_a_refresh_at_every_commit_finds_what_the_curators_counted(name):
             assert counted == [found.rows, found.inserted, found.updated, found.deleted]
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize("schedule", Schedule, ids=lambda schedule: schedule.value)
 @pytest.mark.parametrize("name", HISTORIES)
