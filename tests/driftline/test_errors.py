@@ -10,6 +10,7 @@ import grpc
 import pytest
 from driftline import errors, wire_pb2
 from driftline.errors import BY_CODE, GRPC_STATUS, DriftlineError, from_code
+from driftline.limits import COLUMNS_NAMED_MAX
 
 from tests import ROOT
 
@@ -109,6 +110,22 @@ def test_an_error_says_where_what_and_what_to_do() -> None:
     assert errors.SnapshotLost("It changed.", remedy="Wait.").remedy == "Wait."
     details = {"a": "b"}
     assert errors.NotFound("", details=details).details is not details
+
+
+def test_several_errors_of_a_kind_are_one() -> None:
+    one = errors.ValueDoesNotFit("a is xml.", where="orders", remedy="Cast it.")
+    assert errors.together([one], where="elsewhere") is one
+    many = [
+        errors.ValueDoesNotFit(f"c{i} is xml.", remedy="Cast it.", details={"type": f"xml{i}"})
+        for i in range(COLUMNS_NAMED_MAX + 2)
+    ]
+    found = errors.together(many[:2], where="orders")
+    assert type(found) is errors.ValueDoesNotFit
+    assert str(found) == "orders: c0 is xml. c1 is xml. Cast it."
+    assert found.details == {"1. type": "xml0", "2. type": "xml1"}
+    assert errors.together(many, remedy="Leave them out.").remedy == "Leave them out."
+    message = errors.together(many).message
+    assert message.endswith(f"c{COLUMNS_NAMED_MAX - 1} is xml. And 2 more.")
 
 
 def test_every_status_is_one_of_grpc() -> None:

@@ -229,6 +229,16 @@ def test_any_lengths(layout: int, lengths: list[int], more: int) -> None:
             frames.decode(frame(len(lengths), 1, body))
 
 
+def test_a_frame_says_its_size_before_it_is_unpacked() -> None:
+    """What packs worse than zstd packs noise was not packed by it."""
+    sound = header(1, 1, 5) + zstandard.compress(bytes(5))
+    assert frames.head(sound).body_bytes == 5
+    noise = frames.ZSTD_BYTES - (len(sound) - len(header(1, 1, 5))) + 5
+    assert frames.head(sound + bytes(noise)).body_bytes == 5
+    with pytest.raises(FrameDamaged, match="takes 518 packed"):
+        frames.head(sound + bytes(noise + 1))
+
+
 ZEROS = zstandard.compress(bytes(1 << 26))
 PLANES_OF_ONE = struct.pack("<Bi", 1, 60 << 20)
 BOMBS = {

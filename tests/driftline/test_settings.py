@@ -208,6 +208,7 @@ def test_urls_without_a_password(tmp_path: Path, url: str) -> None:
         ("0.0.0.0:7443", ("0.0.0.0", 7443)),
         ("[::1]:0", ("::1", 0)),
         ("erp.example:443", ("erp.example", 443)),
+        ("erp:65535", ("erp", 65535)),
         (f"{'a' * 63}.example.:443", (f"{'a' * 63}.example.", 443)),
     ],
 )
@@ -218,7 +219,7 @@ def test_addresses(tmp_path: Path, address: str, split: tuple[str, int]) -> None
 @pytest.mark.parametrize(
     "address",
     [
-        *("erp", ":1", "erp:", "erp:70000", "::1:7", "http://e:1", "a b:1"),
+        *("erp", ":1", "erp:", "erp:65536", "erp:70000", "::1:7", "http://e:1", "a b:1"),
         *("db..example:1", f"{'a' * 64}.example:1"),
     ],
 )

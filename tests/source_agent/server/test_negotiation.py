@@ -98,6 +98,9 @@ def test_unknown_fields_are_found_in_nested_messages() -> None:
     sent = pb.Request.FromString(request.SerializeToString())
     found = ["Open.50", "Request.50", "Sketch.1000", "Within.50"]
     assert sorted(unknown_fields(sent)) == found
+    columns = [pb.ColumnDescription(name="a"), with_field(pb.ColumnDescription(name="b"))]
+    described = pb.Description.FromString(pb.Description(columns=columns).SerializeToString())
+    assert list(unknown_fields(described)) == ["ColumnDescription.50"]
     with pytest.raises(VersionMismatch, match=r"Within\.50"):
         check_fields(sent)
 

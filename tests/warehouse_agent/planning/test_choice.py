@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.limits import CELLS_TAKEN_MAX, RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
+from driftline.ranges import Partition
 from driftline.sketches import Embedding, Grid, sampled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -535,3 +538,41 @@ def test_behind_too_few_cells_is_the_largest_table() -> None:
     assert sketch.third == THIRD_CELLS_MAX
     assert 0 < 8 * len(sketch.sent or ()) < sketch_size.WORTH * 3_000_000 * 35
     assert cells_for(1.1 * 1_500_000) < sketch.cells
+
+
+def test_the_method_that_is_asked_for_is_taken_however_dear() -> None:
+    case: dict[str, Any] = {
+        "ours": Digest(1_000_000, 1),
+        "theirs": Digest(1_000_000, 2),
+        "ranges": 250_000,
+        "prices": flat(24.0),
+    }
+    assert chosen(**case, differing=3).method is Method.RANGE
+    assert chosen(**case, differing=3, forced=Method.FULL).method is Method.FULL
+    assert chosen(**case, differing=250_000).method is Method.FULL
+    assert chosen(**case, differing=250_000, forced=Method.RANGE).method is Method.RANGE
+
+
+def test_hashed_keys_are_partitioned_evenly_whatever_their_quantiles() -> None:
+    """Quantiles of a version whose key was an integer say nothing of hashes."""
+    quantiles = list(range(1000, 2000))
+    made = partition_for(quantiles, 40_000, integer_key=False)
+    assert made == partition_for([], 40_000, integer_key=False)
+    steps = {b - a for a, b in pairwise(made.starts)}
+    assert len(made.starts) == 1 or len(steps) == 1
+    assert made != partition_for(quantiles, 40_000, integer_key=True)
+
+
+@pytest.mark.parametrize("quantiles", [[0, 63, 64], [-(2**40), 0, 2**40], list(range(0, 9000, 7))])
+def test_an_opening_takes_what_its_message_takes(quantiles: list[int]) -> None:
+    """Beside its strata and what is the same in every opening."""
+
+    def serialised(partition: Partition) -> int:
+        starts = partition.starts
+        steps = [(b - a + 2**63) % 2**64 - 2**63 for a, b in pairwise((0, *starts))]
+        shifts = bytes(partition.shifts)
+        return len(pb.Open(start_steps=steps, shifts=shifts).SerializeToString())
+
+    made = partition_for(quantiles, 40_000, integer_key=True)
+    grown = plan.opening_bytes(made, 2) - plan.opening_bytes(plan.everything(), 2)
+    assert abs(grown - (serialised(made) - serialised(plan.everything()))) <= 2  # their lengths

@@ -100,6 +100,14 @@ def test_a_load_is_of_a_coarser_level_than_a_refresh(level: int) -> None:
         assert known(notes | {"copied_level": damaged}, level=level).copied <= 19.0
 
 
+def test_a_copy_draws_the_price_of_a_changed_row_half_way() -> None:
+    """In proportion: what it costs is between what rows took before and what the copy's took."""
+    notes = told({}, frame_bytes=40 * 1000, shipped=1000, changed=1000)
+    assert known(notes).row == 40.0
+    notes = told(notes, frame_bytes=10 * 1000, shipped=1000, copy=True)
+    assert known(notes).row == pytest.approx(20.0)
+
+
 def test_a_copy_of_few_rows_tells_little_of_one_of_many() -> None:
     notes = told({}, frame_bytes=100 * 35, shipped=100, copy=True)
     assert known(notes).copy(100) == pytest.approx(100 * 35)
