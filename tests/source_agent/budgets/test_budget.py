@@ -44,6 +44,37 @@ def test_a_wait_ends_when_the_exchange_does() -> None:
     Governor(Budget()).wait_rows(10_000, stop)
 
 
+def test_an_adopted_budget_counts_at_once() -> None:
+    """For exchanges that are running, too: raised, lowered and removed rates."""
+    stop = threading.Event()
+    stop.set()  # whoever would have to wait is stopped
+    governor = Governor(Budget(rows_per_second=1, bytes_per_second=1))
+    governor.adopt(Budget(rows_per_second=1, readers=4))
+    governor.wait_bytes(10_000, stop)
+    with pytest.raises(Stopped):
+        governor.wait_rows(10_000, stop)
+    assert governor.pool.size == 3, "the process that serves reads, too"
+    governor.adopt(Budget(bytes_per_second=1))
+    governor.wait_rows(10_000, stop)
+    with pytest.raises(Stopped):
+        governor.wait_bytes(10_000, stop)
+    assert governor.pool.size == 0
+    governor.adopt(Budget(bytes_per_second=1e6))
+    governor.wait_bytes(10_000, stop)
+
+
+def test_the_same_rate_is_not_granted_again() -> None:
+    stop = threading.Event()
+    governor = Governor(Budget(rows_per_second=100, bytes_per_second=100), clock=lambda: 0.0)
+    governor.wait_rows(100, stop)  # a second's worth at once
+    governor.wait_bytes(100, stop)
+    governor.adopt(Budget(rows_per_second=100, bytes_per_second=100, readers=2))
+    stop.set()
+    for wait in (governor.wait_rows, governor.wait_bytes):
+        with pytest.raises(Stopped):
+            wait(1, stop)
+
+
 def test_the_pause_file_works_in_the_middle_of_a_scan(tmp_path: Path) -> None:
     make_orders(tmp_path / "erp.db", [(n, "x" * 100) for n in range(60_000)])
     limits = '[limits]\npause_file = "pause"\n'

@@ -8,7 +8,7 @@ import numpy as np
 from driftline.columns import gather
 from driftline.digests import Mixed
 from driftline.ranges import Partition, RangeSums, uniform
-from driftline.sketches import Embedding
+from driftline.sketches import Cells, Embedding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from tests.harness.agents import SALT
 
 THIRD = 720
 EMBEDDING = Embedding(1 << 20, 0)
+POSITIONS = st.integers(-(2**63), 2**63 - 1) | st.integers(0, EMBEDDING.span - 1)
 
 
 class Filled:
@@ -51,9 +52,17 @@ def hashed(rows: list[tuple[int, int]]) -> Hashed:
     return Hashed.of(Batch(gather([]), where, Mixed(hashes, hashes ^ np.uint64(7))))
 
 
+def reference(rows: list[tuple[int, int]]) -> Cells:
+    """The cells of embedded rows, added one by one; k is the position itself."""
+    cells = Cells(THIRD)
+    for where, row_hash in rows:
+        cells.add(np.array([where], np.uint64), np.array([row_hash], np.uint64), SALT)
+    return cells
+
+
 @given(
     st.lists(
-        st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2)),
+        st.tuples(POSITIONS, st.integers(0, 2**64 - 1), st.integers(0, 2)),
         max_size=60,
     ),
 )
@@ -65,7 +74,10 @@ def test_rows_are_added_in_any_order(rows: list[tuple[int, int, int]]) -> None:
         part = hashed([row[:2] for row in rows if row[2] == number])
         ours.add(pickle.loads(pickle.dumps(part)))
     assert_equal(ours, whole)
-    assert whole.sketch.outside == sum(not 0 <= where < EMBEDDING.span for where, _, _ in rows)
+    embedded = [(w, h) for w, h, _ in rows if 0 <= w < EMBEDDING.span]
+    assert whole.sketch.outside == len(rows) - len(embedded)
+    cells = reference(embedded)
+    assert whole.sketch.cells.to_bytes() == cells.to_bytes()
 
 
 def test_sums_are_those_of_the_ranges() -> None:

@@ -218,6 +218,12 @@ def test_one_client_has_a_number_of_connections() -> None:
         admission.establish(connection, "lake")
     assert admission.shed() is opened[-1], "the one above its number is as good as unknown"
     assert admission.shed() is None
+    # A place that is left is free again.
+    admission.leave(opened[0])
+    again = arrive(admission, "a")
+    admission.establish(again, "lake")
+    assert admission.shed() is None
+    assert again.client == "lake"
 
 
 @pytest.mark.parametrize(
