@@ -20,10 +20,10 @@ ALLOWED: dict[str, int] = {
     "warehouse_agent/cli": 29,
     "warehouse_agent/columns": 36,
     "warehouse_agent/demo": 21,
-    "warehouse_agent/planning": 90,
-    "warehouse_agent/refresh": 28,
+    "warehouse_agent/planning": 89,
+    "warehouse_agent/refresh": 27,
     "warehouse_agent/spark": 12,
-    "warehouse_agent/transport": 10,
+    "warehouse_agent/transport": 9,
 }
 
 
