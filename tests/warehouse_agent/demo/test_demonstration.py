@@ -23,8 +23,10 @@ from warehouse_agent.demo.source import TABLES, SQLite, Table, change
 MARK = "DRIFTLINE_TEST_DEMO"
 WAIT_S_MAX = 60.0
 # What a sketch takes is chance (`conftest.pytest_runtest_setup`): the same one in every run.
+# Names of sockets stay random: another run of this test on the machine has them, too.
 SEEDED = """
-import random, secrets
+import os, random, secrets
+secrets.token_hex = lambda count=32: os.urandom(count).hex()
 drawn = random.Random("a demonstration")
 secrets.randbits, secrets.token_bytes = drawn.getrandbits, drawn.randbytes
 """
