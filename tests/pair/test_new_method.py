@@ -1,0 +1,100 @@
+"""A minimal new method through both agents: comparison by the total alone.
+
+It is one class and one entry of the registry on either side (the source's class is that of
+`tests/conformance/test_new_method`): runner, preparation, price, report and finish know it by the
+interface. A product method has three types where this one is its own plan and its own side.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driftline.digests import Digest
+from pyspark.sql import SparkSession
+
+from source_agent.methods import registry as source_registry
+from tests import ROOT
+from tests.conformance.test_new_method import TotalCompared
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair
+from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from warehouse_agent.methods import registry
+from warehouse_agent.methods.conversation import Talk
+from warehouse_agent.methods.interface import Offers, Step, WorkingCopy
+from warehouse_agent.planning.candidates import Candidate, Known, Whole, load
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import Method, everything
+from warehouse_agent.tasks import digests
+from warehouse_agent.tasks.difference import Everything
+
+
+class ByTotal:
+    """Our total goes up; where it is not the source's, every row comes."""
+
+    method, stalls = Method.FULL, False
+    compared = rest = Digest()
+
+    def supports(self, known: Known) -> bool:
+        return bool(known.rows) and isinstance(known.scope, Whole)
+
+    def price(
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> tuple[tuple[Candidate, ...], str]:
+        found = load(known)
+        return (found, found), found.what
+
+    def plan(self, known: Known, expected: Expected | None) -> ByTotal:
+        return self
+
+    def reduce(self, copy: WorkingCopy) -> ByTotal:
+        self.compared = digests.total(copy.spark, copy.files, copy.layout, copy.salt)
+        return self
+
+    def notes(self) -> dict[str, object]:
+        return {}
+
+    def open(self, talk: Talk) -> Step:
+        talk.open(self.compared, everything())
+        return talk.finished(talk.receive(), Everything(), self.method)
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    for table in (ORDERS, ITEMS):
+        legacy.execute(table.format(**TYPES["sqlite"]))
+    fill(legacy, 500)
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        yield made
+    legacy.close()
+
+
+def test_a_method_by_total(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.refresh("orders")
+    ours = (registry.OPENINGS[0], ByTotal(), *registry.OPENINGS[1:])
+    monkeypatch.setattr(registry, "OPENINGS", ours)
+    answers = (TotalCompared, *source_registry.ANSWERS)
+    monkeypatch.setattr(source_registry, "ANSWERS", answers)
+    quiet = pair.refresh("orders")
+    assert (quiet.version, quiet.round_trips, quiet.rows_changed) == (0, 1, 0)
+    counts = edit(pair.legacy, 1)
+    found = pair.refresh("orders")
+    assert (found.rows_inserted, found.rows_updated, found.rows_deleted) == counts
+    assert (found.version, found.method, found.round_trips, found.proof) == (1, "full", 1, "total")
+    pair.check("orders")
+
+
+def test_nothing_outside_methods_knows_a_method_of_the_warehouse() -> None:
+    """But for tiles, whose auxiliary table holds range sums."""
+    methods = {"full_copy", "groups", "ranges", "sketch", "unit_assignment", "units"}
+    knowing = set()
+    for path in (ROOT / "warehouse_agent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and path.parent.name != "methods":
+                names = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+                if names & {f"warehouse_agent.methods.{method}" for method in methods}:
+                    knowing.add(str(path.relative_to(ROOT)))
+    assert knowing == {"warehouse_agent/refresh/tiled.py"}
