@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.expect import (
@@ -116,10 +116,13 @@ def test_only_the_newest_refreshes_count(older, history, rows, elapsed_s):
 
 
 @given(small, st.integers(1_000, 10**7), st.integers(0, 60))
+@example([7, *[6] * 4, *[1] * 15], 1_000, 20)
 def test_one_bulk_change_hardly_moves_the_median(changes, bulk, place):
+    """Its own size is never expected again. But it raises the level, so that a busier season of the
+    same table resembles the present: the median may rise to what was seen in that season."""
     before = daily(changes).median
     after = daily([*changes[:place], bulk, *changes[place:]]).median
-    assert before / 3 - 1 <= after <= 3 * before + 1
+    assert before / 3 - 1 <= after <= max(3 * before + 1, *changes)
 
 
 def test_a_bulk_change_is_forgotten_but_not_excluded():
