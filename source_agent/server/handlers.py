@@ -79,11 +79,13 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
         for message in requests:
             return message
     except grpc.RpcError:
-        if is_late.is_set():
-            raise LimitExceeded(f"The client did not say in {OPEN_S:g} s what it asks.") from None
-        raise
+        if not is_late.is_set():
+            raise
     finally:
         timer.cancel()
+    # gRPC ends a call that is cancelled by an error, or as if the client had sent all it would.
+    if is_late.is_set():
+        raise LimitExceeded(f"The client did not say in {OPEN_S:g} s what it asks.")
     raise MalformedMessage("A call came without its request.")
 
 
