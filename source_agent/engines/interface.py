@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
 BATCH_S = 1.0  # and here when they come slowly: what was read is counted and seen
 
 Rows = list[bytes]
+Ask = Callable[..., list[tuple[Any, ...]]]  # a session's `ask`: an SQL text, then its values
 
 
 class Consistency(Enum):

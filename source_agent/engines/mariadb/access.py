@@ -6,7 +6,7 @@ which shows a login its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from driftline.errors import (
@@ -18,7 +18,7 @@ from driftline.errors import (
 )
 from pymysql import Error, OperationalError
 
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Ask, Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.mariadb import settings, types
 from source_agent.engines.mariadb.sql import (
     MARK,
@@ -34,8 +34,6 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.relations import join_name, plan_of, quote, split_name
 from source_agent.printable import counted
-
-Ask = Callable[..., list[tuple[str | None, ...]]]
 
 USER_PRIVILEGES = """
 SELECT 'on everything', privilege_type, is_grantable FROM information_schema.user_privileges"""

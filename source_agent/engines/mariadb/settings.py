@@ -9,10 +9,9 @@ Not found: a function that changes a variable and restores it before the same ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from source_agent.engines.interface import Limits, Relation, TimeLimit
+from source_agent.engines.interface import Ask, Limits, Relation, TimeLimit
 from source_agent.engines.mariadb.sql import (
     DRIVER,
     SETTINGS,
@@ -23,7 +22,6 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.relations import changed_setting
 
-Ask = Callable[..., list[tuple[str | None, ...]]]
 Shown = tuple[str | None, ...]
 
 WATCHED: Final = (

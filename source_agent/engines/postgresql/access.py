@@ -10,8 +10,8 @@ INSERT in her log, rolled back or not, has been lied to.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from driftline.errors import (
     ConfigurationError,
@@ -24,7 +24,15 @@ from driftline.errors import (
 )
 from psycopg import Error, OperationalError, errors, pq
 
-from source_agent.engines.interface import Fingerprint, Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import (
+    Ask,
+    Fingerprint,
+    Limits,
+    Listed,
+    Privilege,
+    Relation,
+    Shape,
+)
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.sql import (
     EXPLAIN,
@@ -36,8 +44,6 @@ from source_agent.engines.postgresql.sql import (
 )
 from source_agent.engines.relations import join_name, quote, split_name
 from source_agent.printable import counted
-
-Ask = Callable[..., list[tuple[Any, ...]]]
 
 ROLE = """
 SELECT rolname::pg_catalog.text, rolsuper, rolcreatedb, rolcreaterole, rolreplication, rolbypassrls,

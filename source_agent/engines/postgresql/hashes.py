@@ -16,20 +16,18 @@ rows that exchange a value. It serves here only before PostgreSQL 18, for a reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from driftline.fingerprints import NULLS_PER_WORD
 from driftline.lookup3 import hash_spans, hash_words
 from psycopg import Error
 
-from source_agent.engines.interface import Relation, Shape
+from source_agent.engines.interface import Ask, Relation, Shape
 from source_agent.engines.postgresql.sql import EXPLAIN, scan_sql
 from source_agent.engines.relations import ReadColumn, refused_fingerprint
-
-Ask = Callable[..., list[tuple[Any, ...]]]
 
 SEED: Final = "SELECT pg_catalog.set_config('driftline.seed', %s, true)"
 FUNCTIONS: Final = """

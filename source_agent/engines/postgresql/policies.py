@@ -20,15 +20,14 @@ Rejected: the tables in a plan. One that a policy hides altogether is not in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import blake3
 from psycopg import Error
 
+from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import EXPLAIN
 from source_agent.engines.row_security import Policy, RowSecurity
-
-Ask = Callable[..., list[tuple[Any, ...]]]
 
 PROBE: Final = "SAVEPOINT driftline_probe"
 PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"

@@ -27,14 +27,11 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from driftline.errors import SnapshotLost
 
-from source_agent.engines.interface import Relation
-
-Ask = Callable[..., list[tuple[Any, ...]]]
+from source_agent.engines.interface import Ask, Relation
 
 # Below 16384 are the system's own. A relation unknown to the snapshot has come after it; a name, a
 # file or a column that differs, of one that is locked, was changed after it. The file of what has

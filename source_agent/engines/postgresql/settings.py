@@ -10,13 +10,10 @@ Not found: a function that changes a setting and restores it before the same row
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from source_agent.engines.interface import Relation
+from source_agent.engines.interface import Ask, Relation
 from source_agent.engines.relations import changed_setting
-
-Ask = Callable[..., list[tuple[Any, ...]]]
 
 # The session's settings: text forms must not depend on server, database or role. IntervalStyle
 # `postgres` prints every interval losslessly (sql_standard is ambiguous with mixed signs). One

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from source_agent.cli.check import as_text, check
 from source_agent.config import load as load_file
-from source_agent.engines.interface import Fingerprint, Limits, Relation, Rows, Session, Shape
+from source_agent.engines.interface import Ask, Fingerprint, Limits, Relation, Rows, Session, Shape
 from source_agent.engines.postgresql import hashes as postgresql_hashes
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.sql import copy_of
@@ -252,7 +252,7 @@ def test_what_the_hash_of_a_record_does_not_see(legacy: OfPostgreSQL) -> None:
 
 
 def test_other_servers_are_refused_by_name() -> None:
-    def asked(*answers: tuple[Any, ...]) -> postgresql_hashes.Ask:
+    def asked(*answers: tuple[Any, ...]) -> Ask:
         left = iter(answers)
         return lambda sql, *values: [next(left)]
 
