@@ -114,7 +114,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class ServedRelation:
     """A relation and the clients that may have it (a URI or DNS name of the certificate, exactly);
     None: all."""
 
@@ -133,7 +133,7 @@ class SourceConfig:
     database: Database
     server: Endpoint
     budget: Budget
-    relations: Mapping[str, Publication]
+    relations: Mapping[str, ServedRelation]
 
 
 def load(path: Path | str) -> SourceConfig:
@@ -144,7 +144,7 @@ def load(path: Path | str) -> SourceConfig:
     """
     top = read(Path(path), _TOP)
     published = top.tables("relations", _RELATION)
-    relations = {name: _publication(name, table) for name, table in published.items()}
+    relations = {name: _served_relation(name, table) for name, table in published.items()}
     return SourceConfig(
         path=top.file,
         database=_database(top.table("database", _DATABASE)),
@@ -244,7 +244,7 @@ def _quiet(table: Table, text: str) -> Quiet:
     return Quiet(start, end if hours[2] != 24 else time.max)
 
 
-def _publication(name: str, table: Table) -> Publication:
+def _served_relation(name: str, table: Table) -> ServedRelation:
     if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
         raise table.error(
             "", f"A relation's name is 1 to {NAME_BYTES_MAX} bytes of printable text."
@@ -276,7 +276,7 @@ def _publication(name: str, table: Table) -> Publication:
         fingerprint=_fingerprint(table),
     )
     allow = table.texts("allow")
-    return Publication(relation, None if allow is None else frozenset(allow))
+    return ServedRelation(relation, None if allow is None else frozenset(allow))
 
 
 def _fingerprint(table: Table) -> Fingerprint:

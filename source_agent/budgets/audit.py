@@ -30,7 +30,7 @@ _MODE = 0o640
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """Outcome of one request for one relation.
 
     `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code. `relation` is empty
@@ -65,9 +65,9 @@ class Answer:
         elif kind == "finished":
             self.outcome = "equal" if reply.finished.equal else "sent"
 
-    def entry(self, client: str, relation: str, seconds: float) -> Entry:
+    def entry(self, client: str, relation: str, seconds: float) -> AuditEntry:
         """The line about it."""
-        return Entry(
+        return AuditEntry(
             client=client,
             relation=relation,
             outcome=self.outcome,
@@ -94,7 +94,7 @@ class Audit:
                 where="server.audit_file",
             ) from None
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: AuditEntry) -> None:
         facts = asdict(entry)
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)

@@ -64,7 +64,7 @@ class LimitReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Everything that `check` prints."""
 
     database: str
@@ -89,7 +89,7 @@ class Report:
         return sum(relation.error is None for relation in self.relations)
 
 
-def check(config: SourceConfig, engine: Engine) -> Report:
+def check(config: SourceConfig, engine: Engine) -> CheckReport:
     """Look at [server] and ask the catalogues.
 
     Raises:
@@ -104,7 +104,7 @@ def check(config: SourceConfig, engine: Engine) -> Report:
         raise
 
 
-def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> Report:
+def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -> CheckReport:
     relations = [published.relation for published in config.relations.values()]
     session = engine.open()
     try:
@@ -119,7 +119,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
                 session = engine.open()
     finally:
         session.close()
-    return Report(
+    return CheckReport(
         database=engine.name,
         login=make_url(config.database.url).username or "",
         as_of=as_of,
@@ -189,12 +189,12 @@ def _fingerprint(session: Session, shape: Shape) -> str:
     return 'made by the agent; fingerprint = "database" is possible'
 
 
-def as_json(report: Report) -> dict[str, object]:
+def as_json(report: CheckReport) -> dict[str, object]:
     """For `--json`: the report with `ok` and how many relations can be served."""
     return {"ok": not report.failed, "served": report.served, **asdict(report)}
 
 
-def as_text(report: Report) -> str:
+def as_text(report: CheckReport) -> str:
     """For people."""
     lines = ["server"]
     lines += [
@@ -226,7 +226,7 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _verdict(report: Report) -> list[str]:
+def _verdict(report: CheckReport) -> list[str]:
     problems = sum(found.problem for found in report.server)
     says = f"[server] has {counted(problems, 'problem')}: the agent could not serve as it is."
     every = counted(len(report.relations), "relation")

@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Proposal:
     """One table or view: how it can be published, or the reason why not."""
 
     name: str
@@ -81,14 +81,14 @@ class Made:
 
     files: tuple[Path, ...]
     published: int
-    offered: int
+    found: int
     password_to_write: str | None = None
 
     def __str__(self) -> str:
-        if self.published == self.offered:
+        if self.published == self.found:
             return f"{counted(self.published, 'relation')} can be served"
         return (
-            f"{self.published} of {counted(self.offered, 'relation')} can be served; what cannot "
+            f"{self.published} of {counted(self.found, 'relation')} can be served; what cannot "
             f"stands in {self.files[0].name} as a comment, with the reason"
         )
 
@@ -108,12 +108,12 @@ def init(request: Request) -> Made:
     secret = config.with_name(re.sub(r"[^A-Za-z0-9_.-]", "_", login) + ".password")
     _refuse_existing(request, [config, script])
     engine, prompted = _connected(request, url)
-    offers = _offers(engine, request.patterns)
+    proposals = _proposals(engine, request.patterns)
     is_own = is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
     # Without --login a URL that names no user stays so: ACCOUNT may not exist.
-    text = _text(request, url if is_own else url.set(username=login), kept, offers)
-    relations = [o.shape.relation for o in offers if o.shape is not None]
+    text = _text(request, url if is_own else url.set(username=login), kept, proposals)
+    relations = [o.shape.relation for o in proposals if o.shape is not None]
     grants = engine.grants(relations, login=login, connections=connections(Budget()))
     written: list[tuple[Path, str, int | None]] = [(config, text, None), (script, grants, None)]
     if prompted is not None and is_own:
@@ -122,7 +122,7 @@ def init(request: Request) -> Made:
     for path, content, mode in written:
         _write(path, content, mode, force=request.force)
     files = tuple(path for path, _, _ in written)
-    return Made(files, len(relations), len(offers), None if is_own else secret.name)
+    return Made(files, len(relations), len(proposals), None if is_own else secret.name)
 
 
 def _checked(request: Request) -> URL:
@@ -202,7 +202,7 @@ def _password(request: Request) -> str | None:
     return Table(Path("--password-file"), "", values, None).password("password_file", "DATABASE")
 
 
-def _offers(engine: Engine, patterns: Sequence[str]) -> list[Offer]:
+def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:
     every = engine.listed()
     chosen = [
         listed
@@ -222,7 +222,7 @@ def _offers(engine: Engine, patterns: Sequence[str]) -> list[Offer]:
             remedy=nearest(patterns[0], known) if known else "Is it the right database?",
         )
     times = Counter(listed.name for listed in chosen)
-    offers = []
+    proposals = []
     session = engine.open()
     try:
         for listed in chosen:
@@ -230,17 +230,17 @@ def _offers(engine: Engine, patterns: Sequence[str]) -> list[Offer]:
             relation = Relation(name, table=listed.table, key=listed.key or None)
             try:
                 _check_name(name)
-                offers.append(Offer(name, listed, session.describe(relation)))
+                proposals.append(Proposal(name, listed, session.describe(relation)))
             except DriftlineError as error:
                 if error.is_retryable:
                     raise
                 reason = f"{error.message} {error.remedy}".strip()
-                offers.append(Offer(name, listed, None, reason))
+                proposals.append(Proposal(name, listed, None, reason))
                 session.close()  # the statement that failed may have ended the transaction
                 session = engine.open()
     finally:
         session.close()
-    return offers
+    return proposals
 
 
 def _check_name(name: str) -> None:
@@ -266,7 +266,7 @@ def _kept_password(
     return secret.name, is_prompted or not is_own
 
 
-def _text(request: Request, url: URL, kept: tuple[str, bool], offers: Sequence[Offer]) -> str:
+def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequence[Proposal]) -> str:
     lines = [
         "# The DBA's file, made by `driftline-source init`. Relative paths resolve against it.",
         "[database]",
@@ -289,25 +289,25 @@ def _text(request: Request, url: URL, kept: tuple[str, bool], offers: Sequence[O
         "# Each relation is published to every certificate of client_ca, unless it names some:",
         '# allow = ["spiffe://driftline/warehouse/warehouse"]',
     ]
-    for offer in offers:
-        lines += ["", *_relation_lines(offer)]
+    for proposal in proposals:
+        lines += ["", *_relation_lines(proposal)]
     return "\n".join(lines) + "\n"
 
 
-def _relation_lines(offer: Offer) -> Iterator[str]:
-    name = offer.name if _BARE_KEY.fullmatch(offer.name) else _quoted(offer.name)
-    table = f"table = {_quoted(offer.listed.table)}"
-    if offer.shape is None:
+def _relation_lines(proposal: Proposal) -> Iterator[str]:
+    name = proposal.name if _BARE_KEY.fullmatch(proposal.name) else _quoted(proposal.name)
+    table = f"table = {_quoted(proposal.listed.table)}"
+    if proposal.shape is None:
         yield f"# [relations.{_comment(name)}]"
         yield f"# {_comment(table)}"
-        yield f"# is not published: {_comment(offer.reason)}"
+        yield f"# is not published: {_comment(proposal.reason)}"
         return
-    shape = offer.shape
+    shape = proposal.shape
     rows = counted(shape.rows_expected, "row")
     yield f"[relations.{name}]" + (f"    # about {rows}" if shape.rows_expected else "")
     yield table
-    if offer.listed.key:
-        key = ", ".join(map(_quoted, offer.listed.key))
+    if proposal.listed.key:
+        key = ", ".join(map(_quoted, proposal.listed.key))
         yield f"key = [{key}]    # of a unique index; the table has no primary key"
     for note in shape.notes:
         yield f"# {_comment(note)}"

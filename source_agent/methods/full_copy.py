@@ -17,7 +17,7 @@ from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening, strata_in
 
 
-class EverythingShipped:
+class EverythingSent:
     """The answer to an opening of no rows."""
 
     @classmethod
@@ -34,11 +34,11 @@ class EverythingShipped:
         hear: Hear,  # noqa: ARG002 - the opening says all
     ) -> Generator[pb.Reply, None, Answered]:
         """Ship every row."""
-        total = yield from ship_everything(scan)
+        total = yield from send_everything(scan)
         return Answered(total, equal=total == scan.ours)
 
 
-def ship_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
+def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     """Ship all rows in one scan, in key order where that is free; return their digest."""
     scan.reader.tally.phase = "ship"
     total = Digest()
@@ -49,12 +49,12 @@ def ship_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     return total
 
 
-def ship_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, None, Answered]:
+def send_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, None, Answered]:
     """Ship all rows after they were compared.
 
     Raises:
         SnapshotLost: they are not the rows that were compared.
     """
-    total = yield from ship_everything(scan)
+    total = yield from send_everything(scan)
     scan.reader.check_snapshot(total == at.sums.total)
     return Answered(total)

@@ -28,7 +28,7 @@ from driftline.units import UnitSums, refines
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
-from source_agent.methods.row_hashes import mismatch, send_hashes, ship_wanted
+from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.batches import Batch, Identified, Positions, join_neighbours
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a key
@@ -156,7 +156,7 @@ class Regrouping:
         asked[np.flatnonzero(keep)[request_validation.wanted(hear, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
-        yield from ship_wanted(
+        yield from send_wanted(
             self._reader, self._shipper, found, wanted, total=self._rows_to_search
         )
 

@@ -22,10 +22,10 @@ from driftline.limits import ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, estimate_differing, strata
 
 from source_agent.methods import request_validation
-from source_agent.methods.full_copy import ship_again
+from source_agent.methods.full_copy import send_again
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
-from source_agent.methods.row_hashes import mismatch, send_hashes, ship_wanted
+from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Identified, Positions
 
@@ -103,7 +103,7 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
     hashed = reading & (ours != 0)
     if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
         yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
-        return (yield from ship_again(scan, at, hear))
+        return (yield from send_again(scan, at, hear))
     found = yield from _identify(scan, at.partition, coarse, by, reading=reading, hashed=hashed)
     total = at.sums.total
     if not found.hashes:
@@ -112,7 +112,7 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
     order, hashes = found.in_order()
     yield from send_hashes(hashes)
     wanted = order[request_validation.wanted(hear, len(hashes))]
-    yield from ship_wanted(scan.reader, scan.shipper, found, wanted, total=total.count)
+    yield from send_wanted(scan.reader, scan.shipper, found, wanted, total=total.count)
     return Answered(total)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from driftline import wire_pb2 as pb
 
-from source_agent.methods.full_copy import EverythingShipped, ship_again
+from source_agent.methods.full_copy import EverythingSent, send_again
 from source_agent.methods.groups import GroupsCompared
 from source_agent.methods.interface import Continuing, MethodAnswer
 from source_agent.methods.ranges import RangesCompared, refine
@@ -18,11 +18,11 @@ from source_agent.methods.sketch import SketchDecoded
 ANSWERS: tuple[type[MethodAnswer], ...] = (
     GroupsCompared,
     SketchDecoded,
-    EverythingShipped,
+    EverythingSent,
     RangesCompared,
 )
 # By the kind of the request that asks for them.
-CONTINUATIONS: Mapping[str, Continuing] = {"whole": ship_again, "digests": refine}
+CONTINUATIONS: Mapping[str, Continuing] = {"whole": send_again, "digests": refine}
 
 
 def answer_to(opening: HeardOpening) -> MethodAnswer:

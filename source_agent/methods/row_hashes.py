@@ -46,7 +46,7 @@ def send_hashes(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
     yield pb.Reply(hashes_end=pb.HashesEnd())
 
 
-def ship_wanted(
+def send_wanted(
     reader: Reader,
     shipper: Shipper,
     found: Identified,
@@ -68,7 +68,7 @@ def ship_wanted(
         return
     reader.tally.phase = "ship"
     if found.blocks is not None:
-        yield from _ship_held(reader, shipper, found.blocks, wanted)
+        yield from _send_held(reader, shipper, found.blocks, wanted)
         yield from shipper.flush()
         return
     hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
@@ -83,7 +83,7 @@ def ship_wanted(
     reader.check_snapshot(not left.any())
 
 
-def _ship_held(
+def _send_held(
     reader: Reader, shipper: Shipper, blocks: list[Block], wanted: npt.NDArray[np.int64]
 ) -> Iterator[pb.Reply]:
     """Ship the wanted rows, int64 [n] of all rows in these blocks."""

@@ -34,8 +34,8 @@ from collections.abc import Callable
 from source_agent.printable import counted
 from source_agent.server.admission import (
     HELLO_BYTES_MAX,
-    Admission,
     Connection,
+    ConnectionTable,
     has_begun,
     origin_of,
 )
@@ -77,7 +77,7 @@ class Acceptor:
         self._listening = _listen(host, port)
         self.port: int = self._listening[0].getsockname()[1]
         self._is_tls, self._backend = is_tls, backend
-        self._admission = Admission()
+        self._admission = ConnectionTable()
         self._lines: dict[Connection, _Line] = {}
         self._names: dict[str, Connection] = {}
         self._selector = selectors.DefaultSelector()

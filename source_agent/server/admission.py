@@ -39,7 +39,7 @@ class Connection:
     client: str | None = None  # once established
 
 
-class Admission:
+class ConnectionTable:
     """The connections there are."""
 
     def __init__(self) -> None:

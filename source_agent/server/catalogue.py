@@ -16,7 +16,7 @@ from driftline.negotiation import check_protocol
 
 from source_agent.budgets.audit import Audit
 from source_agent.budgets.budget import Governor
-from source_agent.config import Budget, Publication, SourceConfig, load
+from source_agent.config import Budget, ServedRelation, SourceConfig, load
 from source_agent.engines.interface import Engine, Shape
 from source_agent.printable import counted
 
@@ -32,7 +32,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Source:
+class AgentState:
     """State shared by every conversation of an agent. `reload` replaces `config` as a whole."""
 
     config: SourceConfig
@@ -41,7 +41,7 @@ class Source:
     audit: Audit
     heartbeat_s: float
 
-    def publication(self, name: str, protocol: int, client: Client) -> Publication:
+    def served_relation(self, name: str, protocol: int, client: Client) -> ServedRelation:
         """What is published under a name to this client. Contacts no database.
 
         Raises:

@@ -42,7 +42,7 @@ from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.engines.interface import Relation, Shape
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.methods.request_validation import check_release, out_of_place
-from source_agent.server.catalogue import Client, Source, describe
+from source_agent.server.catalogue import AgentState, Client, describe
 from source_agent.server.outbox import Outbox
 from source_agent.server.refusal import known, refusal
 
@@ -59,7 +59,7 @@ class Conversation:
 
     def __init__(
         self,
-        source: Source,
+        source: AgentState,
         client: Client,
         requests: Iterator[pb.Request],
         *,
@@ -209,7 +209,7 @@ class Conversation:
 
     def _compare(self, opening: pb.Open, answer: Answer) -> None:
         source = self._source
-        published = source.publication(opening.relation, opening.protocol, self._client)
+        published = source.served_relation(opening.relation, opening.protocol, self._client)
         self._is_accepted = True
         source.governor.check()
         if self._session is None:

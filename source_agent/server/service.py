@@ -37,14 +37,14 @@ from driftline.limits import (
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
 from grpc_health.v1 import health, health_pb2
 
-from source_agent.budgets.audit import Audit, Entry
+from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import Places, too_many
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Relation, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.heap import keep_heap_small
-from source_agent.server.catalogue import Client, Source, describe
+from source_agent.server.catalogue import AgentState, Client, describe
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import abort, add_handlers, one_message
 from source_agent.server.refusal import known
@@ -60,7 +60,7 @@ _log = logging.getLogger("driftline.source")
 class Servicer(wire_pb2_grpc.SourceServicer):
     """The two calls of wire.proto."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: AgentState) -> None:
         self.source = source
         # Called when a call arrives from a client. The transport, which is made later, sets it.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
@@ -118,7 +118,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             relations = source.config.relations.items()
             reply.relations.extend(n for n, p in relations if p.admits(client.names))
             return reply
-        published = source.publication(request.relation, request.protocol, client)
+        published = source.served_relation(request.relation, request.protocol, client)
         source.governor.check()
         with self._asked.taken(client.label, wait_s=DESCRIBE_WAIT_S):
             shape = self._shape(published.relation, context)
@@ -192,7 +192,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
     ) -> None:
         self.source.audit.write(
-            Entry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
+            AuditEntry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
         )
 
     def _client(self, context: grpc.ServicerContext) -> Client:
@@ -255,7 +255,7 @@ def start(
     """
     if engine is None:
         engine = connect(config.database.url, config.database.password, config.database.limits)
-    source = Source(
+    source = AgentState(
         config,
         engine,
         governor or Governor(config.budget),

@@ -25,7 +25,7 @@ from driftline.ranges import uniform
 from source_agent.engines.interface import Session
 from source_agent.methods import registry
 from source_agent.methods.comparison import Comparison, Tally
-from source_agent.methods.full_copy import ship_everything
+from source_agent.methods.full_copy import send_everything
 from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.accumulators import RangeTotals
@@ -50,7 +50,7 @@ class TotalCompared:
         scan.fill(totals)
         if totals.sums.total == scan.ours:
             return Answered(scan.ours, equal=True)
-        return Answered((yield from ship_everything(scan)))
+        return Answered((yield from send_everything(scan)))
 
 
 @pytest.fixture

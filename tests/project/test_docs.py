@@ -31,7 +31,7 @@ from driftline import errors
 from driftline.types import WIDTHS, parse_type
 
 from source_agent import config as source_configure
-from source_agent.budgets.audit import Entry
+from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
 from source_agent.engines.interface import Limits
 from tests import ROOT
@@ -450,7 +450,7 @@ def test_every_field_is_documented() -> None:
     failed.fail(errors.Locked("…"))
     assert failed.error is not None
     assert set(failed.error) <= operating
-    assert {f.name for f in fields(Entry)} <= coded(page("dba-guide.md"))
+    assert {f.name for f in fields(AuditEntry)} <= coded(page("dba-guide.md"))
 
 
 def _options(command: click.Command) -> set[str]:

@@ -133,7 +133,7 @@ def test_what_is_written_is_what_is_served(place: Place, tmp_path: Path) -> None
     if place.name == "postgresql":
         expected["parts"] = ("public.parts", None)
     assert published(config) == expected
-    assert (made.published, made.offered) == (len(expected), len(expected) + 2)
+    assert (made.published, made.found) == (len(expected), len(expected) + 2)
     for left_out in ("loose", "seen"):
         (reason,) = [
             lines for lines in text.split("\n\n") if lines.startswith(f"# [relations.{left_out}]")

@@ -11,7 +11,7 @@ from driftline.digests import Digest
 from driftline.errors import SnapshotLost
 from driftline.ranges import RangeSums, uniform
 
-from source_agent.methods.full_copy import ship_again
+from source_agent.methods.full_copy import send_again
 from source_agent.methods.interface import Handover
 from tests.harness.asked_source import AskedSource, asked_source, bag, kinds
 from tests.harness.exchange_pair import Table
@@ -53,4 +53,4 @@ def test_other_rows_than_were_compared_are_a_lost_snapshot(source: AskedSource) 
     compared.total = source.total(ROWS) + Digest(0, 1)
     at = Handover(compared, uniform(16), WHOLE)
     with pytest.raises(SnapshotLost):
-        list(ship_again(source.scan(), at, lambda: WHOLE))
+        list(send_again(source.scan(), at, lambda: WHOLE))

@@ -13,7 +13,7 @@ from driftline.ranges import strata_of
 from driftline.sketches import HASHES
 
 from source_agent.methods import registry
-from source_agent.methods.full_copy import EverythingShipped, ship_again
+from source_agent.methods.full_copy import EverythingSent, send_again
 from source_agent.methods.groups import GroupsCompared
 from source_agent.methods.ranges import RangesCompared, refine
 from source_agent.methods.request_validation import parse_opening
@@ -44,7 +44,7 @@ def opening_of(source: AskedSource, method: type, ours: Table) -> pb.Open:
 
 
 METHODS = [
-    (EverythingShipped, []),
+    (EverythingSent, []),
     (RangesCompared, ROWS),
     (SketchDecoded, ROWS),
     (GroupsCompared, ROWS),
@@ -75,7 +75,7 @@ def test_a_load_with_strata_of_another_partition_is_refused(source: AskedSource)
 
 
 def test_the_request_decides_who_goes_on() -> None:
-    assert registry.continuation_of(pb.Request(whole=pb.Whole())) is ship_again
+    assert registry.continuation_of(pb.Request(whole=pb.Whole())) is send_again
     assert registry.continuation_of(pb.Request(digests=pb.Digests())) is refine
     for other in (pb.Request(), pb.Request(open=pb.Open()), pb.Request(cells=pb.Cells())):
         assert registry.continuation_of(other) is refine, "which refuses it"

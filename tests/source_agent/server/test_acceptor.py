@@ -29,8 +29,8 @@ from source_agent.server.admission import (
     FIRST_BYTES_S,
     PENDING_MAX,
     PENDING_PER_ADDRESS_MAX,
-    Admission,
     Connection,
+    ConnectionTable,
     has_begun,
     origin_of,
 )
@@ -159,7 +159,7 @@ def test_storms_of_connections(target: Target, count: int, says: str) -> None:
 # What is decided without I/O.
 
 
-def arrive(admission: Admission, origin: str, *, spoken: bool = False) -> Connection:
+def arrive(admission: ConnectionTable, origin: str, *, spoken: bool = False) -> Connection:
     connection = Connection(origin, 0.0)
     assert admission.arrive(connection) is None
     connection.has_spoken = spoken
@@ -167,7 +167,7 @@ def arrive(admission: Admission, origin: str, *, spoken: bool = False) -> Connec
 
 
 def test_a_newcomer_is_taken_in_and_a_silent_one_gives_way() -> None:
-    admission = Admission()
+    admission = ConnectionTable()
     quick = arrive(admission, "a", spoken=True)
     silent = [arrive(admission, "a") for _ in range(PENDING_PER_ADDRESS_MAX - 1)]
     newcomer = Connection("a", 1.0)
@@ -179,7 +179,7 @@ def test_a_newcomer_is_taken_in_and_a_silent_one_gives_way() -> None:
 
 
 def test_the_address_with_the_most_gives_way() -> None:
-    admission = Admission()
+    admission = ConnectionTable()
     first = arrive(admission, "good")
     greedy = [arrive(admission, "bad") for _ in range(PENDING_PER_ADDRESS_MAX)]
     others = PENDING_MAX - PENDING_PER_ADDRESS_MAX - 1
@@ -193,7 +193,7 @@ def test_the_address_with_the_most_gives_way() -> None:
 
 
 def test_who_is_known_gives_way_to_nobody() -> None:
-    admission = Admission()
+    admission = ConnectionTable()
     known = []
     for number in range(CONNECTIONS_MAX // CONNECTIONS_PER_CLIENT_MAX):
         for _ in range(CONNECTIONS_PER_CLIENT_MAX):
@@ -212,7 +212,7 @@ def test_who_is_known_gives_way_to_nobody() -> None:
 
 
 def test_one_client_has_a_number_of_connections() -> None:
-    admission = Admission()
+    admission = ConnectionTable()
     opened = [arrive(admission, "a") for _ in range(CONNECTIONS_PER_CLIENT_MAX + 1)]
     for connection in opened:
         admission.establish(connection, "lake")
