@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 
 from benchmarks import tpch
 
@@ -33,7 +33,6 @@ UPDATED, INSERTED = 0.80, 0.15  # of the changes; the rest are deleted
 ANYWHERE = 0.1  # of the clustered changes
 AGE_PER_CHANGE = 1.8  # so that about half of the newest rows change
 CENTS_MAX = 10_000  # by which an update raises a price
-Positions = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
 

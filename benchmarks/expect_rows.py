@@ -32,6 +32,7 @@ from itertools import pairwise
 import duckdb
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import Floats, Integers
 
 from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
 from tests.harness.histories import DATA, History, available
@@ -42,9 +43,6 @@ BULK_SHARE = 0.02
 CLIP = 1e-4  # of P, where the paper's would be certain
 EXPECTED_MIN = 20.0  # of a class that is shown
 DECADES = np.array([1e-5, 1e-4, 1e-3, 1e-2])
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

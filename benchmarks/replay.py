@@ -34,9 +34,10 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import click
+from driftline.arrays import U64, Bools
 from driftline.digests import Salt
 from driftline.ranges import Partition
-from driftline.sketches import U64, Bools, Embedding
+from driftline.sketches import Embedding
 from driftline.types import Recipe
 
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from driftline.errors import MalformedMessage
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
-from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
+from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -154,7 +154,7 @@ def load(path: Path | str) -> SourceConfig:
     )
 
 
-def _database(table: Table) -> Database:
+def _database(table: TomlTable) -> Database:
     url = table.url("url", _LOGIN)
     try:
         parsed = make_url(url)
@@ -181,7 +181,7 @@ def _database(table: Table) -> Database:
     )
 
 
-def _silence(table: Table) -> float:
+def _silence(table: TomlTable) -> float:
     seconds = table.number("silence_timeout_s", default=Limits().silence_s)
     if seconds > DATABASE_SILENCE_S_MAX:
         raise table.error(
@@ -192,7 +192,7 @@ def _silence(table: Table) -> float:
     return seconds
 
 
-def _endpoint(table: Table) -> Endpoint:
+def _endpoint(table: TomlTable) -> Endpoint:
     host, port = split_address(table, "listen")
     audit = table.optional_path("audit_file")
     if not table.flag("insecure"):
@@ -213,7 +213,7 @@ def _endpoint(table: Table) -> Endpoint:
     return Endpoint(host, port, None, audit)
 
 
-def _budget(table: Table) -> Budget:
+def _budget(table: TomlTable) -> Budget:
     return Budget(
         scans_at_once=table.integer("scans_at_once", default=2, least=1),
         readers=table.integer("readers", default=1, least=1),
@@ -225,7 +225,7 @@ def _budget(table: Table) -> Budget:
     )
 
 
-def _quiet(table: Table, text: str) -> Quiet:
+def _quiet(table: TomlTable, text: str) -> Quiet:
     match = _HOURS.fullmatch(text)
     try:
         if match is None:
@@ -244,7 +244,7 @@ def _quiet(table: Table, text: str) -> Quiet:
     return Quiet(start, end if hours[2] != 24 else time.max)
 
 
-def _served_relation(name: str, table: Table) -> ServedRelation:
+def _served_relation(name: str, table: TomlTable) -> ServedRelation:
     if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
         raise table.error(
             "", f"A relation's name is 1 to {NAME_BYTES_MAX} bytes of printable text."
@@ -279,7 +279,7 @@ def _served_relation(name: str, table: Table) -> ServedRelation:
     return ServedRelation(relation, None if allow is None else frozenset(allow))
 
 
-def _fingerprint(table: Table) -> Fingerprint:
+def _fingerprint(table: TomlTable) -> Fingerprint:
     text = table.text("fingerprint", default=Fingerprint.AGENT.value)
     try:
         return Fingerprint(text)
@@ -291,7 +291,7 @@ def _fingerprint(table: Table) -> Fingerprint:
         ) from None
 
 
-def _types(table: Table) -> tuple[tuple[str, str], ...]:
+def _types(table: TomlTable) -> tuple[tuple[str, str], ...]:
     declared = table.text_map("types")
     for column, text in declared.items():
         try:

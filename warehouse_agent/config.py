@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from driftline.errors import ConfigurationError, UsageError
 from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.settings import Table, is_loopback, nearest, read, resolve, split_address
+from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
@@ -171,7 +171,7 @@ def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
     return [fragment for name, fragment in config.fragments.items() if name in chosen]
 
 
-def _place(warehouse: Table) -> str:
+def _place(warehouse: TomlTable) -> str:
     """Where the warehouse is. Spark takes some characters for patterns, and Delta's reader `%` for
     an escape: files would not be found, or others than ours."""
     path = warehouse.text("path")
@@ -185,7 +185,7 @@ def _place(warehouse: Table) -> str:
     return path
 
 
-def _source(name: str, table: Table) -> Source:
+def _source(name: str, table: TomlTable) -> Source:
     host, port = split_address(table, "address")
     if port == 0:
         raise table.error("address", "Port 0 cannot be dialled.")
@@ -214,7 +214,7 @@ def _source(name: str, table: Table) -> Source:
     return Source(name, table.text("address"), insecure=True, objective=objective)
 
 
-def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragment:
+def _fragment(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:
     if not is_fragment_name(name):
         raise table.error(
             "",
@@ -253,7 +253,7 @@ def _fragment(name: str, table: Table, sources: Mapping[str, Source]) -> Fragmen
     return fragment
 
 
-def _read_at_most(table: Table) -> int | None:
+def _read_at_most(table: TomlTable) -> int | None:
     if not table.has("read_at_most"):
         return None
     found = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
@@ -266,14 +266,14 @@ def _read_at_most(table: Table) -> int | None:
     return found
 
 
-def _staging_at_most(table: Table) -> int | None:
+def _staging_at_most(table: TomlTable) -> int | None:
     if not table.has("staging_at_most"):
         return None
     least = MESSAGE_BYTES_MAX  # else no frame may come
     return table.integer("staging_at_most", default=least, least=least)
 
 
-def _check_part(table: Table, fragment: Fragment) -> None:
+def _check_part(table: TomlTable, fragment: Fragment) -> None:
     """A part compares groups, and its rows are of different instants."""
     if fragment.read_at_most is None:
         return
@@ -291,7 +291,7 @@ def _check_part(table: Table, fragment: Fragment) -> None:
         )
 
 
-def _incremental(table: Table) -> Incremental | None:
+def _incremental(table: TomlTable) -> Incremental | None:
     if not table.has("incremental"):
         return None
     inner, usual = table.table("incremental", _INCREMENTAL), Incremental()
@@ -301,7 +301,7 @@ def _incremental(table: Table) -> Incremental | None:
     )
 
 
-def _check_incremental(table: Table, fragment: Fragment) -> None:
+def _check_incremental(table: TomlTable, fragment: Fragment) -> None:
     """A pass compares ranges, and its rows are of different instants."""
     if fragment.incremental is None:
         return
@@ -317,7 +317,7 @@ def _check_incremental(table: Table, fragment: Fragment) -> None:
         )
 
 
-def _choice(table: Table, key: str, text: str, kind: type[E]) -> E:
+def _choice(table: TomlTable, key: str, text: str, kind: type[E]) -> E:
     try:
         return kind(text)
     except ValueError:
@@ -327,7 +327,7 @@ def _choice(table: Table, key: str, text: str, kind: type[E]) -> E:
         ) from None
 
 
-def _refuse_twins(top: Table, fragments: Mapping[str, Fragment]) -> None:
+def _refuse_twins(top: TomlTable, fragments: Mapping[str, Fragment]) -> None:
     """Two names that a file system may take for one folder."""
     seen: dict[str, str] = {}
     for name in fragments:

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
+from driftline.arrays import I32, Bools, Bytes, Integers
 
 NULL = -1  # the length of a value that is not there
 SLICED_BYTES = 64  # average length from which on values are cut out one by one
@@ -33,24 +31,24 @@ class Ragged:
     lengths: int32 [rows], -1 is NULL. data: uint8 [sum of the lengths], the values end to end.
     """
 
-    lengths: npt.NDArray[np.int32]
+    lengths: I32
     data: Bytes
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
-    def sizes(self) -> Offsets:
+    def sizes(self) -> Integers:
         """int64 [rows]: bytes of each value, 0 for NULL."""
         return np.maximum(self.lengths, 0).astype(np.int64)
 
     @property
-    def starts(self) -> Offsets:
+    def starts(self) -> Integers:
         """int64 [rows]: where each value begins in `data`."""
         sizes = self.sizes
         return np.cumsum(sizes) - sizes
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Ragged:
+    def take(self, rows: Integers | Bools) -> Ragged:
         """The column with only those rows, in that order."""
         if rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)
@@ -66,7 +64,7 @@ class Block:
     """
 
     buffer: Bytes
-    starts: Offsets
+    starts: Integers
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -82,7 +80,7 @@ class Block:
         begin, stop = self.starts[first], self.starts[end]
         return Block(self.buffer[begin:stop], self.starts[first : end + 1] - begin)
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Block:
+    def take(self, rows: Integers | Bools) -> Block:
         """The block with only those rows, in that order."""
         if rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)
@@ -92,7 +90,7 @@ class Block:
         return Block(pick(self.buffer, self.starts[:-1][rows], sizes), starts)
 
 
-def spans(starts: Offsets, sizes: Offsets) -> Offsets:
+def spans(starts: Integers, sizes: Integers) -> Integers:
     """int64 [sum of sizes]: the indices starts[i], starts[i]+1, … of every span, end to end."""
     total = int(sizes.sum())
     if total == 0:
@@ -103,7 +101,7 @@ def spans(starts: Offsets, sizes: Offsets) -> Offsets:
     return indices
 
 
-def pick(buffer: Bytes, starts: Offsets, sizes: Offsets) -> Bytes:
+def pick(buffer: Bytes, starts: Integers, sizes: Integers) -> Bytes:
     """The spans of the buffer, end to end."""
     if not _are_long(sizes):
         out = np.empty(int(sizes.sum()), np.uint8)
@@ -118,7 +116,7 @@ def pick(buffer: Bytes, starts: Offsets, sizes: Offsets) -> Bytes:
     return np.frombuffer(b"".join([whole[a:b] for a, b in pairs]), np.uint8)
 
 
-def _put(buffer: Bytes, starts: Offsets, sizes: Offsets, data: Bytes) -> None:
+def _put(buffer: Bytes, starts: Integers, sizes: Integers, data: Bytes) -> None:
     """Write the spans of the buffer: the inverse of `pick`."""
     at = 0
     if not _are_long(sizes):
@@ -133,7 +131,7 @@ def _put(buffer: Bytes, starts: Offsets, sizes: Offsets, data: Bytes) -> None:
         at += size
 
 
-def _are_long(sizes: Offsets) -> bool:
+def _are_long(sizes: Integers) -> bool:
     """Whether a slice for each span costs less than an index (8 bytes, twice) for each byte."""
     return bool(sizes.sum() >= SLICED_BYTES * max(len(sizes), 1))
 
@@ -145,13 +143,13 @@ def gather(rows: Sequence[bytes]) -> Block:
     return Block(np.frombuffer(b"".join(rows), np.uint8), starts)
 
 
-def int32_at(buffer: Bytes, at: Offsets) -> npt.NDArray[np.int32]:
+def int32_at(buffer: Bytes, at: Integers) -> I32:
     """The big-endian int32 at each offset."""
     view = np.lib.stride_tricks.sliding_window_view(buffer, 4)
     return np.ascontiguousarray(view[at]).view(">i4").reshape(-1).astype(np.int32)
 
 
-def value_spans(block: Block, columns: int) -> list[tuple[Offsets, npt.NDArray[np.int32]]]:
+def value_spans(block: Block, columns: int) -> list[tuple[Integers, I32]]:
     """Where the values of the first `columns` columns stand: per column (starts, lengths)."""
     found = []
     at = block.starts[:-1] + 2
@@ -193,7 +191,7 @@ def join(columns: Sequence[Ragged]) -> Block:
     return Block(buffer, starts)
 
 
-def _put_fixed(buffer: Bytes, at: Offsets, values: Bytes) -> None:
+def _put_fixed(buffer: Bytes, at: Integers, values: Bytes) -> None:
     """Write values [rows, width] at the offsets, plane by plane."""
     for j in range(values.shape[1]):
         buffer[at + j] = values[:, j]

@@ -17,13 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt
 from driftline.limits import PEELING_ROUNDS_MAX
-from driftline.sketches import PRIME, Bools, Cells, Grid, Indices, Zone, checked, places
-
-U64 = npt.NDArray[np.uint64]
+from driftline.sketches import PRIME, Cells, Grid, Zone, checked, places
 
 _P = np.uint64(PRIME)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -170,7 +168,7 @@ class Decoder:
             found += checked(places(some >> _HALF, 1, self._salt)[1], some & _LOW)
         return (self._theirs.check - self._check - found) % PRIME == 0
 
-    def _places(self, ks: U64) -> tuple[Indices, Indices, Indices]:
+    def _places(self, ks: U64) -> tuple[Integers, Integers, Integers]:
         """The three cells of every k on the grid, int64 [n] each."""
         assert self.grid is not None
         first, second, last = places(ks, self._theirs.third, self._salt)[0]
@@ -221,7 +219,7 @@ def _chunks(*columns: Any, size: int = _CHUNK) -> Iterator[tuple[Any, ...]]:
         yield tuple(column[at : at + size] for column in columns)
 
 
-def _where(mask: Bools) -> Iterator[Indices]:
+def _where(mask: Bools) -> Iterator[Integers]:
     """Where it holds, piece by piece: all at once they would be eight times the mask."""
     for at in range(0, len(mask), _BLOCK):
         every = np.flatnonzero(mask[at : at + _BLOCK])

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-U64 = npt.NDArray[np.uint64]
+from driftline.arrays import U64
+
 MASK64: Final = (1 << 64) - 1
 MASK128: Final = (1 << 128) - 1
 

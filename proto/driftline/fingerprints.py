@@ -24,9 +24,9 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
+from driftline.arrays import U64
 from driftline.columns import NULL, Block, gather, value_spans
 from driftline.frames import Fingerprints
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
@@ -35,7 +35,6 @@ from driftline.types import Recipe
 
 FRAGMENT_KEY_BYTES = 32
 NULLS_PER_WORD: Final = 31  # columns whose NULLs one hashed word tells; it stays positive
-U64 = npt.NDArray[np.uint64]
 
 
 def row_key(fragment_key: bytes, recipe: Recipe) -> bytes:

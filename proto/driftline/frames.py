@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from driftline.arrays import U64, Bytes
 from driftline.columns import Block, Ragged, join, split
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import FrameDamaged
@@ -39,7 +39,7 @@ ZSTD_SHARE, ZSTD_BYTES = 128, 512  # what does not compress grows by less than a
 SAMPLE_ROWS, SAMPLE_LEVEL = 1024, 3  # by which the layout of a text is chosen
 _TEXT = frozenset({"text", "jsonb"})
 
-Fingerprints = Callable[[Iterable[bytes]], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]]
+Fingerprints = Callable[[Iterable[bytes]], tuple[U64, U64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def head(data: bytes) -> Head:
 
 def verify(
     frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[Ragged]], Block] = join
-) -> tuple[Block, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+) -> tuple[Block, U64, U64]:
     """Row bytes and fingerprints (hi, lo) of a frame, when they are what the sender digested.
 
     Args:
@@ -197,7 +197,7 @@ class _Reader:
     def left(self) -> int:
         return len(self._body) - self._at
 
-    def take(self, count: int) -> npt.NDArray[np.uint8]:
+    def take(self, count: int) -> Bytes:
         if not 0 <= count <= self.left:
             raise FrameDamaged("A frame ends in the middle of a column.")
         piece = np.frombuffer(self._body, np.uint8, count, self._at)

@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from driftline.arrays import Bools, Bytes, Integers, Positions
 from driftline.columns import NULL, Block, Ragged, value_spans
 from driftline.digests import xx_array
 from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.limits import KEY_BYTES_MAX
 from driftline.types import INTEGER_WIDTHS, Recipe
 
-Positions = npt.NDArray[np.int64]
 
-
-def null_keys(block: Block, recipe: Recipe) -> npt.NDArray[np.bool_]:
+def null_keys(block: Block, recipe: Recipe) -> Bools:
     """bool [rows]: whether a key column is NULL."""
     found = np.zeros(len(block), np.bool_)
     for _, lengths in value_spans(block, recipe.key_columns):
@@ -61,7 +59,7 @@ def positions(block: Block, recipe: Recipe, seed: int) -> Positions:
     return hash_spans(block.buffer, starts, lengths, seed)
 
 
-def key_spans(block: Block, recipe: Recipe) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def key_spans(block: Block, recipe: Recipe) -> tuple[Integers, Integers]:
     """Where the key bytes stand in the block: (starts, lengths), int64 [rows] each."""
     last_start, last_length = value_spans(block, recipe.key_columns)[-1]
     starts = block.starts[:-1] + 2
@@ -78,9 +76,9 @@ def _integers(block: Block, width: int) -> Positions:
 
 
 def hash_spans(
-    buffer: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
+    buffer: Bytes,
+    starts: Integers,
+    lengths: Integers,
     seed: int,
 ) -> Positions:
     """int64 [n]: the seeded hash of every span of the buffer, as section 4 says."""

@@ -16,12 +16,8 @@ from struct import iter_unpack
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from driftline.columns import Bytes, Offsets
-
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
+from driftline.arrays import U32, U64, Bytes, Integers
 
 CHUNK_BYTES: Final = 12
 FEW: Final = 8  # twice as many would take as long either way
@@ -35,7 +31,7 @@ _TAILS: Final = np.array(
 )
 
 
-def hash_spans(buffer: Bytes, starts: Offsets, sizes: Offsets, seeds: U64) -> U64:
+def hash_spans(buffer: Bytes, starts: Integers, sizes: Integers, seeds: U64) -> U64:
     """uint64 [n]: the hash of every span of the buffer, each under its own seed.
 
     `sizes` are int64 [n], 0 for an empty span; spans lie within the buffer.
@@ -91,7 +87,7 @@ def _seed(state: list[U32], seeds: U64) -> None:
             np.copyto(word, unseeded, where=seeds == 0)
 
 
-def _words(chunks: npt.NDArray[np.uint8], at: Offsets) -> U32:
+def _words(chunks: Bytes, at: Integers) -> U32:
     """uint32 [n, 3]: twelve bytes from each offset as little-endian words."""
     return np.ascontiguousarray(chunks[at]).view("<u4").astype(np.uint32, copy=False)
 

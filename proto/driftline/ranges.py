@@ -17,14 +17,11 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from driftline.arrays import U64, Bytes, Integers
 from driftline.digests import MASK128, P3, Digest, Mixed, Salt, xx_array
 from driftline.errors import MalformedMessage
 from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATUM_CELLS
-
-Indices = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 POSITION_MIN = -(1 << 63)
 POSITION_MAX = (1 << 63) - 1
@@ -69,7 +66,7 @@ class Partition:
     def ranges(self) -> int:
         return self._bases[-1]
 
-    def indices(self, positions: npt.NDArray[np.int64]) -> Indices:
+    def indices(self, positions: Integers) -> Integers:
         """int64 [n]: the range of every position."""
         starts = np.array(self.starts, np.int64)
         segment = np.searchsorted(starts, positions, side="right") - 1
@@ -77,7 +74,7 @@ class Partition:
         within = inside >> np.array(self.shifts, np.uint64)[segment]
         return np.array(self._bases[:-1], np.int64)[segment] + within.astype(np.int64)
 
-    def bounds(self, indices: Indices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def bounds(self, indices: Integers) -> tuple[Integers, Integers]:
         """First and last position (both inclusive) of every named range, int64 [n] each."""
         bases = np.array(self._bases, np.int64)
         segment = np.searchsorted(bases, indices, side="right") - 1
@@ -139,11 +136,11 @@ class RangeSums:
         self.sums = np.zeros(ranges, np.uint64)
         self.total = Digest()
 
-    def add(self, indices: Indices, mixed: Mixed) -> None:
+    def add(self, indices: Integers, mixed: Mixed) -> None:
         """Add rows: the range of each, int64 [n], and its mixed fingerprint."""
         self.add_hashes(indices, mixed.m0, mixed.digest())
 
-    def add_hashes(self, indices: Indices, row_hashes: U64, digest: Digest) -> None:
+    def add_hashes(self, indices: Integers, row_hashes: U64, digest: Digest) -> None:
         """Add rows: the range and the row hash of each, [n], and the digest of all."""
         np.add.at(self.counts, indices, 1)
         np.add.at(self.sums, indices, row_hashes)
@@ -184,7 +181,7 @@ class RangeSums:
         return out
 
 
-def short_digests(sums: U64, counts: Indices) -> U64:
+def short_digests(sums: U64, counts: Integers) -> U64:
     """uint64 [n]: of n sets of rows, from Σ m0 and count of each; 0 exactly for the empty ones."""
     digests = counts.astype(np.uint64)  # and from here on in place: there may be millions
     digests *= np.uint64(P3)
@@ -204,7 +201,7 @@ def strata_of(slots: int) -> int:
     return max((slots // STRATUM_CELLS).bit_length(), 1)
 
 
-def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint8]:
+def strata(digests: U64, salt: Salt) -> Bytes:
     """uint8 [strata_of(slots), STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
 
     `digests`: uint64 [slots], the short digests of ranges or the Σ r of a sketch's cells.
@@ -223,9 +220,7 @@ def strata(digests: U64, salt: Salt) -> npt.NDArray[np.uint8]:
     return (out & np.uint64(0xFF)).astype(np.uint8)
 
 
-def estimate_differing(
-    ours: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8], ranges: int
-) -> int:
+def estimate_differing(ours: Bytes, theirs: Bytes, ranges: int) -> int:
     """How many of `ranges` slots differ, from the cells that do: the most likely number.
 
     A cell of stratum t holds on average share_t·D/cells differing slots, so it differs with

@@ -47,7 +47,7 @@ _KINDS: dict[type, str] = {
 }
 
 
-def read(path: Path, keys: Collection[str]) -> Table:
+def read(path: Path, keys: Collection[str]) -> TomlTable:
     """The file's top level, which may hold `keys` and nothing else.
 
     Raises:
@@ -69,7 +69,7 @@ def read(path: Path, keys: Collection[str]) -> Table:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"It is not TOML: {error}.", where=path.name) from None
-    return Table(path.absolute(), "", values, keys)
+    return TomlTable(path.absolute(), "", values, keys)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -81,7 +81,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TomlTable:
     """One table of a file. `keys` is all it may hold; None leaves its names free.
 
     Getters without a default refuse a key that is missing; `default=None` makes it optional.
@@ -170,16 +170,16 @@ class Table:
         value = self.optional_text(key)
         return None if value is None else resolve(self.file, value)
 
-    def table(self, key: str, keys: Collection[str] | None, *, required: bool = True) -> Table:
+    def table(self, key: str, keys: Collection[str] | None, *, required: bool = True) -> TomlTable:
         """The table below `key`; an empty one where it is missing and not required."""
         value = self._get(key, dict)
         if value is None and required:
             raise ConfigurationError(
                 f"There is no [{self._below(key)}].", where=self.where(), remedy="Add the table."
             )
-        return Table(self.file, self._below(key), value or {}, keys)
+        return TomlTable(self.file, self._below(key), value or {}, keys)
 
-    def tables(self, key: str, keys: Collection[str]) -> dict[str, Table]:
+    def tables(self, key: str, keys: Collection[str]) -> dict[str, TomlTable]:
         """The tables `[key.NAME]` by their free names, in the order of the file."""
         outer = self.table(key, None, required=False)
         return {name: outer.table(name, keys) for name in outer.values}
@@ -280,7 +280,7 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
-def split_address(table: Table, key: str) -> tuple[str, int]:
+def split_address(table: TomlTable, key: str) -> tuple[str, int]:
     """`HOST:PORT` under `key`; IPv6 as `[::1]:7443`.
 
     Raises:

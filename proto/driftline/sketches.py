@@ -29,17 +29,13 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from driftline.arrays import U64, Bools, Integers
 from driftline.digests import SPARK_SEED, Salt, xx, xx_array
 from driftline.errors import MalformedMessage
 from driftline.limits import SAMPLE_CELLS_MAX, SKETCH_KEYS_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
-
-U64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
-Indices = npt.NDArray[np.int64]
 
 PRIME: Final = 2**32 - 5
 HASHES: Final = 3  # cells of an entry, one in each third
@@ -70,7 +66,7 @@ class Embedding:
         ):
             raise MalformedMessage("A sketch reaches beyond the positions.")
 
-    def embed(self, positions: Indices, salt: Salt) -> tuple[U64, Bools]:
+    def embed(self, positions: Integers, salt: Salt) -> tuple[U64, Bools]:
         """k of every position, uint64 [n], and whether it is inside, bool [n]; else k is 0."""
         if self.base is None:
             hashed = xx_array(positions.view(np.uint64), np.uint64(xx(salt.s1, SPARK_SEED)))
@@ -80,12 +76,12 @@ class Embedding:
         inside = ks < np.uint64(self.span)
         return np.where(inside, ks, np.uint64(0)), inside
 
-    def positions(self, ks: U64) -> Indices:
+    def positions(self, ks: U64) -> Integers:
         """int64 [n]: where these k stand; not for a hashed embedding."""
         assert self.base is not None
         return (ks + np.uint64(self.base % (1 << 64))).view(np.int64)
 
-    def outside(self) -> tuple[Indices, Indices]:
+    def outside(self) -> tuple[Integers, Integers]:
         """First and last position (both inclusive) of what is not embedded, int64 [0–2] each."""
         if self.base is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -132,7 +128,7 @@ class Grid:
     def __len__(self) -> int:
         return self._cell(HASHES * self.third)
 
-    def cells(self, places: Indices) -> Indices:
+    def cells(self, places: Integers) -> Integers:
         """The cells here, int64 [n], in which these cells of the finest table, int64 [n], are."""
         if not self.cut:
             return places // self.fold
@@ -291,7 +287,7 @@ def elements(row_hashes: U64) -> U64:
     return row_hashes % (_P - np.uint64(1)) + np.uint64(1)
 
 
-def places(ks: U64, third: int, salt: Salt) -> tuple[tuple[Indices, Indices, Indices], U64]:
+def places(ks: U64, third: int, salt: Salt) -> tuple[tuple[Integers, Integers, Integers], U64]:
     """The three cells of every k in a table of this third, int64 [n] each; and c(k)."""
     seed = np.uint64(salt.s1)
     a = xx_array(ks, seed)

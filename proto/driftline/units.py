@@ -22,17 +22,18 @@ from typing import Final
 
 import numpy as np
 
+from driftline.arrays import U64, Bools, Integers
 from driftline.errors import MalformedMessage
 from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
-from driftline.ranges import Indices, short_digests
-from driftline.sketches import U64, Bools, pack
+from driftline.ranges import short_digests
+from driftline.sketches import pack
 
 ROW_HASH_BYTES: Final = 8
 _NEARLY_ALL = 0.95  # of the units differ: how many changes there are is not to be told any more
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class UnitRun:
     """Units of `size` keys each, the last one perhaps of fewer; ks: uint64 [n], ascending.
 
     Raises:
@@ -68,7 +69,7 @@ class UnitSums:
         MalformedMessage: a key is named twice, or more than GROUP_KEYS_MAX are.
     """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, runs: Iterable[UnitRun]) -> None:
         named, owners, units = bytearray(), bytearray(), 0
         for run in runs:
             if len(named) // 4 + len(run.ks) > GROUP_KEYS_MAX:
@@ -89,7 +90,7 @@ class UnitSums:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def find(self, ks: U64) -> Indices:
+    def find(self, ks: U64) -> Integers:
         """int64 [n]: the unit of every k; −1 where none names it."""
         at = self._places(ks)
         found = np.full(len(ks), -1, np.int64)
@@ -132,7 +133,7 @@ class UnitSums:
         """Every k, ascending."""
         return self._ks.astype(np.uint64)
 
-    def _places(self, ks: U64) -> Indices:
+    def _places(self, ks: U64) -> Integers:
         if not len(self._ks):
             return np.full(len(ks), -1, np.int64)
         at = np.minimum(np.searchsorted(self._ks, ks.astype(np.uint32)), len(self._ks) - 1)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
-from driftline.settings import URL_PASSWORDS, Table, address_parts, environment_name
+from driftline.settings import URL_PASSWORDS, TomlTable, address_parts, environment_name
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -199,7 +199,9 @@ def _password(request: Request) -> str | None:
     values: dict[str, object] = {}
     if request.password_file is not None:
         values["password_file"] = str(request.password_file.absolute())
-    return Table(Path("--password-file"), "", values, None).password("password_file", "DATABASE")
+    return TomlTable(Path("--password-file"), "", values, None).password(
+        "password_file", "DATABASE"
+    )
 
 
 def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:

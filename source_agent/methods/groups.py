@@ -18,22 +18,20 @@ from itertools import chain
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools, Positions
 from driftline.digests import MASK64, Digest
 from driftline.limits import GROUP_HASHES_MAX
-from driftline.sketches import U64, pack
+from driftline.sketches import pack
 from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
-from source_agent.scan.batches import Batch, Identified, Positions, join_neighbours
+from source_agent.scan.batches import Batch, Identified, join_neighbours
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a key
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

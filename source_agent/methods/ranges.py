@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
+from driftline.arrays import Bools, Positions
 from driftline.digests import MASK64, Digest, Salt
 from driftline.limits import ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, estimate_differing, strata
@@ -27,9 +28,7 @@ from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
-from source_agent.scan.batches import Identified, Positions
-
-Bools = npt.NDArray[np.bool_]
+from source_agent.scan.batches import Identified
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from driftline.limits import (
 from driftline.negotiation import check_features, check_fields, check_protocol
 from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
 from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
-from driftline.units import Run, UnitSums
+from driftline.units import UnitRun, UnitSums
 
 from source_agent.engines.interface import Shape
 
@@ -231,7 +231,9 @@ def units(
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
 
 
-def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray) -> Iterator[Run]:
+def _runs(
+    first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray
+) -> Iterator[UnitRun]:
     """Yield each run as it comes, and append its digests to `digests`."""
     request, keys = first, 0
     while True:
@@ -242,7 +244,7 @@ def _runs(first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearra
             raise MalformedMessage("A piece of a message holds nothing.")
         if said.ks:
             most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
-            run = Run(said.size, unpack(said.ks, span=embedding.span, count_max=most))
+            run = UnitRun(said.size, unpack(said.ks, span=embedding.span, count_max=most))
             if not len(run.ks) or len(said.digests) != 8 * run.units:
                 raise MalformedMessage("Units came with another number of digests.")
             digests += said.digests

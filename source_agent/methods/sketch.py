@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64
 from driftline.decoders import Decoder
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import CELLS_TAKEN_MAX
 from driftline.ranges import Partition
-from driftline.sketches import HASHES, U64, Cells, Grid, pack, sampled
+from driftline.sketches import HASHES, Cells, Grid, pack, sampled
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan

@@ -14,11 +14,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.digests import Digest, Salt
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Cells, Embedding
 
-from source_agent.scan.batches import Batch, Positions
+from source_agent.scan.batches import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.columns import Block
 from driftline.digests import Mixed
 from driftline.limits import ROWS_HELD_BYTES
-
-Positions = npt.NDArray[np.int64]
 
 
 class Batch:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.columns import Block, gather, value_spans
 from driftline.digests import Mixed, Salt, mix
 from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
@@ -24,7 +25,7 @@ from driftline.types import Recipe
 
 from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
 from source_agent.printable import counted, printable_row
-from source_agent.scan.batches import Batch, Positions
+from source_agent.scan.batches import Batch
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 

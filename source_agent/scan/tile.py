@@ -16,12 +16,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from driftline import wire_pb2 as pb
+from driftline.arrays import Positions
 from driftline.digests import Salt
 from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.limits import TILE_HELD_BYTES
 
 from source_agent.engines.interface import Session, Shape
-from source_agent.scan.batches import Batch, Positions
+from source_agent.scan.batches import Batch
 from source_agent.scan.reader import Reader, Tally
 
 _DERIVED_BYTES = 48  # of a row in addition to its bytes: offsets, position, mixed fingerprint

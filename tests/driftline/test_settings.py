@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ConfigurationError
 from driftline.settings import (
-    Table,
+    TomlTable,
     environment_name,
     is_loopback,
     nearest,
@@ -20,7 +20,7 @@ from driftline.settings import (
 KEYS = ("text", "flag", "count", "rate", "names", "file", "url", "password_file", "inner", "map")
 
 
-def written(tmp_path: Path, text: str) -> Table:
+def written(tmp_path: Path, text: str) -> TomlTable:
     path = tmp_path / "agent.toml"
     path.write_text(text)
     return read(path, KEYS)

@@ -10,7 +10,7 @@ from driftline import units
 from driftline.errors import MalformedMessage
 from driftline.limits import UNIT_KEYS_PER_MESSAGE
 from driftline.sketches import unpack
-from driftline.units import Run, UnitSums, refines
+from driftline.units import UnitRun, UnitSums, refines
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,8 +31,8 @@ def runs_and_rows(draw: st.DrawFn) -> tuple[list[reference.Run], list[reference.
     return [(size, share) for size, share in shares if share], rows
 
 
-def made(runs: list[reference.Run]) -> list[Run]:
-    return [Run(size, np.array(ks, np.uint64)) for size, ks in runs]
+def made(runs: list[reference.Run]) -> list[UnitRun]:
+    return [UnitRun(size, np.array(ks, np.uint64)) for size, ks in runs]
 
 
 def arrays(rows: list[reference.Row]) -> tuple[np.ndarray, np.ndarray]:
@@ -72,18 +72,18 @@ def test_pieces_are_the_run(drawn: tuple[list[reference.Run], list[reference.Row
             assert all(len(ks) % run.size == 0 for ks in unpacked[:-1])
             assert b"".join(d for _, d in pieces) == digests.tobytes()
             for ks, (_, digest) in zip(unpacked, pieces, strict=True):
-                assert Run(run.size, ks).units * 8 == len(digest)
+                assert UnitRun(run.size, ks).units * 8 == len(digest)
 
 
 def test_a_large_run_fits_its_messages() -> None:
-    run = Run(1, np.arange(0, 1 << 31, 1 << 14, dtype=np.uint64))
+    run = UnitRun(1, np.arange(0, 1 << 31, 1 << 14, dtype=np.uint64))
     pieces = list(run.pieces(np.zeros(run.units, np.uint64)))
     assert len(pieces) == len(run.ks) // UNIT_KEYS_PER_MESSAGE
     assert max(len(ks) + len(digests) for ks, digests in pieces) < 1 << 20
 
 
 def test_a_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = [Run(2, np.array([1, 5], np.uint64)), Run(3, np.array([5, 9], np.uint64))]
+    two = [UnitRun(2, np.array([1, 5], np.uint64)), UnitRun(3, np.array([5, 9], np.uint64))]
     with pytest.raises(MalformedMessage):
         UnitSums(two)
     monkeypatch.setattr(units, "GROUP_KEYS_MAX", 1)
@@ -94,7 +94,7 @@ def test_a_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_named_one_by_one_take_no_more_memory() -> None:
     tracemalloc.start()
     try:
-        sums = UnitSums(Run(1, np.array([k], np.uint64)) for k in range(20_000))
+        sums = UnitSums(UnitRun(1, np.array([k], np.uint64)) for k in range(20_000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -26,7 +26,7 @@ from driftline.negotiation import Agreement
 from driftline.ranges import Partition, RangeSums, uniform
 from driftline.sketches import Cells, Embedding
 from driftline.types import Recipe
-from driftline.units import Run, UnitSums
+from driftline.units import UnitRun, UnitSums
 
 from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
@@ -203,7 +203,7 @@ class Units:
         assert inside.all()
         distinct = np.unique(ks)
         turns = np.array_split(distinct, len(self.sizes))
-        runs = [Run(s, k) for s, k in zip(self.sizes, turns, strict=True) if s and len(k)]
+        runs = [UnitRun(s, k) for s, k in zip(self.sizes, turns, strict=True) if s and len(k)]
         sums = UnitSums(runs)
         named = sums.add(ks, mixed.m0)
         pieces, at = [], 0

@@ -22,7 +22,7 @@ from driftline.limits import GROUP_KEYS_MAX, PART_RANGES_MAX, UNIT_KEYS_MAX
 from driftline.negotiation import Agreement
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition
 from driftline.sketches import Embedding, pack
-from driftline.units import Run
+from driftline.units import UnitRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -439,7 +439,7 @@ def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         answered(WHOLE, piece(ks=range(20), last=False), piece(ks=range(20, 40)))
     assert GROUP_KEYS_MAX < 1 << 31
     with pytest.raises(MalformedMessage):
-        Run(0, np.zeros(1, np.uint64))
+        UnitRun(0, np.zeros(1, np.uint64))
 
 
 def test_a_source_without_room_for_hashes_ships_units_whole(

@@ -9,14 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from driftline.arrays import Floats, Integers
 
-from warehouse_agent.planning.group_selection import (
-    Floats,
-    Integers,
-    Sizes,
-    expected_benefit,
-    lambert_w,
-)
+from warehouse_agent.planning.group_selection import Sizes, expected_benefit, lambert_w
 
 UNGROUPED: Final = -1
 

@@ -23,7 +23,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from driftline.columns import Bytes, Ragged
+from driftline.arrays import Bytes
+from driftline.columns import Ragged
 
 Words = npt.NDArray[np.int64]  # [rows, 2]: low and high half of a 128-bit two's complement
 Flags = npt.NDArray[np.bool_]

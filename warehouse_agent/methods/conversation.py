@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from driftline import frames
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64
 from driftline.columns import join
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage
@@ -22,7 +23,7 @@ from driftline.fingerprints import position_seed
 from driftline.keys import positions, received
 from driftline.negotiation import Agreement
 from driftline.ranges import Partition
-from driftline.sketches import U64, Embedding
+from driftline.sketches import Embedding
 from driftline.types import Recipe
 
 from warehouse_agent.planning.choice import Method

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
 from driftline.ranges import short_digests
-from driftline.sketches import U64, Bools, Embedding, unpack
-from driftline.units import Run, UnitSums
+from driftline.sketches import Embedding, unpack
+from driftline.units import UnitRun, UnitSums
 
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import Lister, Step
@@ -97,7 +98,9 @@ class Grouped:
     def sums(self) -> UnitSums:
         """Return the units, unpacked."""
         span, most = self.embedding.span, UNIT_KEYS_PER_MESSAGE
-        return UnitSums([Run(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces])
+        return UnitSums(
+            [UnitRun(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces]
+        )
 
     def ours(self) -> U64:
         """Return the k, uint64 [n] ascending, below which rows of ours may be replaced."""

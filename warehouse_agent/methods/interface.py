@@ -16,9 +16,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from driftline.arrays import U64, Bools
 from driftline.digests import Digest, Salt
 from driftline.ranges import Partition, RangeSums
-from driftline.sketches import U64, Bools, Embedding, Grid
+from driftline.sketches import Embedding, Grid
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import Layout

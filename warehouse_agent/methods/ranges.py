@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
+from driftline.arrays import Bools
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
 from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX, ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, strata
-from driftline.sketches import Bools
 
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.interface import Offers, Ranged, Stalled, Step, WorkingCopy

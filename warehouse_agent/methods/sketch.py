@@ -12,11 +12,12 @@ from functools import partial
 
 import numpy as np
 from driftline import wire_pb2 as pb
+from driftline.arrays import Bools
 from driftline.digests import Digest
 from driftline.errors import InternalError
 from driftline.limits import CELLS_PER_MESSAGE
 from driftline.ranges import Partition, strata
-from driftline.sketches import CELL_BYTES, Bools, Cells, Grid, unpack
+from driftline.sketches import CELL_BYTES, Cells, Grid, unpack
 
 from warehouse_agent.methods.conversation import ShippedKeys, Talk
 from warehouse_agent.methods.interface import Offers, Stalled, Step, WorkingCopy

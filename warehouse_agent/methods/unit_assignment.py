@@ -21,20 +21,15 @@ from operator import add
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from driftline.arrays import U64, Bools, Floats
 from driftline.digests import Digest, Mixed, Salt, mix, xx_array
-from driftline.sketches import U64, Bools, Embedding
-from driftline.units import Run, UnitSums
+from driftline.sketches import Embedding
+from driftline.units import UnitRun, UnitSums
 from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.methods.groups import UnitPiece
-from warehouse_agent.planning.group_selection import (
-    CLASS_EDGES,
-    Floats,
-    GroupPlan,
-    Histogram,
-    Selection,
-)
+from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, Histogram, Selection
 from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
 from warehouse_agent.tasks.digests import k_column, numbers
 
@@ -169,14 +164,14 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | N
     return run
 
 
-def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[Run], U64]:
+def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
     """The runs of these rows, and the k that are in none, ascending."""
     order = np.argsort(ks, kind="stable")
     distinct, first = np.unique(ks[order], return_index=True)
     hottest = np.maximum.reduceat(p[order], first) if len(first) else p
     classes = np.searchsorted(plan.edges, hottest, side="right")
     runs = [
-        Run(int(plan.rows[at]), distinct[classes == at])
+        UnitRun(int(plan.rows[at]), distinct[classes == at])
         for at in np.unique(classes)
         if plan.rows[at]
     ]

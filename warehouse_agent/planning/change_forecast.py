@@ -47,7 +47,7 @@ from datetime import datetime
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Floats
 
 HISTORY_MAX = 200  # refreshes looked at; 400 gain 0.002 nats
 AGE = 10.0  # refreshes, at which one counts half
@@ -63,8 +63,6 @@ POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the vari
 # Probability that the interval `low` to `high` holds, in each tail if they are equal, and at most.
 INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
 TIME_MIN_S = 1.0  # clocks step
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

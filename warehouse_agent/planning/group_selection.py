@@ -33,12 +33,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import Floats, Integers
 from driftline.errors import ConfigurationError
 from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX
 from driftline.units import ROW_HASH_BYTES
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
 # What one wrong "never" can cost; Φ_h is then below 0.01 byte a row.

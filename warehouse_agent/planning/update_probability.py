@@ -39,12 +39,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Floats
 
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
 from warehouse_agent.planning.change_forecast import Expected, Past, expect
-
-Floats = npt.NDArray[np.float64]
 
 DAY_S: Final = 86_400.0
 TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good

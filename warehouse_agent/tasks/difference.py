@@ -12,12 +12,13 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from driftline.arrays import U64, Integers
 from driftline.digests import Digest
-from driftline.sketches import U64, Embedding
+from driftline.sketches import Embedding
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import RowSecurity
-from warehouse_agent.tasks.digests import Integers, Listing
+from warehouse_agent.tasks.digests import Listing
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from driftline.arrays import Integers
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
@@ -33,7 +34,6 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 Files = Sequence[DataFile]
-Integers = npt.NDArray[np.int64]
 
 TASKS_MAX = 64  # each sends its partial sums to the driver
 # Partial sums of all tasks together. 6 tasks at the largest size are still faster than a source.

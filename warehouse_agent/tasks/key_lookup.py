@@ -15,9 +15,9 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from driftline.arrays import Integers
 
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.digests import Integers
 from warehouse_agent.tasks.scan import read_batches
 
 ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer

@@ -18,8 +18,9 @@ from typing import Protocol, Self
 
 import numpy as np
 import pyarrow as pa
+from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt, mix
-from driftline.sketches import U64, Bools, Embedding
+from driftline.sketches import Embedding
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import Layout
@@ -27,7 +28,7 @@ from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import Emptied
-from warehouse_agent.tasks.digests import Files, Integers, Listing, below, check_rows, numbers
+from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyspark
-from driftline.sketches import Bools
+from driftline.arrays import Bools
 from pyarrow import fs
 from pyspark.sql import Row
 

@@ -10,7 +10,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.sketches import Embedding, pack, unpack
-from driftline.units import Run, UnitSums
+from driftline.units import UnitRun, UnitSums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ def units(source: AskedSource, ours: Table) -> pb.Request:
     where, mixed = source.hashed(ours)
     ks, inside = EMBEDDING.embed(where, SALT)
     assert inside.all()
-    sums = UnitSums([Run(SIZE, np.unique(ks))])
+    sums = UnitSums([UnitRun(SIZE, np.unique(ks))])
     sums.add(ks, mixed.m0)
     digests = sums.short_digests().astype("<u8").tobytes()
     return pb.Request(units=pb.Units(size=SIZE, ks=pack(np.unique(ks)), digests=digests, last=True))
