@@ -42,13 +42,13 @@ from tests.harness.servers import MariaDB, PostgreSQL
 from tests.reference.rows import row_bytes
 from warehouse_agent import config as configure
 from warehouse_agent import read
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.events import Event, RefreshCommitted, RefreshRetried, RefreshStarted
 from warehouse_agent.refresh import finish
 from warehouse_agent.refresh.whole import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks import decode as ship
 from warehouse_agent.tasks import staging
 from warehouse_agent.transport import channel as link_module
 from warehouse_agent.transport.channel import Stream
@@ -423,30 +423,30 @@ def test_commit_race_without_the_lock(
 
 def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """One carrier conversion is wrong: the proof notices, and nothing of it is built upon."""
-    made = ship._ship
+    made = staging._write_decoded
 
     def tampered(*args: Any) -> Any:
         right = made(*args)
 
         def run(staged: Any) -> Iterator[pa.RecordBatch]:
-            decode = staging.batches
+            convert = Layout.batch
 
-            def wrong(*args: Any) -> Iterator[pa.RecordBatch]:
-                for batch in decode(*args):
-                    index = batch.schema.get_field_index("note")
-                    changed = pc.utf8_upper(batch.column(index))
-                    yield batch.set_column(index, batch.schema.field(index), changed)
+            def wrong(*args: Any, **kwargs: Any) -> pa.RecordBatch:
+                batch = convert(*args, **kwargs)
+                index = batch.schema.get_field_index("note")
+                changed = pc.utf8_upper(batch.column(index))
+                return batch.set_column(index, batch.schema.field(index), changed)
 
-            staging.batches = wrong  # type: ignore[assignment]  # in the process of the task
+            Layout.batch = wrong  # type: ignore[method-assign]  # in the process of the task
             try:
                 yield from right(staged)
             finally:
-                staging.batches = decode
+                Layout.batch = convert  # type: ignore[method-assign]
 
         return run
 
     edit(pair.legacy)
-    monkeypatch.setattr(ship, "_ship", tampered)
+    monkeypatch.setattr(staging, "_write_decoded", tampered)
     error = pair.error("orders")
     assert (error["code"], error["exit_code"], error["safe_to_retry"]) == ("PROOF", 75, True)
     assert "the values in the files" in error["details"]["cause"]

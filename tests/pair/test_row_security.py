@@ -86,12 +86,12 @@ def policies(legacy: PostgresLegacy, relation: Relation = ROWS) -> tuple[list[st
         return found, seen(session, shape)
 
 
-def told(legacy: PostgresLegacy) -> row_security.RowSecurity | None:
+def told(legacy: PostgresLegacy) -> row_security.PolicyDigests | None:
     """What a warehouse hears of the relation."""
     with closing(opened(legacy)) as session:
         found = session.describe(ROWS).row_security
     assert found is not None
-    return row_security.RowSecurity.told(pb.Finished(row_security=found.message()))
+    return row_security.PolicyDigests.from_message(pb.Finished(row_security=found.message()))
 
 
 def meta_of(pair: Pair) -> dict[str, Any]:

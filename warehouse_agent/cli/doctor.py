@@ -38,7 +38,7 @@ from warehouse_agent.report import counted
 from warehouse_agent.spark import java, session
 from warehouse_agent.spark.executors import Batches, cause, mistake, task
 from warehouse_agent.storage import formats, row_security
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 from warehouse_agent.transport.channel import Link
@@ -181,7 +181,7 @@ def _relation(store: Store, fragment: Fragment) -> str:
     if base is not None:
         schema_change.check_carriers(base.layout, fragment)
         notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
-        told = RowSecurity.told(reply.description)
+        told = PolicyDigests.from_message(reply.description)
         row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
     return _described(reply.description, reply.description.vouched)
 

@@ -27,7 +27,7 @@ from driftline.errors import UsageError, WarehouseUnavailable
 from warehouse_agent.history.record import CHECKED
 from warehouse_agent.refresh import restored
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import PRIVATE, Entry, Store
+from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 
 KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
 
@@ -117,7 +117,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
 
 
-def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
     paths = kept.paths if kept else frozenset()
     for folder in store.folders(name):
         if not _DATA.fullmatch(folder):
@@ -133,7 +133,7 @@ def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
                 yield entry
 
 
-def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
     for folder in store.folders(PRIVATE, "changes", name):
         if not _FEED.fullmatch(folder):
             continue
@@ -142,7 +142,7 @@ def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
                 yield entry
 
 
-def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
+def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
     newest = kept.newest if kept else None
     for folder in store.folders(PRIVATE, "staging", name):
         note = store.read_json(PRIVATE, "staging", name, folder, "exchange.json")
@@ -152,7 +152,7 @@ def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[Entry]:
                 yield entry
 
 
-def _temporary(store: Store, name: str) -> Iterator[Entry]:
+def _temporary(store: Store, name: str) -> Iterator[StoredFile]:
     for folder, file in (("keys", f"{name}.key"), ("fragments", f"{name}.json")):
         for entry in store.walk(PRIVATE, folder):
             if _TEMPORARY.fullmatch(entry.place[-1].removeprefix(file)):

@@ -32,7 +32,7 @@ from warehouse_agent.refresh import auxiliary_table, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import data_files, formats, row_security
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link
@@ -151,7 +151,7 @@ def know(
         ]
     if base is not None and description is not None:
         before = row_security.known(base, remembered)
-        changes += row_security.changes(before, RowSecurity.told(description))
+        changes += row_security.changes(before, PolicyDigests.from_message(description))
     rows = base.rows if base else None
     bounds = data_files.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key

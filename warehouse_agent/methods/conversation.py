@@ -28,10 +28,10 @@ from driftline.types import Recipe
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.report import utc_now
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.difference import BelowKeys, Difference, Equal, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
-from warehouse_agent.transport.frame_admission import Admission, Room
+from warehouse_agent.transport.frame_admission import FrameAdmission, Room
 from warehouse_agent.transport.reply_validation import refusal
 
 
@@ -83,7 +83,7 @@ class Talk:
         self.round_trips = 1
         # Whether the source has ended this relation, so that the next may follow in the stream.
         self.ended = False
-        self.admission = Admission(terms.recipe, terms.salt, room=terms.room)
+        self.admission = FrameAdmission(terms.recipe, terms.salt, room=terms.room)
         self._wire, self._keep, self._progress = wire, keep, progress
         self._shipping = pb.Progress(phase="ship", rows_expected=terms.rows_expected)
         self._ours, self._came, self._frame_bytes = Digest(), Digest(), 0
@@ -191,7 +191,7 @@ class Talk:
             rows_read=done.rows_read,
             round_trips=self.round_trips,
             frame_bytes=self._frame_bytes,
-            row_security=RowSecurity.told(done),
+            row_security=PolicyDigests.from_message(done),
         )
 
     def _take(self, frame: bytes) -> None:

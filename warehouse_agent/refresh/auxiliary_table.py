@@ -39,7 +39,7 @@ from warehouse_agent.planning.tiling import Cuts, Incremental, PassSums, Tiled, 
 from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
@@ -283,7 +283,7 @@ def _unpacked(data: bytes) -> Outcome | None:
             changed=facts["changed"],
             vouched=facts["vouched"],
             frame_bytes=facts["frame_bytes"],
-            row_security=RowSecurity.from_json(facts.get("row_security")),
+            row_security=PolicyDigests.from_json(facts.get("row_security")),
         )
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         return None

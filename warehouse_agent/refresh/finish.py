@@ -33,7 +33,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.storage.data_files import DataFile, rows_of
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
@@ -71,7 +71,7 @@ class ProvenVersion:
     found: Outcome
     applied: apply.Applied
     changes: Feed
-    security: RowSecurity | None
+    security: PolicyDigests | None
 
 
 Proven = ProvenEqual | ProvenVersion
@@ -205,7 +205,7 @@ def _shipped(
 ) -> tuple[DataFile, ...]:
     """Write the staged rows, verified, with the statistics of the rows that they replace."""
     if fits(before):
-        return tuple(job.ship("shipped", staged, p.layout, p.stamp, before, updated))
+        return tuple(job.write_staged("shipped", staged, p.layout, p.stamp, before, updated))
     rows = staging.decoded(job.spark, staged, p.layout, job.key_file)
     known = rows_of(job.spark, p.layout, [f.uri for f in before])
     counted = row_statistics.joined(rows, known, p.layout, p.stamp, updated=updated)

@@ -28,7 +28,6 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import apply
 from warehouse_agent.tasks import staging as stage
-from warehouse_agent.tasks.decode import ship
 from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import Stamp
 
@@ -96,7 +95,7 @@ class Job:
         """Rows as data files in a folder of their own; arguments as of `apply.write_rows`."""
         return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
 
-    def ship(
+    def write_staged(
         self,
         part: str,
         staged: Sequence[str],
@@ -105,8 +104,8 @@ class Job:
         before: Sequence[DataFile] = (),
         updated: int | None = 0,
     ) -> list[DataFile]:
-        """Staged rows as data files in a folder of their own; arguments as of `ship.ship`."""
-        return ship(
+        """Write staged rows as data files in a folder of their own (`staging.write_staged`)."""
+        return stage.write_staged(
             self.spark,
             self.store,
             self.name,

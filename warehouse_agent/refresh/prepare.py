@@ -296,7 +296,7 @@ def _merge(
     keys = list(layout.key_names)
     selected = [quoted(name) for name in keys]
     shipped = (
-        job.ship(f"taken-{number}", job.staging.uris(folder), layout, stamp)
+        job.write_staged(f"taken-{number}", job.staging.uris(folder), layout, stamp)
         for number, folder in enumerate(leftovers)
     )
     taken = next(shipped)

@@ -10,7 +10,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.difference import Outcome
 
 
@@ -51,7 +51,7 @@ def inconsistent(job: Job, out: Outcome) -> None:
     )
 
 
-def other_policies(job: Job, p: Prepared, out: Outcome) -> RowSecurity | None:
+def other_policies(job: Job, p: Prepared, out: Outcome) -> PolicyDigests | None:
     """Raise RecipeChanged where other row security applies than to the published version, unless
     that is accepted; return what applied to it."""
     before = policies(job, p)
@@ -60,7 +60,7 @@ def other_policies(job: Job, p: Prepared, out: Outcome) -> RowSecurity | None:
     return before
 
 
-def policies(job: Job, p: Prepared) -> RowSecurity | None:
+def policies(job: Job, p: Prepared) -> PolicyDigests | None:
     """Return the row security under which the published version was read; None: not told."""
     return None if p.base is None else row_security.known(p.base, job.remembered())
 

@@ -27,7 +27,7 @@ _DIGEST_BYTES, _POLICY_BYTES = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
-class RowSecurity:
+class PolicyDigests:
     """The policies of a relation.
 
     Attributes:
@@ -44,7 +44,7 @@ class RowSecurity:
         return bool(self.policies)
 
     @classmethod
-    def told(cls, message: pb.Description | pb.Finished) -> Self | None:
+    def from_message(cls, message: pb.Description | pb.Finished) -> Self | None:
         """Return the policies in a message; None if it has none. Raises MalformedMessage."""
         if not message.HasField("row_security"):
             return None
@@ -74,15 +74,15 @@ class RowSecurity:
         return {"digest": self.digest, "policies": rows}
 
 
-def known(version: Snapshot, notes: dict[str, object]) -> RowSecurity | None:
+def known(version: Snapshot, notes: dict[str, object]) -> PolicyDigests | None:
     """Return the policies under which a version was read; None if the source sent none.
 
     A note about another version is ignored.
     """
-    kept = RowSecurity.from_json(version.record.row_security)
+    kept = PolicyDigests.from_json(version.record.row_security)
     noted = notes.get(META)
     if kept is None and isinstance(noted, dict) and noted.get("version") == version.version:
-        return RowSecurity.from_json(noted)
+        return PolicyDigests.from_json(noted)
     return kept
 
 
@@ -97,12 +97,12 @@ def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
     return found is not None and found.hides
 
 
-def note(found: RowSecurity | None, version: int) -> dict[str, object]:
+def note(found: PolicyDigests | None, version: int) -> dict[str, object]:
     """Return the note that `known` reads; empty if the source sent no policies."""
     return {} if found is None else {META: found.to_json() | {"version": version}}
 
 
-def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: str) -> None:
+def refuse_changed(before: PolicyDigests | None, now: PolicyDigests | None, name: str) -> None:
     """Raise RecipeChanged if the policies are not those under which a version was read."""
     found = changes(before, now)
     if not found:
@@ -115,14 +115,14 @@ def refuse_changed(before: RowSecurity | None, now: RowSecurity | None, name: st
     )
 
 
-def changes(before: RowSecurity | None, now: RowSecurity | None) -> list[str]:
+def changes(before: PolicyDigests | None, now: PolicyDigests | None) -> list[str]:
     """Return the changes, a phrase per policy; none if one of the two is not known."""
     if before is None or now is None or before.digest == now.digest:
         return []
     return list(_changes(before, now)) or ["policies that are not named here changed"]
 
 
-def _changes(before: RowSecurity, now: RowSecurity) -> Iterator[str]:
+def _changes(before: PolicyDigests, now: PolicyDigests) -> Iterator[str]:
     for (table, name), digest in now.policies.items():
         what = f"policy {name} of {table}" if name else f"no policy of {table}"
         if (table, name) not in before.policies:

@@ -37,7 +37,7 @@ LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredFile:
     """A file.
 
     Attributes:
@@ -210,7 +210,7 @@ class Store:
             raise unavailable("listed", path, error) from error
         return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
 
-    def walk(self, *parts: str) -> list[Entry]:
+    def walk(self, *parts: str) -> list[StoredFile]:
         """Return every file in a folder and in the folders below it, sorted by place.
 
         If the storage does not say when a file was written, it counts as written now.
@@ -224,7 +224,7 @@ class Store:
         now = datetime.now(UTC)
         return sorted(
             (
-                Entry(
+                StoredFile(
                     (*parts, *i.path.removeprefix(path).strip("/").split("/")),
                     i.size,
                     i.mtime or now,

@@ -40,7 +40,7 @@ class VersionRecord:
         changes_files: files in it; one empty name means the folder, as in older tables.
         repaired_files, repaired_rows: damaged files whose rows were pulled again.
         clock: when versions were published; None in tables without row statistics.
-        row_security: as `row_security.RowSecurity` writes it; None if the source does not tell.
+        row_security: as `row_security.PolicyDigests` writes it; None if the source does not tell.
         restored: the version whose rows were published again; None elsewhere.
         said: the JSON as committed, with the format's own keys and keys of other releases.
     """

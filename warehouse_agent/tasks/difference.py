@@ -17,7 +17,7 @@ from driftline.digests import Digest
 from driftline.sketches import Embedding
 
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.storage.row_security import RowSecurity
+from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.digests import Listing
 
 
@@ -107,7 +107,7 @@ class Outcome:
     rows_read: int = 0
     round_trips: int = 1
     frame_bytes: int = 0
-    row_security: RowSecurity | None = None
+    row_security: PolicyDigests | None = None
 
     @property
     def is_equal(self) -> bool:

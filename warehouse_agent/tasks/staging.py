@@ -1,10 +1,10 @@
-"""Staged frames: written as received, decoded by Spark later.
+"""Staged frames: written as received, decoded later in Spark's tasks.
 
 An exchange has a folder of numbered files, each a sequence of length-prefixed frames, and a note
 that says what was compared, and where (`Fragment.note`). Frames received before an interruption
 stay there. The next attempt decodes them and compares the working copy with the source again
 (decision 4), so no staged row is sent twice. A frame is admitted before it is kept
-(`frame_admission`) and is verified alone, when it is decoded. Some space on the disk stays free.
+(`frame_admission`) and is verified alone, when it is decoded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from driftline import frames, keys
 from driftline.errors import FrameDamaged
 from pyspark.sql import DataFrame, SparkSession
 
-from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
-from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.spark.executors import KeyFile, driver_errors
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
-from warehouse_agent.tasks.scan import spread
+from warehouse_agent.tasks import row_statistics
+from warehouse_agent.tasks.key_lookup import Known
+from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.scan import OfFiles, spread
+from warehouse_agent.tasks.write import WRITTEN, Sink, written
 from warehouse_agent.transport.frame_admission import Room
 
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
@@ -31,6 +36,7 @@ FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
 ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
 _LENGTH = struct.Struct("<I")
 _NOTE = "exchange.json"
+_BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
 
 @dataclass
@@ -129,6 +135,63 @@ class Writer:
         """Remove everything that this attempt staged."""
         self._pieces, self._bytes = [], 0
         self.store.remove(PRIVATE, "staging", self.name, self.folder)
+
+
+def write_staged(
+    spark: SparkSession,
+    store: Store,
+    name: str,
+    folder: str,
+    staged: Sequence[str],
+    layout: Layout,
+    key: KeyFile,
+    stamp: Stamp,
+    *,
+    before: Sequence[DataFile] = (),
+    updated: int | None = 0,
+) -> list[DataFile]:
+    """Write the rows of staged files as data files of a table; one Spark job.
+
+    Args:
+        folder: new, in the table's folder.
+        staged: URIs of the staged files.
+        before: files of the rows that these replace, and perhaps of others; tasks hold all of them.
+        updated: number of updated rows, for `row_statistics.weight`.
+
+    Raises:
+        FrameDamaged: a frame does not verify.
+        ValueDoesNotFit: a value does not fit its column.
+        WarehouseUnavailable: a file cannot be read or written.
+    """
+    uri, weight = store.uri(name, folder), row_statistics.weight(stamp, updated)
+    function = _write_decoded(uri, layout, key, stamp, [f.uri for f in before], weight)
+    store.make_folder(name, folder)
+    with driver_errors():
+        rows = spread(spark, staged, function, WRITTEN).collect()
+    return written(rows, store, name, folder)
+
+
+def _write_decoded(
+    folder: str, layout: Layout, key: KeyFile, stamp: Stamp, before: list[str], weight: float
+) -> OfFiles:
+    (key_name,) = layout.key_names
+    schema = layout.file_schema
+    columns = pa.schema([schema.field(name) for name in (key_name, *_BEFORE)])
+
+    def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        known = Known.read(before, columns, key_name) if before else None
+        with Sink(folder, "shipped", schema, layout.integer_key) as out:
+            for rows in batches(staged, layout, key):
+                if known is None:
+                    statistics = row_statistics.begun(len(rows), stamp)
+                else:
+                    found = known.at(known.find(rows[key_name]), _BEFORE)
+                    statistics = row_statistics.carried(rows[HI], rows[LO], found, stamp, weight)
+                out.add(pa.RecordBatch.from_arrays([*rows.columns, *statistics], schema=schema))
+            files = list(out.finish())
+        yield from files
+
+    return run
 
 
 def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:

@@ -57,7 +57,7 @@ class Room:
         )
 
 
-class Admission:
+class FrameAdmission:
     """Counts what one exchange ships, and refuses what goes beyond what it may."""
 
     def __init__(self, recipe: Recipe, salt: Salt, *, room: Room | None = None) -> None:

@@ -35,7 +35,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.staging import FILE_BYTES, Staging
 from warehouse_agent.transport import channel, throughput
-from warehouse_agent.transport.frame_admission import Admission, Room
+from warehouse_agent.transport.frame_admission import FrameAdmission, Room
 from warehouse_agent.transport.throughput import Advance
 
 MADE = recipe(["int8", "text"])
@@ -56,8 +56,8 @@ def frame(rows: int = 3, *, columns: int = 2, salt: Salt = SALT) -> bytes:
     return frames.encode(data, made, salt, digest, level=1)
 
 
-def admitting(room: Room | None = None) -> Admission:
-    return Admission(MADE, SALT, room=room)
+def admitting(room: Room | None = None) -> FrameAdmission:
+    return FrameAdmission(MADE, SALT, room=room)
 
 
 @given(rows=st.integers(1, 200), level=st.integers(1, 19))
