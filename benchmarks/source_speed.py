@@ -25,10 +25,9 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.fetch import databases
 from source_agent.engines.interface import Limits, Relation, Session
-from source_agent.engines.mariadb import sql
 from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.registry import connect
-from source_agent.engines.sqlite import types
+from source_agent.engines.relations import scan_sql
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
 from source_agent.scan.reader import Reader, Tally
@@ -209,11 +208,11 @@ def fetched(session: Session, name: str) -> int:
     """Rows of the scan's SELECT, fetched as the agent's own connection gives them."""
     shape = session.describe(Relation("orders", table="orders"))
     if isinstance(session, SqliteSession):
-        cursor: Any = session._connection.execute(types.scan_sql(shape))
+        cursor: Any = session._connection.execute(scan_sql(shape))
     else:
         assert isinstance(session, MariadbSession), name
         cursor = session._connection.cursor(SSCursor)
-        cursor.execute(sql.scan_sql(shape))
+        cursor.execute(scan_sql(shape))
     rows = 0
     while block := cursor.fetchmany(FETCH_ROWS):
         rows += len(block)

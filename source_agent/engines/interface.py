@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
@@ -142,7 +141,7 @@ class Shape:
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
         )
 
-    def may_be_null_in(self, first: npt.NDArray[np.int64]) -> bool:
+    def may_be_null_in(self, first: Positions) -> bool:
         """Whether ranges that begin at these keys take in a key that is NULL: it stands before
         every integer, where no constraint vouches that there is none."""
         return not self.vouched and bool((first == POSITION_MIN).any())
@@ -237,12 +236,7 @@ class Session(Protocol):
         """
 
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
         by index. Only where `shape.recipe.integer_key`. With `rows_max` it may end when more than

@@ -287,3 +287,36 @@ def plan_of(shape: Shape) -> Plan:
     """The plan of a shape that an engine described."""
     assert shape.plan is not None, "a shape is read by the engine that described it"
     return shape.plan
+
+
+def select_sql(
+    shape: Shape,
+    *conditions: str,
+    extra: Sequence[str] = (),
+    source: str | None = None,
+    tail: str = "",
+) -> str:
+    """Return a SELECT of a relation's columns in tuple order.
+
+    Args:
+        conditions: SQL; they hold beside the relation's own `where`. Empty ones are left out.
+        extra: expressions selected behind the columns.
+        source: the text after FROM if it is not the plan's.
+        tail: text at the end: ORDER BY, LIMIT.
+    """
+    plan = plan_of(shape)
+    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
+    where = f"\nWHERE {wanted}" if wanted else ""
+    reads = ", ".join((*plan.reads, *extra))
+    return f"SELECT {reads}\nFROM {source or plan.source}{where}{tail}"
+
+
+def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
+    """Return the SELECT of all rows; `ordered`: by the first column."""
+    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
+
+
+def null_key_sql(shape: Shape, mark: str = '"') -> str:
+    """Return the SELECT of one row whose key, of one column, is NULL."""
+    key = quote(shape.recipe.columns[0].name, mark)
+    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")

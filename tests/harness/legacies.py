@@ -27,7 +27,7 @@ from source_agent.engines import rows
 from source_agent.engines.interface import Shape
 from source_agent.engines.mariadb import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
-from source_agent.engines.postgresql import sql as postgresql_sql
+from source_agent.engines.relations import null_key_sql
 from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import types as sqlite_types
 from tests.conformance import engine_types
@@ -138,7 +138,7 @@ class OfPostgreSQL(Legacy):
         self.run(f"ANALYZE {table}")
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        return [str(session.ask("EXPLAIN " + postgresql_sql.null_key_sql(shape)))]
+        return [str(session.ask("EXPLAIN " + null_key_sql(shape)))]
 
     def drop_login(self, login: str) -> None:
         self.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
@@ -194,7 +194,7 @@ class OfMariaDB(Legacy):
         self.run(f"ANALYZE TABLE {table}")
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        return [str(session.ask("EXPLAIN " + mariadb_sql.null_key_sql(shape)))]
+        return [str(session.ask("EXPLAIN " + null_key_sql(shape, mariadb_sql.MARK)))]
 
     def drop_login(self, login: str) -> None:
         self.run(f"DROP USER {login}")
@@ -248,7 +248,7 @@ class OfSQLite(Legacy):
         monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Recorded, **k))
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        found = [str(session.ask("EXPLAIN QUERY PLAN " + sqlite_types.null_key_sql(shape)))]
+        found = [str(session.ask("EXPLAIN QUERY PLAN " + null_key_sql(shape, sqlite_types.MARK)))]
         for is_open, values in ((False, (-math.inf, 7)), (True, (7,)), (True, (-math.inf,))):
             sql = sqlite_types.range_sql(shape, is_open=is_open)
             found.append(str(session.ask("EXPLAIN QUERY PLAN " + sql, *values)))

@@ -25,14 +25,19 @@ from source_agent.engines.mariadb.sql import (
     STATEMENTS,
     empty_sql,
     explain_sql,
-    null_key_sql,
     page_sql,
     probe_sql,
     range_sql,
+)
+from source_agent.engines.relations import (
+    join_name,
+    null_key_sql,
+    plan_of,
+    quote,
     scan_sql,
     select_sql,
+    split_name,
 )
-from source_agent.engines.relations import join_name, plan_of, quote, split_name
 from source_agent.printable import counted
 
 USER_PRIVILEGES = """
@@ -287,7 +292,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         else:
             reads.append(scan_sql(shape))
         if shape.recipe.integer_key:
-            reads += [range_sql(shape), null_key_sql(shape)]
+            reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
     catalogue = (settings.SHOWN, *types.CATALOGUE, *CATALOGUE)
     return list(dict.fromkeys([*STATEMENTS, *catalogue, *reads]))

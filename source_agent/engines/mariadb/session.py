@@ -24,24 +24,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 import pymysql
-from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
+from driftline.arrays import Positions
+from driftline.errors import ConfigurationError, DriftlineError
 from pymysql.cursors import Cursor, SSCursor
 from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
-from source_agent.engines.attempts import attempted
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.interface import (
     Consistency,
     Limits,
     Listed,
     Privilege,
-    Pulse,
     Relation,
     Rows,
-    Session,
     Shape,
     TimeLimit,
 )
@@ -50,22 +47,22 @@ from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
     AS_OF,
     BEGIN,
+    MARK,
     RANGES_PER_SELECT,
     ROWS_MAX,
-    null_key_sql,
     page_sql,
     range_sql,
-    scan_sql,
 )
 from source_agent.engines.mariadb.values import BINDERS, encoder
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.relations import plan_of
+from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
+from source_agent.engines.sessions import SnapshotSession, attempted
 
 PAGE_ROWS: Final = 1024
 _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 
 
-class MariadbSession:
+class MariadbSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     def __init__(
@@ -74,37 +71,20 @@ class MariadbSession:
         limits: Limits,
         connect: Connector,
     ) -> None:
+        super().__init__()
         self._connection, self._connect = connection, connect
         self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
-        self._interrupted = False
-        self.pulse = Pulse()
         self._open_cursor: SSCursor | None = None
-        self._consistency = Consistency.EXACT
         self._shown = settings.pin(self.ask, limits)
-        self._as_of = str(self.ask(AS_OF)[0][0])
+        self.as_of = str(self.ask(AS_OF)[0][0])
         self.ask(BEGIN)
-
-    @property
-    def consistency(self) -> Consistency:
-        return self._consistency
-
-    @property
-    def as_of(self) -> str:
-        return self._as_of
-
-    @property
-    def generation(self) -> int:
-        return 0
 
     @property
     def time_limits(self) -> list[TimeLimit]:
         return settings.time_limits(self.ask)
 
-    def pause(self) -> None:
-        """InnoDB's readers block nobody, and of the others no result is left unread here."""
-
     def interrupt(self) -> None:
-        self._interrupted = True
+        self._is_interrupted = True
         self._connect.interrupt(self._connection)
 
     def answers(self, within_s: float) -> bool:
@@ -137,7 +117,7 @@ class MariadbSession:
             raise translate(error, relation) from error
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        self._note(shape)
+        self.note_consistency(shape)
         if plan_of(shape).pages:
             found = rows.batches(self._pages(shape), encoder(shape), block_rows=PAGE_ROWS)
             return self._settled(found, shape.relation)
@@ -146,21 +126,13 @@ class MariadbSession:
         )
         return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
 
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
-        """Two sessions cannot read the same snapshot here."""
-
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
-        self._note(shape)
+        self.note_consistency(shape)
         if shape.may_be_null_in(first):
-            yield from self._read(shape, null_key_sql(shape), ())
+            yield from self._read(shape, null_key_sql(shape, MARK), ())
         # The server must not read what nobody wants: the driver reads every result to its end.
         left = ROWS_MAX if rows_max is None else rows_max + 1
         for start in range(0, len(first), RANGES_PER_SELECT):
@@ -174,10 +146,6 @@ class MariadbSession:
                 left -= len(batch)
                 yield batch
         self._refuse_changed(shape.relation)
-
-    def _note(self, shape: Shape) -> None:
-        if plan_of(shape).consistency is Consistency.FUZZY:
-            self._consistency = Consistency.FUZZY
 
     def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
         """Yield rows; at their end, raise if a stored function has changed a setting."""
@@ -232,8 +200,7 @@ class MariadbSession:
             with contextlib.suppress(pymysql.Error):
                 self._open_cursor.close()
             self._open_cursor = None
-        if self._interrupted:
-            raise DatabaseUnavailable("The read was interrupted.")
+        self.refuse_interrupted()
         limit(self._connection, self._answer_s if relation is None else self._silence_s)
         try:
             cursor.execute(sql, tuple(values) or None)
@@ -284,10 +251,7 @@ class MariadbEngine:
         }
         self._connect = Connector(arguments)
 
-    def open(self) -> Session:
-        return self._open()
-
-    def _open(self) -> MariadbSession:
+    def open(self) -> MariadbSession:
         try:
             connection = self._connect(self._limits.connect_s)
         except pymysql.Error as error:
@@ -299,11 +263,11 @@ class MariadbEngine:
             raise
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.privileges(session.ask, relations, self._database)
 
     def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.scan_cost(session.ask, shape)
 
     def warnings(self, shape: Shape) -> list[str]:
@@ -316,11 +280,11 @@ class MariadbEngine:
         )
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return access.listed(session.ask)
 
     def attempts(self, relation: Relation) -> list[str]:
-        with contextlib.closing(self._open()) as session:
+        with contextlib.closing(self.open()) as session:
             return attempted(types.describe, session, relation, pymysql.Error)
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from source_agent.engines.interface import Shape
-from source_agent.engines.relations import plan_of, quote
+from source_agent.engines.relations import plan_of, quote, select_sql
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
@@ -77,29 +77,11 @@ def explain_sql(sql: str) -> str:
     return f"EXPLAIN {sql}"
 
 
-def select_sql(shape: Shape, *conditions: str, tail: str = "") -> str:
-    """A SELECT in tuple order."""
-    plan = plan_of(shape)
-    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
-    where = f"\nWHERE {wanted}" if wanted else ""
-    return f"SELECT {', '.join(plan.reads)}\nFROM {plan.source}{where}{tail}"
-
-
-def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
-    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
-
-
 def range_sql(shape: Shape) -> str:
     key = quote(shape.recipe.columns[0].name, MARK).replace("%", "%%")
     ranges = " OR ".join([f"{key} BETWEEN %s AND %s"] * RANGES_PER_SELECT)
     # The driver formats the values in: what is not a placeholder keeps its percent signs.
     return _placed(select_sql(shape, "\0", tail="\nLIMIT \0"), f"({ranges})", "%s")
-
-
-def null_key_sql(shape: Shape) -> str:
-    """A row whose key, of one column, is NULL, if there is any."""
-    key = quote(shape.recipe.columns[0].name, MARK)
-    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

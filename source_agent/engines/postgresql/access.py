@@ -34,15 +34,8 @@ from source_agent.engines.interface import (
     Shape,
 )
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
-from source_agent.engines.postgresql.sql import (
-    EXPLAIN,
-    STATEMENTS,
-    copy_of,
-    null_key_sql,
-    range_sql,
-    scan_sql,
-)
-from source_agent.engines.relations import join_name, quote, split_name
+from source_agent.engines.postgresql.sql import EXPLAIN, STATEMENTS, copy_of, range_sql
+from source_agent.engines.relations import join_name, null_key_sql, quote, scan_sql, split_name
 from source_agent.printable import counted
 
 ROLE = """

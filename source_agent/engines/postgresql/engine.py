@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from psycopg import Error
 from sqlalchemy.engine import URL
 
-from source_agent.engines.attempts import attempted
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.waits import Login
+from source_agent.engines.sessions import attempted
 from source_agent.engines.sockets import (
     KEEPALIVE_COUNT,
     KEEPALIVE_IDLE_S,

@@ -26,8 +26,8 @@ from driftline.lookup3 import hash_spans, hash_words
 from psycopg import Error
 
 from source_agent.engines.interface import Ask, Relation, Shape
-from source_agent.engines.postgresql.sql import EXPLAIN, scan_sql
-from source_agent.engines.relations import ReadColumn, refused_fingerprint
+from source_agent.engines.postgresql.sql import EXPLAIN
+from source_agent.engines.relations import ReadColumn, refused_fingerprint, scan_sql
 
 SEED: Final = "SELECT pg_catalog.set_config('driftline.seed', %s, true)"
 FUNCTIONS: Final = """

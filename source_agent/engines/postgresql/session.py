@@ -24,15 +24,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.errors import DatabaseUnavailable
 from psycopg import Error, pq
 
 from source_agent.engines.interface import (
-    Consistency,
     Limits,
-    Pulse,
     Relation,
     Rows,
     Shape,
@@ -63,9 +60,7 @@ from source_agent.engines.postgresql.sql import (
     SAVEPOINT,
     TIGHTEN,
     TIME_LIMITS,
-    null_key_sql,
     range_sql,
-    scan_sql,
     timeouts,
 )
 from source_agent.engines.postgresql.waits import (
@@ -77,12 +72,13 @@ from source_agent.engines.postgresql.waits import (
     drain,
     end,
 )
-from source_agent.engines.relations import plan_of
+from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
+from source_agent.engines.sessions import SnapshotSession
 
 RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 
-class PostgresqlSession:
+class PostgresqlSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     def __init__(self, login: Login, limits: Limits, snapshot: str | None = None) -> None:
@@ -95,11 +91,11 @@ class PostgresqlSession:
         Raises:
             DatabaseUnavailable, DatabaseRefused.
         """
+        super().__init__()
         self._login, self._limits = login, limits
-        self._interrupted = False
-        self._consistency = Consistency.EXACT
         self._exported: tuple[str, str] | None = None  # its name, and what it sees
         self._connection = login.connect()
+        self.pulse = self._connection.pulse
         try:
             self._begin(snapshot)
         except BaseException:
@@ -121,21 +117,9 @@ class PostgresqlSession:
             connection.execute(BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
-            self._as_of = str(self.ask(AS_OF)[0][0])  # the first read takes the snapshot
+            self.as_of = str(self.ask(AS_OF)[0][0])  # the first read takes the snapshot
         except Error as error:
             raise translate(error) from error
-
-    @property
-    def consistency(self) -> Consistency:
-        return self._consistency
-
-    @property
-    def as_of(self) -> str:
-        return self._as_of
-
-    @property
-    def generation(self) -> int:
-        return 0
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -145,18 +129,11 @@ class PostgresqlSession:
             raise translate(error) from error
         return [TimeLimit(str(name), float(s), bool(idle)) for name, s, idle in found]
 
-    @property
-    def pulse(self) -> Pulse:
-        return self._connection.pulse
-
     def answers(self, within_s: float) -> bool:
         return answers(self._connection.pgconn, within_s)
 
-    def pause(self) -> None:
-        """Readers block nobody here."""
-
     def interrupt(self) -> None:
-        self._interrupted = True
+        self._is_interrupted = True
         cancel(self._connection)
         end(self._connection)  # if the server does not answer, nor will it answer who waits for it
 
@@ -198,7 +175,7 @@ class PostgresqlSession:
         return replace(shape, row_security=found, notes=notes)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        self._note(shape)
+        self.note_consistency(shape)
         with self._reading(shape.relation):
             yield from self._copy(shape, scan_sql(shape, ordered=ordered))
             self._refuse_changed(shape.relation)
@@ -230,20 +207,15 @@ class PostgresqlSession:
             yield from self._copy(shape, part_sql(shape))
 
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,  # noqa: ARG002 - rows stream, the reader stops
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
+        del rows_max  # for drivers that read on: a COPY that nobody reads is cancelled
         assert shape.recipe.integer_key, "only an integer key has ranges"
-        self._note(shape)
+        self.note_consistency(shape)
         sql = range_sql(shape)
         with self._reading(shape.relation):
             if shape.may_be_null_in(first):
                 yield from self._copy(shape, null_key_sql(shape))
-            # `rows_max` is for drivers that read on: a COPY that nobody reads is cancelled.
             for start in range(0, len(first), RANGES_PER_COPY):
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
@@ -254,10 +226,6 @@ class PostgresqlSession:
         """Raise SnapshotLost or DatabaseRefused if what was read is not what it seems to be."""
         refuse_replaced(self.ask, relation)
         refuse_changed(self.ask, self._shown, relation)
-
-    def _note(self, shape: Shape) -> None:
-        if plan_of(shape).consistency is Consistency.FUZZY:
-            self._consistency = Consistency.FUZZY
 
     @contextlib.contextmanager
     def _reading(self, relation: Relation) -> Iterator[None]:
@@ -285,11 +253,6 @@ class PostgresqlSession:
             self._connection.execute(RELEASE)
         except (Error, DatabaseUnavailable):
             end(self._connection)
-
-    def refuse_interrupted(self) -> None:
-        """Raises DatabaseUnavailable once `interrupt` was called."""
-        if self._interrupted:
-            raise DatabaseUnavailable("The read was interrupted.")
 
     def _copy(self, shape: Shape, select_sql: str) -> Iterator[Rows]:
         if (seed := plan_of(shape).seed) is not None:

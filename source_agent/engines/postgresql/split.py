@@ -27,9 +27,9 @@ from typing import Final, Protocol
 from driftline.errors import DatabaseUnavailable
 
 from source_agent.engines.interface import Relation, Rows, Session, Shape
-from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of, scan_sql
+from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of
 from source_agent.engines.postgresql.types import PostgresqlCatalogue
-from source_agent.engines.relations import plan_of
+from source_agent.engines.relations import plan_of, select_sql
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: who ends last is not waited for long
@@ -89,9 +89,11 @@ def part_sql(shape: Shape) -> str:
         f"pg_catalog.current_setting('driftline.{name}')::pg_catalog.tid"
         for name in ("first", "last")
     )
-    return (
-        f"{scan_sql(shape, only=True)}\nWHERE ctid OPERATOR(pg_catalog.>=) {next(bounds)}"
-        f" AND ctid OPERATOR(pg_catalog.<) {next(bounds)}"
+    return select_sql(
+        shape,
+        f"ctid OPERATOR(pg_catalog.>=) {next(bounds)}",
+        f"ctid OPERATOR(pg_catalog.<) {next(bounds)}",
+        source=f"ONLY {plan_of(shape).source}",  # and no table that inherits from it
     )
 
 

@@ -92,23 +92,6 @@ def copy_of(select_sql: str) -> str:
     return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
 
 
-def scan_sql(shape: Shape, *, ordered: bool = False, only: bool = False) -> str:
-    """The SELECT of a scan, in tuple order; `only`: whatever may inherit from the table."""
-    plan = plan_of(shape)
-    where = f"\nWHERE {plan.where}" if plan.where else ""
-    tail = "\nORDER BY 1" if ordered else ""
-    source = f"ONLY {plan.source}" if only else plan.source
-    return f"SELECT {', '.join(plan.reads)}\nFROM {source}{where}{tail}"
-
-
-def null_key_sql(shape: Shape) -> str:
-    """A row whose key, of one column, is NULL, if there is any."""
-    plan, key = plan_of(shape), quote(shape.recipe.columns[0].name)
-    where = f"{plan.where} AND " if plan.where else ""
-    reads = ", ".join(plan.reads)
-    return f"SELECT {reads}\nFROM {plan.source}\nWHERE {where}{key} IS NULL\nLIMIT 1"
-
-
 def range_sql(shape: Shape, *, literal: bool = False) -> str:
     """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
 

@@ -19,7 +19,7 @@ from driftline.errors import ConfigurationError
 from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
-from source_agent.engines.postgresql.sql import EXPLAIN, range_sql, scan_sql
+from source_agent.engines.postgresql.sql import EXPLAIN, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
 from source_agent.engines.relations import (
     ALIAS,
@@ -31,6 +31,7 @@ from source_agent.engines.relations import (
     query_text,
     quote,
     refuse_types,
+    scan_sql,
     shape,
     split_name,
     unknown_table,

@@ -23,9 +23,9 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Privilege, Relation, Shape
-from source_agent.engines.relations import plan_of, quote
+from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
-from source_agent.engines.sqlite.types import null_key_sql, page_sql, range_sql, scan_sql, view_sql
+from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
 from source_agent.printable import counted
 
 _UNAVAILABLE: Final = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
@@ -152,6 +152,6 @@ def templates(shape: Shape) -> list[str]:
     if plan.pages:
         texts += [page_sql(shape, is_first=first) for first in (True, False)]
     if shape.recipe.integer_key:
-        texts += [scan_sql(shape, ordered=True), null_key_sql(shape)]
+        texts += [scan_sql(shape, ordered=True), null_key_sql(shape, MARK)]
         texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
     return texts

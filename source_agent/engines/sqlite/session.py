@@ -29,32 +29,29 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote as quote_url
 
-import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.errors import ConfigurationError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
-from source_agent.engines.attempts import attempted
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import (
     Consistency,
     Limits,
     Listed,
     Privilege,
-    Pulse,
     Relation,
     Rows,
-    Session,
     Shape,
     TimeLimit,
 )
-from source_agent.engines.relations import plan_of
+from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
+from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.sqlite import access, types
 from source_agent.engines.sqlite.access import translate
-from source_agent.engines.sqlite.types import null_key_sql, page_sql, range_sql, scan_sql, view_sql
+from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
 from source_agent.engines.sqlite.values import encoder
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
@@ -123,17 +120,14 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
     return connection
 
 
-class SqliteSession:
+class SqliteSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        self._path = path
-        self._limits = limits
-        self._generation = 0
+        super().__init__()
+        self._path, self._limits = path, limits
         self._version: int | None = None
         self._deadline = math.inf
-        self._interrupted = False
-        self.pulse = Pulse()
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self._connection = _connect(path, limits.lock_s)
         try:
@@ -141,23 +135,11 @@ class SqliteSession:
             self.is_wal = str(self.ask(JOURNAL_MODE)[0][0]).lower() == "wal"
             self._connection.set_authorizer(_authorize)
             self._connection.set_progress_handler(self._is_over, _INSTRUCTIONS_PER_TICK)
-            self._as_of = str(self.ask(AS_OF)[0][0])
+            self.as_of = str(self.ask(AS_OF)[0][0])
             self._begin()
         except BaseException:
             self._connection.close()
             raise
-
-    @property
-    def consistency(self) -> Consistency:
-        return Consistency.FUZZY if self._generation else Consistency.EXACT
-
-    @property
-    def as_of(self) -> str:
-        return self._as_of
-
-    @property
-    def generation(self) -> int:
-        return self._generation
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -181,7 +163,7 @@ class SqliteSession:
             self.ask(COMMIT)
 
     def interrupt(self) -> None:
-        self._interrupted = True  # also ends a statement that has not begun yet
+        self._is_interrupted = True  # also ends a statement that has not begun yet
         with contextlib.suppress(sqlite3.Error):
             self._connection.interrupt()
 
@@ -223,16 +205,8 @@ class SqliteSession:
         found = self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
         return rows.spooled(found, then=self.pause)
 
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
-        """One session reads it all."""
-
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         found = self._read(shape, _in_ranges(shape, first, last), rows_max=rows_max)
@@ -279,7 +253,8 @@ class SqliteSession:
         self.ask(FIRST_READ)
         version = self.ask(DATA_VERSION)[0][0]
         if self._version is not None and version != self._version:
-            self._generation += 1
+            self.generation += 1
+            self.consistency = Consistency.FUZZY
         self._version = version
 
     def _execute(self, sql: str, values: Sequence[object]) -> sqlite3.Cursor:
@@ -291,7 +266,7 @@ class SqliteSession:
         return cursor
 
     def _is_over(self) -> bool:
-        return self._interrupted or time.monotonic() > self._deadline
+        return self._is_interrupted or time.monotonic() > self._deadline
 
     @contextlib.contextmanager
     def _errors(self, relation: Relation | None = None) -> Iterator[None]:
@@ -302,12 +277,12 @@ class SqliteSession:
 
 
 def _in_ranges(
-    shape: Shape, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+    shape: Shape, first: Positions, last: Positions
 ) -> Iterator[tuple[str, Sequence[object]]]:
     """Statements and values, perhaps millions. A key of SQLite may be of any class and between two
     integers: no range leaves a gap to the next one, nor at the ends."""
     if shape.may_be_null_in(first):
-        yield null_key_sql(shape), ()
+        yield null_key_sql(shape, MARK), ()
     closed, open_ = range_sql(shape), range_sql(shape, is_open=True)
     for a, b in zip(first.tolist(), last.tolist(), strict=True):
         begin = -math.inf if a == POSITION_MIN else a
@@ -323,7 +298,7 @@ class SqliteEngine:
         self._path = Path(path)
         self._limits = limits
 
-    def open(self) -> Session:
+    def open(self) -> SqliteSession:
         return SqliteSession(self._path, self._limits)
 
     def privileges(
@@ -333,7 +308,7 @@ class SqliteEngine:
         return access.privileges(self._path)
 
     def scan_cost(self, shape: Shape) -> str:
-        with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
+        with contextlib.closing(self.open()) as session:
             return access.scan_cost(session, shape, self._path)
 
     def warnings(self, shape: Shape) -> list[str]:
@@ -351,11 +326,11 @@ class SqliteEngine:
         return access.grants(self._path, login)
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
+        with contextlib.closing(self.open()) as session:
             return types.listed(session)
 
     def attempts(self, relation: Relation) -> list[str]:
-        with contextlib.closing(SqliteSession(self._path, self._limits)) as session:
+        with contextlib.closing(self.open()) as session:
             issued = attempted(types.describe, session, relation, sqlite3.Error)
         return [*issued, *(view_sql(relation.query) if relation.query is not None else ())]
 

@@ -39,6 +39,7 @@ from source_agent.engines.relations import (
     plan_of,
     query_text,
     quote,
+    select_sql,
     shape,
     split_name,
     unknown_table,
@@ -300,29 +301,11 @@ def view_sql(query: str) -> tuple[str, str]:
     return VIEW.format(query=query.strip().rstrip(";")), columns
 
 
-def select_sql(shape: Shape, *conditions: str, extra: Sequence[str] = (), tail: str = "") -> str:
-    """A SELECT in tuple order, with `extra` columns behind it."""
-    plan = plan_of(shape)
-    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
-    where = f"\nWHERE {wanted}" if wanted else ""
-    return f"SELECT {', '.join((*plan.reads, *extra))}\nFROM {plan.source}{where}{tail}"
-
-
-def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
-    return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
-
-
 def range_sql(shape: Shape, *, is_open: bool = False) -> str:
     """From a key on and before another. Text and blobs stand behind all numbers: `is_open` reads
     them, too, and has no other key."""
     key = quote(shape.recipe.columns[0].name, MARK)
     return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
-
-
-def null_key_sql(shape: Shape) -> str:
-    """A row whose key, of one column, is NULL, if there is any."""
-    key = quote(shape.recipe.columns[0].name, MARK)
-    return select_sql(shape, f"{key} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import duckdb
-import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Positions
 from driftline.errors import (
     ConfigurationError,
     DatabaseRefused,
@@ -34,17 +33,13 @@ from driftline.values import string_encoder
 from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
-from source_agent.engines.attempts import attempted
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import (
-    Consistency,
     Limits,
     Listed,
     Privilege,
-    Pulse,
     Relation,
     Rows,
-    Session,
     Shape,
     TimeLimit,
 )
@@ -54,15 +49,18 @@ from source_agent.engines.relations import (
     ReadColumn,
     arrange,
     each_column,
+    null_key_sql,
     plan_of,
     query_text,
     quote,
     refuse_types,
     refused_type,
+    select_sql,
     shape,
     split_name,
     unknown_table,
 )
+from source_agent.engines.sessions import SnapshotSession, attempted
 
 BEGIN = "BEGIN TRANSACTION READ ONLY"
 AS_OF = "SELECT strftime(now() AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
@@ -125,37 +123,28 @@ def _describe(session: Any, relation: Relation) -> Shape:
     is_key = bool(primary) and set(primary) <= set(order.key)
     access = Access(source, vouched=is_key, indexed=is_key and len(order.key) == 1)
     made = shape(relation, [name for name, _, _ in columns], order, found, access)
-    session.ask(f"DESCRIBE {_select(made)}")  # binds `where`
+    session.ask(f"DESCRIBE {select_sql(made)}")  # binds `where`
     return made
-
-
-def _select(shape: Shape, *conditions: str, tail: str = "") -> str:
-    plan = plan_of(shape)
-    wanted = " AND ".join(filter(None, (plan.where, *conditions)))
-    where = f"\nWHERE {wanted}" if wanted else ""
-    return f"SELECT {', '.join(plan.reads)}\nFROM {plan.source}{where}{tail}"
 
 
 def _reads(shape: Shape) -> dict[str, str]:
     """Return the statements that read a relation, by what they read."""
     key = quote(shape.recipe.columns[0].name)
     return {
-        "all": _select(shape),
-        "in order": _select(shape, tail=f"\nORDER BY {key}"),
-        "ranges": _select(shape, RANGES.format(key=key)),
-        "no key": _select(shape, f"{key} IS NULL", tail="\nLIMIT 1"),
+        "all": select_sql(shape),
+        "in order": select_sql(shape, tail=f"\nORDER BY {key}"),
+        "ranges": select_sql(shape, RANGES.format(key=key)),
+        "no key": null_key_sql(shape),
     }
 
 
-class DuckdbSession:
+class DuckdbSession(SnapshotSession):
     """Implements `interface.Session`."""
 
-    consistency = Consistency.EXACT
-    generation = 0
     time_limits: Sequence[TimeLimit] = ()
 
     def __init__(self, path: Path) -> None:
-        self.pulse = Pulse()
+        super().__init__()
         if not path.is_file():
             raise DatabaseUnavailable(f"The file {str(path)!r} does not exist.")
         self._connection = duckdb.connect(str(path))
@@ -182,12 +171,7 @@ class DuckdbSession:
         yield from self._read(shape, sql)
 
     def read_ranges(
-        self,
-        shape: Shape,
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         reads = _reads(shape)
         if shape.may_be_null_in(first):
@@ -205,12 +189,6 @@ class DuckdbSession:
         except duckdb.Error as error:
             raise DatabaseRefused(f"DuckDB says: {error}.", where=shape.relation.name) from error
 
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> None:
-        """Return None: one session reads it all."""
-
-    def pause(self) -> None:
-        """Do nothing: readers block nobody."""
-
     def interrupt(self) -> None:
         self._connection.interrupt()
 
@@ -226,7 +204,7 @@ class DuckdbEngine:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def open(self) -> Session:
+    def open(self) -> DuckdbSession:
         return DuckdbSession(self._path)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
@@ -244,7 +222,7 @@ class DuckdbEngine:
 
     def listed(self) -> list[Listed]:
         with contextlib.closing(self.open()) as session:
-            found = session.ask(TABLES)  # type: ignore[attr-defined]
+            found = session.ask(TABLES)
         return [Listed("main", name, quote(name)) for (name,) in found]
 
     def attempts(self, relation: Relation) -> list[str]:
@@ -255,7 +233,7 @@ class DuckdbEngine:
         found = [BEGIN, AS_OF, TABLES, PRIMARY]
         for made in shapes:
             table = made.relation.query or plan_of(made).source
-            found += [f"DESCRIBE {table.strip().rstrip('; ')}", f"DESCRIBE {_select(made)}"]
+            found += [f"DESCRIBE {table.strip().rstrip('; ')}", f"DESCRIBE {select_sql(made)}"]
             found += _reads(made).values()
         return list(dict.fromkeys(found))
 

@@ -1,0 +1,89 @@
+"""What the sessions of all engines share: their state, and a record of what describing asks.
+
+The session of an engine derives from `SnapshotSession` and adds what `interface.Session` lists
+beyond it. Connections, statements and the errors of a driver are each engine's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from driftline.errors import DatabaseUnavailable, DriftlineError
+
+from source_agent.engines.interface import Consistency, Pulse, Relation, Shape, Split
+from source_agent.engines.relations import plan_of
+
+_ASKING = frozenset({"ask", "row_description", "fields"})  # each takes the SQL text first
+
+
+class SnapshotSession:
+    """Base of a session with one snapshot, read by one connection, whose readers block nobody.
+
+    An engine whose snapshot can change counts `generation` itself.
+    """
+
+    as_of: str  # set by the engine when it has taken the snapshot
+
+    def __init__(self) -> None:
+        self.consistency = Consistency.EXACT
+        self.generation = 0
+        self.pulse = Pulse()
+        self._is_interrupted = False
+
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
+        """Return None: two connections cannot read one snapshot."""
+        return None
+
+    def pause(self) -> None:
+        """Do nothing: readers block nobody."""
+
+    def note_consistency(self, shape: Shape) -> None:
+        """Note that a relation is about to be read, perhaps without a snapshot."""
+        if plan_of(shape).consistency is Consistency.FUZZY:
+            self.consistency = Consistency.FUZZY
+
+    def refuse_interrupted(self) -> None:
+        """Raise DatabaseUnavailable if `interrupt` was called."""
+        if self._is_interrupted:
+            raise DatabaseUnavailable("The read was interrupted.")
+
+
+class _Recorded:
+    """A session that records the SQL texts it is asked, and passes everything else on."""
+
+    def __init__(self, session: object, issued: list[str]) -> None:
+        self._session, self._issued = session, issued
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._session, name)
+        if name not in _ASKING:
+            return found
+
+        def recorded(sql: str, *values: object) -> Any:
+            self._issued.append(sql)
+            return found(sql, *values)
+
+        return recorded
+
+
+def attempted(
+    describe: Callable[[Any, Relation], Shape],
+    session: object,
+    relation: Relation,
+    refusals: type[Exception],
+) -> list[str]:
+    """Return the SQL texts that `describe` issues, also if it refuses the relation.
+
+    `explain` prints them: a relation that is refused has no templates, because these are made of
+    its columns, but what describing it issued is in the server's log all the same.
+
+    Args:
+        describe: the engine's own function, which takes a session and a relation.
+        refusals: the driver's error, where the session does not translate it.
+    """
+    issued: list[str] = []
+    with contextlib.suppress(DriftlineError, refusals):  # the caller has met and shown it
+        describe(_Recorded(session, issued), relation)
+    return list(dict.fromkeys(issued))
