@@ -1,9 +1,9 @@
-"""The warehouse agent: keeps fragments equal to relations at remote sources, with Spark.
+"""The warehouse agent keeps fragments equal to relations at remote sources, with Spark.
 
-The tree is the data flow of a refresh: `configure` → `prepare` (`readers`, `layout`, `reduce`) →
-`exchange` over a `link`, into `stage` → `finish` (apply, prove) and `commit`; `run` does many
-of them, `cli` and `commands` face people. `carry*` turn bytes into Spark's values on executors,
-`store` is where things are kept, `plan` decides without I/O.
+Users import `read` and `changes`. The folders are layers (docs/architecture.md): `cli` calls
+`runs`, which call `refresh` for each fragment; below are `methods`, `tasks`, `history`,
+`transport`, `spark` and `storage`; `planning` decides without I/O, and `columns` converts bytes to
+Spark's values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
-    """The published table of a fragment as a DataFrame, pinned: see `readers.read`."""
-    from warehouse_agent.storage import readers  # pyspark is imported by those who use it
+    """Return the published table of a fragment as a DataFrame of one version (`readers.read`)."""
+    from warehouse_agent.storage import readers  # imports pyspark, which other users may not need
 
     return readers.read(spark, path, name, version)
 
@@ -33,7 +33,8 @@ def read(spark: SparkSession, path: str | Path, name: str, version: int | None =
 def changes(
     spark: SparkSession, path: str | Path, name: str, *, since: int, upto: int | None = None
 ) -> DataFrame:
-    """The change feed after version `since`, up to and including `upto`: see `readers.changes`."""
+    """Return the change feed after version `since`, up to and including `upto`
+    (`readers.changes`)."""
     from warehouse_agent.storage import readers
 
     return readers.changes(spark, path, name, since=since, upto=upto)

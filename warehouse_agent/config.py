@@ -1,10 +1,9 @@
 """The data engineer's file, warehouse.toml: where sources are, and which copies to keep of them.
 
-Reading it contacts nothing. What a source publishes is its DBA's business; here stand only names.
-Certificates are checked when they are used, so that `status` works without them.
+`load` contacts no source and checks no certificate, so that `status` works without them.
 
-Invariants: plain text is spoken to loopback only; every fragment's source exists; a fragment's name
-is one folder below the warehouse and never one of the bookkeeping's (`_driftline…`).
+Invariants: only a source on loopback may be insecure; the source of each fragment exists; the name
+of a fragment is one folder below the warehouse, and no reserved one (`_driftline…`).
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _FRAGMENT = (
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-RESERVED = "_driftline"  # how the names of the bookkeeping's folders begin
-READ_AT_LEAST = 1000  # rows: with less a part is never done
-NAME_CHARACTERS_MAX = 128  # a folder, with room for what is put behind it
+RESERVED = "_driftline"  # the names of folders for bookkeeping begin so
+READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
+NAME_CHARACTERS_MAX = 128  # of a folder, with room for a suffix
 _PATH_REFUSED = "*?[]{}\\%"
 
 
@@ -52,11 +51,11 @@ class Require(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source agent at `HOST:PORT`. The three files of mutual TLS are all set, or, for an
-    `insecure` one on loopback, all None.
+    """A source agent at `HOST:PORT`. The three files of mutual TLS are all set, or all None if it
+    is `insecure`, on loopback.
 
-    `server_name`: the name in its certificate, where that is not the host of the address.
-    `objective`: what refreshes over this line are to take little of.
+    `server_name`: the name in its certificate, if it is not the host of the address.
+    `objective`: what refreshes over this line minimize.
     """
 
     name: str
@@ -73,9 +72,9 @@ class Source:
 class Fragment:
     """A copy to keep of one relation of one source.
 
-    `read_at_most`: rows of the source that a refresh reads by key, those most likely to have
-    changed and some in turn; None: all rows are compared.
-    `staging_at_most`: bytes of frames that may be staged; None: half of what is free on the disk.
+    `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
+    changed, and some in turn; None: all rows are compared.
+    `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     """
 
     name: str
@@ -89,7 +88,7 @@ class Fragment:
     staging_at_most: int | None = None
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
-        """What an unfinished exchange is kept with: what it compared, and where."""
+        """Return what identifies an unfinished exchange: what it compared, and where."""
         return {
             "base_version": base_version,
             "recipe": recipe_id.hex(),
@@ -101,7 +100,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class WarehouseConfig:
-    """The whole file. `path`: a folder, or any Hadoop path (with `://`)."""
+    """The contents of warehouse.toml. `path`: a folder, or any Hadoop path (with `://`)."""
 
     file: Path
     path: str
@@ -114,7 +113,7 @@ def load(path: Path | str) -> WarehouseConfig:
     """Read warehouse.toml.
 
     Raises:
-        ConfigurationError: with the file, the key and what to do.
+        ConfigurationError: names the file, the key and what to do.
     """
     top = read(Path(path), _TOP)
     place = _place(top.table("warehouse", ("path",)))
@@ -134,19 +133,19 @@ def load(path: Path | str) -> WarehouseConfig:
 
 
 def is_fragment_name(name: str) -> bool:
-    """Return True if it can be the name of a folder, whatever the file system."""
+    """Return True if `name` can be the name of a folder on every file system."""
     return _FRAGMENT_NAME.fullmatch(name) is not None and len(name) <= NAME_CHARACTERS_MAX
 
 
 def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment]:
-    """The fragments that a command line names, each once, in the order of the file.
+    """Return the fragments that a command line names, each once, in the order of the file.
 
     Args:
         patterns: names, or globs with `*`, `?` and `[…]`; an exact name wins over a glob.
-        all_: every fragment; goes with no pattern.
+        all_: return every fragment; `patterns` must be empty.
 
     Raises:
-        UsageError: a pattern that matches nothing (with the nearest name), or nothing was asked.
+        UsageError: a pattern matches no fragment (with the nearest name), or there is no pattern.
     """
     if not config.fragments:
         raise UsageError(f"{config.file.name} has no [fragments.NAME].", remedy="Add one.")
@@ -172,14 +171,14 @@ def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
 
 
 def _place(warehouse: TomlTable) -> str:
-    """Where the warehouse is. Spark takes some characters for patterns, and Delta's reader `%` for
-    an escape: files would not be found, or others than ours."""
+    """Return the path of the warehouse. Raises ConfigurationError: Spark would read a
+    character as a pattern, or Delta as an escape (`%`), and find no files or others."""
     path = warehouse.text("path")
     path = path if "://" in path else str(resolve(warehouse.file, path))
     if odd := [character for character in _PATH_REFUSED if character in path]:
         raise warehouse.error(
             "path",
-            f"{path} holds {' '.join(odd)}, which Spark or Delta would not take for itself.",
+            f"{path} holds {' '.join(odd)}, which Spark or Delta would not read literally.",
             f"Name a folder whose path has none of {' '.join(_PATH_REFUSED)}.",
         )
     return path
@@ -188,7 +187,7 @@ def _place(warehouse: TomlTable) -> str:
 def _source(name: str, table: TomlTable) -> Source:
     host, port = split_address(table, "address")
     if port == 0:
-        raise table.error("address", "Port 0 cannot be dialled.")
+        raise table.error("address", "Port 0 is no port of a server.")
     objective = _choice(table, "objective", table.text("objective", default="seconds"), Objective)
     if not table.flag("insecure"):
         return Source(
@@ -203,7 +202,7 @@ def _source(name: str, table: TomlTable) -> Source:
     if not is_loopback(host):
         raise table.error(
             "insecure",
-            f"Plain text is for loopback only, and {host} is not.",
+            f"Plain text is allowed on loopback only, and {host} is another machine.",
             "Remove `insecure` and name the certificates of `driftline-source enroll`.",
         )
     for key in ("ca", "certificate", "key", "server_name"):
@@ -261,7 +260,7 @@ def _read_at_most(table: TomlTable) -> int | None:
         raise table.error(
             "read_at_most",
             f"Groups name at most {GROUP_KEYS_MAX:,} rows, and it is {found:,}.",
-            "Make it smaller, or remove it: a refresh of everything has no such limit.",
+            "Make it smaller, or remove it: a refresh of all rows has no such limit.",
         )
     return found
 
@@ -269,40 +268,42 @@ def _read_at_most(table: TomlTable) -> int | None:
 def _staging_at_most(table: TomlTable) -> int | None:
     if not table.has("staging_at_most"):
         return None
-    least = MESSAGE_BYTES_MAX  # else no frame may come
-    return table.integer("staging_at_most", default=least, least=least)
+    # One frame has up to MESSAGE_BYTES_MAX.
+    return table.integer("staging_at_most", default=MESSAGE_BYTES_MAX, least=MESSAGE_BYTES_MAX)
 
 
 def _check_part(table: TomlTable, fragment: Fragment) -> None:
-    """A part compares groups, and its rows are of different instants."""
+    """Refuse `read_at_most` with other methods than groups, or where consistency must be exact."""
     if fragment.read_at_most is None:
         return
     is_grouped = fragment.method in {None, Method.GROUP}
     if fragment.require is not Require.FUZZY or not is_grouped:
         raise table.error(
             "read_at_most",
-            "What is not compared keeps rows of an earlier time, and only groups of keys can be "
-            "compared in part.",
+            "A partial refresh keeps rows of earlier times, and only groups can compare a part of "
+            "the rows.",
             'Add `require = "fuzzy"`, and leave out `method`.',
         )
     if fragment.incremental is not None:
         raise table.error(
-            "incremental", "Tiles compare every row.", "Remove `read_at_most`, or `incremental`."
+            "incremental",
+            "A refresh in tiles compares every row.",
+            "Remove `read_at_most`, or `incremental`.",
         )
 
 
 def _incremental(table: TomlTable) -> Incremental | None:
     if not table.has("incremental"):
         return None
-    inner, usual = table.table("incremental", _INCREMENTAL), Incremental()
+    inner, default = table.table("incremental", _INCREMENTAL), Incremental()
     return Incremental(
-        inner.integer("rows", default=usual.rows, least=1),
-        inner.number("pause_s", default=usual.pause_s),
+        inner.integer("rows", default=default.rows, least=1),
+        inner.number("pause_s", default=default.pause_s),
     )
 
 
 def _check_incremental(table: TomlTable, fragment: Fragment) -> None:
-    """A pass compares ranges, and its rows are of different instants."""
+    """Refuse `incremental` with other methods than ranges, or where consistency must be exact."""
     if fragment.incremental is None:
         return
     if fragment.require is not Require.FUZZY:
@@ -328,7 +329,7 @@ def _choice(table: TomlTable, key: str, text: str, kind: type[E]) -> E:
 
 
 def _refuse_twins(top: TomlTable, fragments: Mapping[str, Fragment]) -> None:
-    """Two names that a file system may take for one folder."""
+    """Refuse two names that some file systems take for one folder."""
     seen: dict[str, str] = {}
     for name in fragments:
         twin = seen.setdefault(name.lower(), name)

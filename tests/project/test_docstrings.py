@@ -18,7 +18,6 @@ ALLOWED: dict[str, int] = {
     "source_agent/server": 24,
     "warehouse_agent": 4,
     "warehouse_agent/cli": 29,
-    "warehouse_agent/columns": 36,
     "warehouse_agent/demo": 21,
     "warehouse_agent/planning": 89,
     "warehouse_agent/refresh": 27,

@@ -1,16 +1,13 @@
 """Ragged columns to Arrow arrays and back: the way between row bytes and Spark's types.
 
 Each declared type has a carrier, the Spark type of the published column (protocol, section 2).
-`to_arrow` and `from_arrow` convert whole columns with numpy, no loop over rows for the types that
-fill tables; the string carriers of the others go value by value through `driftline.values`.
+`to_arrow` and `from_arrow` convert whole columns with numpy, without a loop over rows for common
+types; rare types are converted value by value by `driftline.values`.
 
 Invariants: from_arrow(to_arrow(r)) == r, byte for byte, for every ragged column that to_arrow
-accepts. Bytes that are no value of the type are refused (MalformedMessage); a value that the
-carrier cannot hold is refused by name with the remedy, the string carrier (ValueDoesNotFit).
-Nothing is clipped, rounded or turned into NULL.
-
-What it is not: it knows no Spark session. Code that runs on executors imports it and needs only
-numpy and pyarrow.
+accepts. Bytes that are no value of the type raise MalformedMessage; a value that the carrier cannot
+hold raises ValueDoesNotFit, which names it and the remedy, the string carrier. No value is clipped,
+rounded or turned into NULL. Executors import this module; it needs no Spark session.
 
 Rejected: pandas on the way (nullable ints become floats, timestamps nanoseconds), and Arrow's own
 casts from and to text (they normalise what they read).
@@ -26,17 +23,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 from driftline import values
+from driftline.arrays import Bools
 from driftline.columns import NULL, Ragged
 from driftline.errors import LimitExceeded, MalformedMessage, ValueDoesNotFit
 from driftline.types import Column, DeclaredType
 
 from warehouse_agent.columns import buffers, numeric
 from warehouse_agent.columns import text as carry_text
-from warehouse_agent.columns.buffers import Flags, Items
+from warehouse_agent.columns.buffers import Items
 
 
 class Carrier(Enum):
-    """How a column is published: in the Spark type nearest to its own, or as its string form."""
+    """The form of a published column: the Spark type nearest to its own, or a string."""
 
     NATIVE = "native"
     STRING = "string"
@@ -50,7 +48,7 @@ def _is_octets(type: pa.DataType) -> bool:
     return type in {pa.binary(), pa.large_binary(), pa.binary_view()}
 
 
-# kind: bytes on the wire, Arrow type, Spark type. Others are strings, numeric(p,s) is a decimal.
+# kind: bytes on the wire, Arrow type, Spark type.
 _FIXED: Final[dict[str, tuple[str, pa.DataType, str]]] = {
     "bool": ("u1", pa.bool_(), "boolean"),
     "int2": (">i2", pa.int16(), "smallint"),
@@ -78,38 +76,38 @@ _CASTS: Final = (
     (_is_text, _is_text),
     (_is_octets, _is_octets),
 )
-ROW: Final = "row"  # among the details of a refusal: which row of the array
+ROW: Final = "row"  # the row of the array, in the details of ValueDoesNotFit
 _ARROW_STRING_BYTES_MAX: Final = 2**31 - 1  # offsets of Arrow's string are int32
 
 
 def arrow_type(type: DeclaredType, carrier: Carrier) -> pa.DataType:
-    """The Arrow type of the published column."""
-    if carrier is Carrier.STRING:
-        return pa.string()
-    if type.precision is not None:
-        return pa.decimal128(type.precision, type.scale)
-    if type.kind == "bytea":
-        return pa.binary()
-    return _FIXED[type.kind][1] if type.kind in _FIXED else pa.string()
+    """Return the Arrow type of the published column."""
+    return _published(type, carrier)[0]
 
 
 def spark_type(type: DeclaredType, carrier: Carrier) -> str:
-    """The Spark type of the published column, as DDL."""
-    if carrier is Carrier.STRING:
-        return "string"
-    if type.precision is not None:
-        return f"decimal({type.precision},{type.scale})"
-    if type.kind == "bytea":
-        return "binary"
-    return _FIXED[type.kind][2] if type.kind in _FIXED else "string"
+    """Return the Spark type of the published column, as DDL."""
+    return _published(type, carrier)[1]
+
+
+def _published(type: DeclaredType, carrier: Carrier) -> tuple[pa.DataType, str]:
+    if carrier is Carrier.NATIVE:
+        if type.precision is not None:
+            decimal = pa.decimal128(type.precision, type.scale)
+            return decimal, f"decimal({type.precision},{type.scale})"
+        if type.kind == "bytea":
+            return pa.binary(), "binary"
+        if type.kind in _FIXED:
+            return _FIXED[type.kind][1:]
+    return pa.string(), "string"
 
 
 def to_arrow(column: Column, ragged: Ragged, carrier: Carrier) -> pa.Array:
-    """The column's values as an Arrow array of arrow_type(column.type, carrier).
+    """Return the column's values as an Arrow array of arrow_type(column.type, carrier).
 
     Raises:
         ValueDoesNotFit: the carrier cannot hold a value; names column, value and remedy.
-        MalformedMessage: a value's bytes are not of the declared type.
+        MalformedMessage: the bytes of a value are not of the declared type.
         LimitExceeded: more than 2 GiB of text in one array.
     """
     if (ragged.lengths < NULL).any() or int(ragged.sizes.sum()) != len(ragged.data):
@@ -133,13 +131,13 @@ def to_arrow(column: Column, ragged: Ragged, carrier: Carrier) -> pa.Array:
 
 
 def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carrier) -> Ragged:
-    """The bytes of an array's values: the inverse of `to_arrow`.
+    """Return the bytes of an array's values, the inverse of `to_arrow`.
 
     The array may be sliced, chunked, of large strings, or of any type that Arrow casts to the
     carrier's without loss.
 
     Raises:
-        ValueDoesNotFit: a value is none of the declared type; names the column.
+        ValueDoesNotFit: a value is not of the declared type; names the column.
     """
     kind = column.type.kind
     target = arrow_type(column.type, carrier)
@@ -163,9 +161,8 @@ def from_arrow(column: Column, array: pa.Array | pa.ChunkedArray, carrier: Carri
     return _bytes_of_numbers(column, rows)
 
 
-# Errors.
-def _check(column: Column, ragged: Ragged, fits: Flags) -> None:
-    """Refuse the first value that does not fit; `fits` speaks of the values that are not NULL."""
+def _check(column: Column, ragged: Ragged, fits: Bools) -> None:
+    """Refuse the first value that does not fit; `fits` is bool [values that are not NULL]."""
     if fits.all():
         return
     row = int(np.flatnonzero(ragged.lengths >= 0)[fits.argmin()])
@@ -195,7 +192,6 @@ def _decoded(column: Column, data: bytes) -> str:
         raise type(error)(error.message, remedy=error.remedy, where=column.name) from None
 
 
-# To Arrow.
 def _numbers(column: Column, ragged: Ragged) -> pa.Array:
     kind, present = column.type.kind, ragged.lengths >= 0
     form, target, _ = _FIXED[kind]
@@ -234,13 +230,11 @@ def _decimals(column: Column, ragged: Ragged) -> pa.Array:
 def _variable(column: Column, ragged: Ragged, type: pa.DataType) -> pa.Array:
     if len(ragged.data) > _ARROW_STRING_BYTES_MAX:
         raise LimitExceeded("More than 2 GiB of values in one array.", where=column.name)
-    offsets = np.zeros(len(ragged) + 1, np.int32)
-    np.cumsum(ragged.sizes, out=offsets[1:])
-    return buffers.array_of(type, ragged.lengths >= 0, offsets, ragged.data)
+    return buffers.variable_array_of(type, ragged.lengths >= 0, ragged.sizes, ragged.data)
 
 
 def _strings(column: Column, origin: Ragged, texts: Ragged) -> pa.Array:
-    """An array of `texts`, which were made from the values of `origin`."""
+    """Return an array of `texts`, which were made from the values of `origin`."""
     array = _variable(column, texts, pa.string())
     try:
         array.validate(full=True)
@@ -257,9 +251,8 @@ def _texts(column: Column, ragged: Ragged) -> pa.Array:
     return pa.array(found, pa.string())
 
 
-# From Arrow.
 def _cast(column: Column, array: pa.Array | pa.ChunkedArray, type: pa.DataType) -> pa.Array:
-    """One contiguous array of the type; only from types whose cast loses nothing unnoticed."""
+    """Return one contiguous array of the type; cast only where Arrow notices any loss."""
     if array.type != type and not any(a(array.type) and b(type) for a, b in _CASTS):
         raise ValueDoesNotFit(f"Arrow's {array.type} is not {type}.", where=column.name)
     try:

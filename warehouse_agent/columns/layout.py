@@ -1,15 +1,15 @@
-"""How a relation lies in the published table: names, Spark types, bookkeeping columns.
+"""The layout of a published table: names, Spark types and bookkeeping columns.
 
-Published columns keep the relation's order and, where Delta allows, its names; bookkeeping columns
-start with `_driftline_` and come last: the two lanes of the fingerprint and, unless the key is one
-integer, the key bytes and the position; then the statistics of the row, ω± of Lu, Liu and Hyland
-(`row_statistics`, `update_probability`). A batch of published rows converts to row bytes and back
-here and nowhere else, on the driver and on executors alike.
+Published columns keep the relation's order and, where Delta allows, its names. Bookkeeping columns
+start with `_driftline_` and come last: the key bytes and the position unless the key is one
+integer, the two lanes of the fingerprint, and the statistics of the row, ω± of Lu, Liu and Hyland
+(`row_statistics`, `update_probability`). Only this module converts published rows to row bytes and
+back, on the driver and on executors.
 
-Tables from before there were statistics have files without these columns, which read as null, and a
-declared schema without them: it changes with the first version that keeps none of the old files,
-because delta-rs cannot keep files in a commit that changes the schema. Until then readers of the
-Delta table do not see the columns, and Driftline, which reads files, does.
+A table from before there were statistics has files and a declared schema without these columns,
+which then read as null. Its schema changes with the first version that keeps none of the old files,
+because delta-rs cannot keep files in a commit that changes the schema. Until then Driftline, which
+reads files, sees the columns, and readers of the Delta table do not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+from driftline.arrays import U64
 from driftline.columns import Block, Ragged, spans
 from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.keys import key_spans, positions
@@ -37,6 +37,7 @@ from warehouse_agent.columns.arrow import (
     spark_type,
     to_arrow,
 )
+from warehouse_agent.columns.buffers import variable_array_of
 from warehouse_agent.columns.row_bytes import join
 
 KEY_SHOWN = 60  # characters of a key value in an error
@@ -68,7 +69,7 @@ _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
 class Layout:
     """A recipe with, in tuple order, the carrier and the published name of each column.
 
-    `declares_statistics`: whether the Delta table's schema has STATISTICS; its files may.
+    `declares_statistics`: the Delta table's schema has STATISTICS; its files may have them anyway.
     """
 
     recipe: Recipe
@@ -79,12 +80,11 @@ class Layout:
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Tuple indices in published order."""
-        columns = self.recipe.columns
-        return tuple(sorted(range(len(columns)), key=lambda i: columns[i].ordinal))
+        return _published_order(self.recipe)
 
     @cached_property
     def bookkeeping(self) -> tuple[tuple[str, pa.DataType], ...]:
-        """Of decoded rows: what identifies a row and its content."""
+        """Names and types of the columns that identify a row and its content."""
         lanes = ((HI, pa.int64()), (LO, pa.int64()))
         if self.recipe.integer_key:
             return lanes
@@ -92,13 +92,12 @@ class Layout:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """As the Delta table declares it."""
-        statistics = STATISTICS if self.declares_statistics else ()
-        return pa.schema([*self.decoded_schema, *(pa.field(*column) for column in statistics)])
+        """The schema that the Delta table declares."""
+        return pa.schema([*self.decoded_schema, *(STATISTICS if self.declares_statistics else ())])
 
     @cached_property
     def decoded_schema(self) -> pa.Schema:
-        """Of decoded rows: without statistics."""
+        """The schema of decoded rows, which have no statistics."""
         fields = []
         for i in self.order:
             column = self.recipe.columns[i]
@@ -106,19 +105,18 @@ class Layout:
             if self.names[i] != column.name:
                 metadata["driftline.name"] = column.name
             kind = arrow_type(column.type, self.carriers[i])
-            fields.append(pa.field(self.names[i], kind, nullable=True, metadata=metadata))
-        fields += [pa.field(name, kind) for name, kind in self.bookkeeping]
-        return pa.schema(fields)
+            fields.append(pa.field(self.names[i], kind, metadata=metadata))
+        return pa.schema([*fields, *self.bookkeeping])
 
     @cached_property
     def file_schema(self) -> pa.Schema:
-        """As the table's files are read and written, statistics included."""
-        fields = [pa.field(field.name, field.type) for field in self.decoded_schema]
-        return pa.schema([*fields, *(pa.field(*column) for column in STATISTICS)])
+        """The schema of the table's files, with statistics."""
+        fields = (field.remove_metadata() for field in self.decoded_schema)
+        return pa.schema([*fields, *STATISTICS])
 
     @cached_property
     def lane_schema(self) -> pa.Schema:
-        """Position, or the integer key that is it, and the two lanes of the fingerprint."""
+        """The schema of the position, or the integer key, and the two lanes of the fingerprint."""
         position = self.names[0] if self.recipe.integer_key else POSITION
         return pa.schema([self.file_schema.field(name) for name in (position, HI, LO)])
 
@@ -164,29 +162,32 @@ class Layout:
         self,
         columns: Sequence[Ragged],
         block: Block,
-        hi: npt.NDArray[np.uint64],
-        lo: npt.NDArray[np.uint64],
+        hi: U64,
+        lo: U64,
         *,
         seed: int,
     ) -> pa.RecordBatch:
-        """A batch of published rows from decoded columns (tuple order) and their row bytes.
+        """Return a batch of published rows.
+
+        Args:
+            columns: decoded, in tuple order.
+            block: the row bytes of the same rows.
+            hi, lo: the lanes of their fingerprints, uint64 [rows].
 
         Raises:
-            ValueDoesNotFit: a value that its carrier cannot hold.
+            ValueDoesNotFit: a carrier cannot hold a value.
         """
         arrays = self._carried(columns)
         if not self.recipe.integer_key:
             starts, lengths = key_spans(block, self.recipe)
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            data = block.buffer[spans(starts, lengths)]
-            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-            arrays.append(pa.Array.from_buffers(pa.binary(), len(block), buffers))
+            data, present = block.buffer[spans(starts, lengths)], np.ones(len(block), np.bool_)
+            arrays.append(variable_array_of(pa.binary(), present, lengths, data))
             arrays.append(pa.array(positions(block, self.recipe, seed)))
         arrays += [pa.array(hi.view(np.int64)), pa.array(lo.view(np.int64))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.decoded_schema)
 
     def _carried(self, columns: Sequence[Ragged]) -> list[pa.Array]:
-        """The columns under their carriers. Raises ValueDoesNotFit of all that do not fit."""
+        """Return the columns in their carriers. Raises ValueDoesNotFit once for all columns."""
         arrays, refused = [], []
         for i in self.order:
             try:
@@ -203,18 +204,16 @@ class Layout:
         return arrays
 
     def _key_text(self, columns: Sequence[Ragged], row: int) -> str:
-        """The key of a row, for a person."""
-        values = []
-        for column, ragged in zip(
-            self.recipe.columns[: self.recipe.key_columns], columns, strict=False
-        ):
+        """Return the key of a row as text for a person."""
+        values, key_columns = [], self.recipe.columns[: self.recipe.key_columns]
+        for column, ragged in zip(key_columns, columns, strict=False):
             start, size = int(ragged.starts[row]), int(ragged.sizes[row])
             text = decode_string(column.type, ragged.data[start : start + size].tobytes())
             values.append(text if len(text) <= KEY_SHOWN else text[:KEY_SHOWN] + "…")
         return ", ".join(values)
 
     def row_bytes(self, batch: pa.RecordBatch) -> Block:
-        """The row bytes of a batch that holds at least the data columns."""
+        """Return the row bytes of a batch that holds at least the data columns."""
         columns = [
             from_arrow(column, batch.column(batch.schema.get_field_index(name)), carrier)
             for column, name, carrier in zip(
@@ -225,10 +224,10 @@ class Layout:
 
 
 def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layout:
-    """The layout of a recipe under the carriers that the fragment's configuration asks for.
+    """Return the layout of a recipe with the carriers of the fragment's configuration.
 
     Raises:
-        ConfigurationError: a carrier is asked for a column that does not exist, or a column has a
+        ConfigurationError: a carrier is given for a column that does not exist, or a column has a
             reserved name.
     """
     known = {c.name for c in recipe.columns}
@@ -241,7 +240,7 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
             )
     names: dict[int, str] = {}
     taken = set(FEED_NAMES)
-    for i in sorted(range(len(recipe.columns)), key=lambda i: recipe.columns[i].ordinal):
+    for i in _published_order(recipe):
         name = recipe.columns[i].name
         if name.lower().startswith(RESERVED):
             raise ConfigurationError(
@@ -257,8 +256,13 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
     )
 
 
+def _published_order(recipe: Recipe) -> tuple[int, ...]:
+    columns = recipe.columns
+    return tuple(sorted(range(len(columns)), key=lambda i: columns[i].ordinal))
+
+
 def _free_name(name: str, taken: set[str]) -> str:
-    """The name, numbered when another column already has it but for case (Delta folds case)."""
+    """Return the name, numbered if it is taken, except for case (Delta folds case); and take it."""
     free, number = name, 2
     while free.lower() in taken:
         free, number = f"{name}_{number}", number + 1
@@ -267,12 +271,12 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """The name as a Spark SQL identifier."""
+    """Return the name as a Spark SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def to_json(layout: Layout) -> dict[str, object]:
-    """The layout as it is kept in the metadata of a version."""
+    """Return the layout as JSON for the metadata of a version."""
     return {
         "statistics": layout.declares_statistics,
         "fingerprint_version": layout.recipe.fingerprint_version,
@@ -294,7 +298,7 @@ def to_json(layout: Layout) -> dict[str, object]:
 
 
 def from_json(data: dict[str, object]) -> Layout:
-    """The layout that `to_json` wrote."""
+    """Return the layout that `to_json` wrote."""
     columns = data["columns"]
     version, keys = data["fingerprint_version"], data["key_columns"]
     assert isinstance(columns, list)

@@ -1,11 +1,11 @@
 """jsonb and uuid to text and back, a column at a time (protocol, section 2).
 
-Both have text of which the bytes are a plain function: jsonb has a version byte before it, a uuid
-is its 32 hexadecimal digits with hyphens. Whole columns are converted with masks and tables.
+The bytes of a jsonb value are a version byte and its text; a uuid of 16 bytes has a text of 32
+hexadecimal digits with hyphens. Whole columns are converted with masks and tables.
 
-Values that are none of the type are reported in `fits` [values that are not NULL], never raised:
-the caller names the column. The ragged column beside a `fits` that is not all true is meaningless.
-Whether text is UTF-8 is not checked here.
+A value that is not of the type is reported in `fits`, bool [values that are not NULL], and no error
+is raised, because the caller names the column. Use the ragged column only if `fits` is all true.
+This module does not check that text is UTF-8.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+from driftline.arrays import Bools
 from driftline.columns import NULL, Ragged
-
-Flags = npt.NDArray[np.bool_]
 
 JSONB_VERSION: Final = 1
 UUID_BYTES: Final = 16
@@ -31,7 +29,7 @@ _DIGITS: Final = np.setdiff1d(np.arange(UUID_TEXT_BYTES), _HYPHENS)
 
 
 def each(ragged: Ragged) -> list[bytes | None]:
-    """Every value on its own: for the types that have no way by column."""
+    """Return every value as bytes, None for NULL."""
     whole, starts = ragged.data.tobytes(), ragged.starts.tolist()
     return [
         whole[at : at + size] if size >= 0 else None
@@ -39,8 +37,8 @@ def each(ragged: Ragged) -> list[bytes | None]:
     ]
 
 
-def from_jsonb(ragged: Ragged) -> tuple[Ragged, Flags]:
-    """The texts: the values without their version byte."""
+def from_jsonb(ragged: Ragged) -> tuple[Ragged, Bools]:
+    """Return the texts, which are the values without their version byte, and `fits` [values]."""
     present = ragged.lengths >= 0
     fits = ragged.lengths[present] > 0
     if not fits.all():
@@ -53,7 +51,7 @@ def from_jsonb(ragged: Ragged) -> tuple[Ragged, Flags]:
 
 
 def to_jsonb(texts: Ragged) -> Ragged:
-    """The inverse of `from_jsonb`."""
+    """Return the values with these texts, the inverse of `from_jsonb`."""
     present = texts.lengths >= 0
     lengths = texts.lengths + present.astype(np.int32)
     size = len(texts.data) + int(np.count_nonzero(present))
@@ -64,8 +62,8 @@ def to_jsonb(texts: Ragged) -> Ragged:
     return versioned
 
 
-def from_uuid(ragged: Ragged) -> tuple[Ragged, Flags]:
-    """The texts, 8-4-4-4-12 lower-case digits."""
+def from_uuid(ragged: Ragged) -> tuple[Ragged, Bools]:
+    """Return the texts, 8-4-4-4-12 lower-case digits, and `fits` [values]."""
     present = ragged.lengths >= 0
     fits = ragged.lengths[present] == UUID_BYTES
     if not fits.all():
@@ -78,8 +76,8 @@ def from_uuid(ragged: Ragged) -> tuple[Ragged, Flags]:
     return Ragged(lengths, texts.reshape(-1)), fits
 
 
-def to_uuid(texts: Ragged) -> tuple[Ragged, Flags]:
-    """The inverse of `from_uuid`; text in any other spelling does not fit."""
+def to_uuid(texts: Ragged) -> tuple[Ragged, Bools]:
+    """Return the values with these texts, and `fits` [values]; only lower-case digits fit."""
     present = texts.lengths >= 0
     fits = texts.lengths[present] == UUID_TEXT_BYTES
     if not fits.all():
