@@ -16,7 +16,6 @@ ALLOWED: dict[str, int] = {
     "source_agent/cli": 13,
     "source_agent/engines": 162,
     "source_agent/server": 24,
-    "warehouse_agent": 4,
     "warehouse_agent/cli": 29,
     "warehouse_agent/demo": 21,
     "warehouse_agent/planning": 89,
