@@ -6,7 +6,7 @@ import sys
 
 from warehouse_agent import config as configure
 from warehouse_agent.events import Event, RefreshRetried
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
 

@@ -45,7 +45,7 @@ from warehouse_agent import read
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.events import Event, RefreshCommitted, RefreshRetried, RefreshStarted
 from warehouse_agent.refresh import finish
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store

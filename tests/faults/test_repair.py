@@ -30,8 +30,7 @@ from warehouse_agent.cli import commands, verify
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.verify import damaged, verified
 from warehouse_agent.refresh import repair
-from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import KeyFile

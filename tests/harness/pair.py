@@ -28,7 +28,7 @@ from source_agent.server.service import Server, start
 from tests import ROOT
 from tests.harness.legacy import Legacy
 from warehouse_agent import config as configure
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session

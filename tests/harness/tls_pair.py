@@ -21,7 +21,7 @@ from tests.harness.legacy import Legacy
 from tests.harness.pair import Pair
 from warehouse_agent import config as configure
 from warehouse_agent.events import Event, RefreshRetried
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
 

@@ -20,8 +20,7 @@ from warehouse_agent.cli import status
 from warehouse_agent.methods import units
 from warehouse_agent.methods.groups import TURN
 from warehouse_agent.refresh import finish, prepare
-from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 

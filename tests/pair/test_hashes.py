@@ -18,7 +18,7 @@ from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.proof import values_digest

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import Legacy, legacy_of
 from tests.harness.pair import Pair
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 
 MakePair = Callable[[dict[str, str]], Pair]
 

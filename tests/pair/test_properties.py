@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import MariaDB, PostgreSQL
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 
 Values = st.SearchStrategy[Any]
 Row = tuple[Any, ...]

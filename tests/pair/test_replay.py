@@ -21,7 +21,7 @@ from tests.harness.histories import DATA, Commit, History
 from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair
 from warehouse_agent import read
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 
 RUNWAYS, FOOTBALL = "ourairports_runways", "intl_football_results"
 TYPES = {

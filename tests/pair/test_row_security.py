@@ -31,7 +31,8 @@ from warehouse_agent.cli import doctor as examine
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.status import status_of, text_of
 from warehouse_agent.refresh import whole
-from warehouse_agent.refresh.whole import Compared, Options
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.storage import row_security
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store

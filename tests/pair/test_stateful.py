@@ -39,7 +39,7 @@ from tests.harness.legacy import Legacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment, expect_equal
 from tests.harness.servers import PostgreSQL
 from warehouse_agent import read
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.transport.channel import Stream

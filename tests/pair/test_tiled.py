@@ -34,8 +34,7 @@ from warehouse_agent.methods import conversation
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table, commit, finish
 from warehouse_agent.refresh.auxiliary_table import Pass
-from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store

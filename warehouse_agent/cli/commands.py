@@ -25,7 +25,7 @@ from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, verified
 from warehouse_agent.config import Fragment, WarehouseConfig, select
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published

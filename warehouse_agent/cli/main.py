@@ -21,7 +21,7 @@ from warehouse_agent.cli import commands
 from warehouse_agent.cli import init as scaffold
 from warehouse_agent.cli import status as show
 from warehouse_agent.config import WarehouseConfig, load
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import say_error
 from warehouse_agent.spark import foreign_output
 from warehouse_agent.spark.executors import mistake

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
-from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.channel import Stream
-
-__all__ = ["Compared", "Options", "exchange"]
 
 
 @dataclass(frozen=True, slots=True)

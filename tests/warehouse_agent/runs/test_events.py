@@ -30,7 +30,7 @@ from warehouse_agent.events import (
     RefreshStarted,
     RowsRead,
 )
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage.store import PRIVATE, Store

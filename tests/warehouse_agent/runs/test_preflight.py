@@ -25,7 +25,7 @@ from warehouse_agent.cli.doctor_connection import examine_source
 from warehouse_agent.cli.init import offers
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.config import Fragment, Source, select
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs import preflight
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred

@@ -25,7 +25,7 @@ from warehouse_agent import changes
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, STATISTICS, UPDATES
 from warehouse_agent.history import record
 from warehouse_agent.planning import update_probability
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.data_files import rows_of
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store

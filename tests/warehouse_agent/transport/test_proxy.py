@@ -13,7 +13,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.tls_pair import TlsPair
 from warehouse_agent.cli.doctor_connection import examine_source
 from warehouse_agent.config import select
-from warehouse_agent.refresh.whole import Options
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.transport.proxy import proxy_of
