@@ -22,7 +22,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
 from warehouse_agent.storage import formats, row_security
-from warehouse_agent.storage.table import VersionRecord
+from warehouse_agent.storage.table import NewVersion, VersionRecord
 from warehouse_agent.tasks.difference import Outcome
 
 ROWS_TIMED = 10_000  # fewer rows say how long a round trip takes, and not how fast they come
@@ -82,15 +82,9 @@ def _publish(job: Job, proven: ProvenVersion) -> Published:
         schema_changed=is_other,
         bytes_rewritten=sum(f.size for f in applied.gone if f not in lost),
     )
-    formats.commit(
-        job.store,
-        job.name,
-        base=p.base,
-        layout=p.layout,
-        added=applied.added,
-        removed=applied.gone,
-        record=_record(job, proven, done),
-    )
+    said = _record(job, proven, done)
+    new = NewVersion(p.base, p.layout, applied.added, applied.gone, said)
+    formats.commit(job.store, job.name, new)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)

@@ -25,7 +25,7 @@ from warehouse_agent.history.record import CHECKED, HEAD
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import formats, row_security
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import NewVersion, Snapshot
 
 _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-restored"
 
@@ -97,26 +97,20 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
     were given out before, but for the last; return the newest."""
     newest = head
     for _ in range(head.version, upto + 1):
-        formats.commit(
-            job.store,
-            job.name,
-            base=newest,
-            layout=newest.layout,
-            added=(),
-            removed=(),
-            record=replace(
-                newest.record,
-                published_at=utc_now(),
-                changes=None,
-                changes_files=(),
-                rows_inserted=0,
-                rows_updated=0,
-                rows_deleted=0,
-                repaired_files=0,
-                repaired_rows=0,
-                restored=head.version,
-            ),
+        record = replace(
+            newest.record,
+            published_at=utc_now(),
+            changes=None,
+            changes_files=(),
+            rows_inserted=0,
+            rows_updated=0,
+            rows_deleted=0,
+            repaired_files=0,
+            repaired_rows=0,
+            restored=head.version,
         )
+        new = NewVersion(newest, newest.layout, added=(), removed=(), record=record)
+        formats.commit(job.store, job.name, new)
         newest = _newest(job)
     return newest
 

@@ -32,7 +32,7 @@ from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavai
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store, one_line
-from warehouse_agent.storage.table import LogEntry, Snapshot, VersionRecord
+from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, VersionRecord
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
@@ -122,39 +122,29 @@ class DeltaLog:
             )
         return {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
-    def commit(
-        self,
-        store: Store,
-        name: str,
-        *,
-        base: Snapshot | None,
-        layout: Layout,
-        added: Sequence[DataFile],
-        removed: Sequence[DataFile],
-        record: VersionRecord,
-    ) -> int:
+    def commit(self, store: Store, name: str, new: NewVersion) -> int:
         """Commit a version; return its number.
 
         Raises:
             Locked: another agent committed since `base` was read.
             WarehouseUnavailable: the log cannot be written.
         """
+        base = new.base
         version = 0 if base is None else base.version + 1
         # A commit that changes the schema keeps no file, so statistics are declared by the first
         # version that keeps none.
         declares = (
-            base is None or base.layout.declares_statistics or len(removed) == len(base.files)
+            base is None or base.layout.declares_statistics or len(new.removed) == len(base.files)
         )
-        layout = replace(layout, declares_statistics=declares)
-        body = {**record.to_json(), "version": version, "layout": to_json(layout)}
+        layout = replace(new.layout, declares_statistics=declares)
+        body = {**new.record.to_json(), "version": version, "layout": to_json(layout)}
         properties = CommitProperties(
             custom_metadata={_META: json.dumps(body)},
             app_transactions=[Transaction(_APP_ID, version)],
             max_commit_retries=0,
         )
-        adds = [_add(f, layout) for f in added]
         try:
-            _write(store, name, base, layout, adds, removed, properties)
+            _write(store, name, replace(new, layout=layout), properties)
         except CommitFailedError as error:
             raise _overtaken(name) from error
         except (DeltaError, OSError) as error:
@@ -168,16 +158,9 @@ class DeltaLog:
         return version
 
 
-def _write(
-    store: Store,
-    name: str,
-    base: Snapshot | None,
-    layout: Layout,
-    adds: list[AddAction],
-    removed: Sequence[DataFile],
-    properties: CommitProperties,
-) -> None:
-    schema = Schema.from_arrow(layout.arrow_schema)
+def _write(store: Store, name: str, new: NewVersion, properties: CommitProperties) -> None:
+    base, schema = new.base, Schema.from_arrow(new.layout.arrow_schema)
+    adds = [_add(f, new.layout) for f in new.added]
     if base is None:
         create_table_with_add_actions(
             store.table(name),
@@ -189,14 +172,14 @@ def _write(
         )
         return
     actions: list[AddAction | RemoveAction]
-    if layout.arrow_schema != base.layout.arrow_schema:
+    if new.layout.arrow_schema != base.layout.arrow_schema:
         # The only mode that changes the schema in the same commit; it removes what was there.
-        assert len(removed) == len(base.files)
+        assert len(new.removed) == len(base.files)
         mode, actions = "overwrite", list(adds)
     else:
         now = int(time.time() * 1000)
         mode = "append"
-        actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in removed)]
+        actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)]
     assert isinstance(base.pin, DeltaTable), "a snapshot of this format"
     base.pin.create_write_transaction(actions, mode, schema, commit_properties=properties)
 

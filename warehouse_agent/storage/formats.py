@@ -6,13 +6,9 @@ configuration. To add a format, write a module with a class and add it to FORMAT
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from warehouse_agent.columns.layout import Layout
-from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, Snapshot, TableFormat, VersionRecord
+from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, TableFormat
 
 FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
 
@@ -38,17 +34,6 @@ def added(store: Store, name: str, version: int) -> set[str]:
     return format_of(store, name).added(store, name, version)
 
 
-def commit(
-    store: Store,
-    name: str,
-    *,
-    base: Snapshot | None,
-    layout: Layout,
-    added: Sequence[DataFile],
-    removed: Sequence[DataFile],
-    record: VersionRecord,
-) -> int:
+def commit(store: Store, name: str, new: NewVersion) -> int:
     """Publish a version of a table (`TableFormat.commit`); return its number."""
-    return format_of(store, name).commit(
-        store, name, base=base, layout=layout, added=added, removed=removed, record=record
-    )
+    return format_of(store, name).commit(store, name, new)

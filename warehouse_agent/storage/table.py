@@ -145,6 +145,23 @@ class LogEntry:
     record: VersionRecord | None
 
 
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """The version to be committed after `base`.
+
+    Attributes:
+        base: the version that was read; None makes a new table.
+        layout: of the new version; may differ from that of `base` if no file is kept.
+        record: kept as JSON; the format adds the keys `version` and `layout`.
+    """
+
+    base: Snapshot | None
+    layout: Layout
+    added: Sequence[DataFile]
+    removed: Sequence[DataFile]
+    record: VersionRecord
+
+
 class TableFormat(Protocol):
     """Interface of a table format.
 
@@ -177,25 +194,10 @@ class TableFormat(Protocol):
             WarehouseUnavailable: the log does not have the version.
         """
 
-    def commit(
-        self,
-        store: Store,
-        name: str,
-        *,
-        base: Snapshot | None,
-        layout: Layout,
-        added: Sequence[DataFile],
-        removed: Sequence[DataFile],
-        record: VersionRecord,
-    ) -> int:
-        """Publish the version after `base`, with files added and removed; return its number.
-
-        Args:
-            base: the version that was read; None makes a new table.
-            layout: of the new version; may differ from that of `base` if no file is kept.
-            record: kept as JSON; the format adds the keys `version` and `layout`.
+    def commit(self, store: Store, name: str, new: NewVersion) -> int:
+        """Publish a version; return its number.
 
         Raises:
-            Locked: somebody else committed since `base` was read.
+            Locked: somebody else committed since the base was read.
             WarehouseUnavailable: the log cannot be written.
         """

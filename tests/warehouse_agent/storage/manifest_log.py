@@ -12,17 +12,16 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
-from warehouse_agent.columns.layout import Layout, from_json, to_json
+from warehouse_agent.columns.layout import from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, Snapshot, VersionRecord
+from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, VersionRecord
 
 
 class ManifestLog:
@@ -64,28 +63,19 @@ class ManifestLog:
         """Return the paths that a version added (`TableFormat.added`)."""
         return set(self._manifest(store, name, version)["added"])
 
-    def commit(
-        self,
-        store: Store,
-        name: str,
-        *,
-        base: Snapshot | None,
-        layout: Layout,
-        added: Sequence[DataFile],
-        removed: Sequence[DataFile],
-        record: VersionRecord,
-    ) -> int:
+    def commit(self, store: Store, name: str, new: NewVersion) -> int:
         """Publish a version (`TableFormat.commit`)."""
+        base = new.base
         version = 0 if base is None else base.version + 1
-        gone = {f.path for f in removed}
+        gone = {f.path for f in new.removed}
         kept = [f for f in (base.files if base else ()) if f.path not in gone]
-        files = sorted((*kept, *added), key=lambda f: f.path)
+        files = sorted((*kept, *new.added), key=lambda f: f.path)
         body = {
             "table": base.table if base else str(uuid.uuid4()),
             "committed": datetime.now(UTC).isoformat(),
-            "record": {**record.to_json(), "version": version, "layout": to_json(layout)},
+            "record": {**new.record.to_json(), "version": version, "layout": to_json(new.layout)},
             "files": [[f.path, f.size, f.rows, f.bounds] for f in files],
-            "added": [f.path for f in added],
+            "added": [f.path for f in new.added],
         }
         folder = Path(store.table(name), self.log)
         temporary = folder / f"{uuid.uuid4().hex}.tmp"

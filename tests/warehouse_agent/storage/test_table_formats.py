@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +33,7 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot, TableFormat, VersionRecord
+from warehouse_agent.storage.table import NewVersion, Snapshot, TableFormat, VersionRecord
 
 NAME = "orders"
 
@@ -122,9 +121,7 @@ def commit(
     record: VersionRecord = RECORD,
 ) -> Snapshot:
     """Commit a version; return it as it is read back."""
-    version = form.commit(
-        store, NAME, base=base, layout=layout, added=added, removed=removed, record=record
-    )
+    version = form.commit(store, NAME, NewVersion(base, layout, added, removed, record))
     found = form.head(store, NAME, None)
     assert found is not None
     assert found.version == version
@@ -228,21 +225,24 @@ def test_a_file_in_place_of_the_table(form: TableFormat, store: Store) -> None:
     Path(store.root).mkdir()
     Path(store.table(NAME)).write_bytes(b"")
     with pytest.raises(WarehouseUnavailable):
-        form.commit(store, NAME, base=None, layout=LAYOUT, added=[], removed=[], record=RECORD)
+        form.commit(store, NAME, NewVersion(None, LAYOUT, [], [], RECORD))
 
 
 def test_the_format_of_a_table_is_that_of_its_log(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New tables get the last format; a table of before keeps its own."""
-    parts: dict[str, Any] = {"layout": LAYOUT, "added": [], "removed": [], "record": RECORD}
+
+    def version_after(base: Snapshot | None) -> NewVersion:
+        return NewVersion(base, LAYOUT, [], [], RECORD)
+
     monkeypatch.setattr(formats, "FORMATS", (ManifestLog(),))
-    formats.commit(store, "old", base=None, **parts)
+    formats.commit(store, "old", version_after(None))
     monkeypatch.setattr(formats, "FORMATS", (ManifestLog(), DeltaLog()))
-    formats.commit(store, "new", base=None, **parts)
+    formats.commit(store, "new", version_after(None))
     for name, form in (("old", ManifestLog), ("new", DeltaLog)):
         assert isinstance(formats.format_of(store, name), form)
-        formats.commit(store, name, base=formats.head(store, name), **parts)
+        formats.commit(store, name, version_after(formats.head(store, name)))
         assert [e.version for e in formats.entries(store, name)] == [1, 0]
         assert store.folders(name) == [form.log]
 
