@@ -50,6 +50,13 @@ class Published:
     bytes_rewritten: int = 0
 
 
+@dataclass(slots=True)
+class Spent:
+    """Time spent in a phase, without phases within it; 0 until the phase ends."""
+
+    seconds: float = 0.0
+
+
 @dataclass
 class Report:
     """The result of a command on one fragment; its fields are the keys of the JSON object.
@@ -132,15 +139,15 @@ class Report:
         self.error = None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[Spent]:
         """Add the seconds spent inside to a phase, without those of a phase that lies within it."""
-        start, others = time.monotonic(), sum(self.seconds.values())
+        start, others, spent = time.monotonic(), sum(self.seconds.values()), Spent()
         try:
-            yield
+            yield spent
         finally:
             within = sum(self.seconds.values()) - others
-            spent = self.seconds.get(name, 0.0) + time.monotonic() - start - within
-            self.seconds[name] = round(spent, 3)
+            spent.seconds = time.monotonic() - start - within
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + spent.seconds, 3)
 
 
 def say_error(error: DriftlineError) -> None:

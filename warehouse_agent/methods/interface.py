@@ -57,7 +57,7 @@ class WorkingCopy:
     layout: Layout
     files: tuple[DataFile, ...]
     salt: Salt
-    phase: Callable[[str], AbstractContextManager[None]]
+    phase: Callable[[str], AbstractContextManager[object]]
     probability_sql: str = "cast(0 as double)"
     notes: Mapping[str, object] = field(default_factory=dict)
     within: tuple[int, int] | None = None

@@ -1,13 +1,16 @@
 """Write the next version's files and prove them equal to the source.
 
-Files are written, read back, encoded again and compared with the source's count and total. What is
-returned is a value that nothing names yet: `commit` publishes it. It may wait as long as the
-fragment's lock is held, or be dropped: `Job.discard` removes its files. A failure leaves the last
-version as it is, and keeps what was staged for the next attempt. Two failures clear it, because the
-next attempt must not build on it: a failed proof, and rows of tiles that cannot be stored.
+Files are written, read back, encoded again and compared with the source's count and total. The
+result is a value that no commit names yet: `commit` publishes it. It may wait as long as the
+fragment's lock is held, or be dropped: `Job.discard` removes its files. It is not kept on disk,
+because it holds the handle of the table's format.
 
-A `Proven` is not kept on disk, because it holds the handle of the table's format; an attempt that
-is cut is resumed from what it staged (decision 4).
+A result may be right and still be refused before anything is written: other row security, a source
+with less than half of the rows, rows of different instants.
+
+A failure leaves the last version as it is and keeps what was staged for the next attempt. Two
+failures clear it, because the next attempt must not build on it: a failed proof, and rows of
+finished tiles that cannot be stored.
 """
 
 from __future__ import annotations
@@ -19,19 +22,24 @@ from dataclasses import dataclass
 
 from driftline.digests import Digest
 from driftline.errors import (
+    ConfigurationError,
     DriftlineError,
     DuplicateKey,
     MalformedMessage,
     ProofFailed,
+    SnapshotLost,
     TableShrank,
     ValueDoesNotFit,
 )
 
+from warehouse_agent.config import Require
 from warehouse_agent.planning import choice, proof_diagnosis
-from warehouse_agent.refresh import repair, schema_change, withheld
+from warehouse_agent.refresh import repair, schema_change
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.report import counted
+from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
@@ -55,8 +63,7 @@ CHANGES_PER_FILE = 64  # with more, each file whose bounds fit counts as touched
 class ProvenEqual:
     """Nothing is to be written: the published version `base` is equal to the source."""
 
-    ours: Prepared
-    found: Outcome
+    compared: Compared
     base: Snapshot
 
 
@@ -67,8 +74,7 @@ class ProvenVersion:
     `security` is the row security under which the rows were read; None: not told.
     """
 
-    ours: Prepared
-    found: Outcome
+    compared: Compared
     applied: apply.Applied
     changes: Feed
     security: PolicyDigests | None
@@ -89,27 +95,35 @@ def write_and_prove(job: Job, compared: Compared) -> Proven:
         ProofFailed: the files are not equal to the source.
     """
     try:
-        return _proven(job, compared.prepared, compared.found, compared.staged)
+        return _proven(job, compared)
     except (MalformedMessage, ValueDoesNotFit, DuplicateKey, TableShrank):
-        if compared.prepared.known.tiled is not None:  # finished tiles would not be compared again
+        if compared.is_resumed:
             job.staging.clear()
         raise
 
 
-def _proven(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> Proven:
-    before = withheld.other_policies(job, p, out)
+def accepts(job: Job, out: Outcome) -> bool:
+    """Return True if the fragment accepts rows of this consistency."""
+    return out.consistency == Require.EXACT.value or job.fragment.require is Require.FUZZY
+
+
+def _proven(job: Job, compared: Compared) -> Proven:
+    p, out = compared.prepared, compared.found
+    before = None if p.base is None else row_security.known(p.base, job.remembered())
+    if not job.options.accept_schema:
+        row_security.refuse_changed(before, out.row_security, job.name)
     is_same = before is None or out.row_security in (None, before)
     if out.is_equal and is_same and p.base is not None and _says_all(p, p.base):
-        return ProvenEqual(p, out, p.base)
-    withheld.shrunk(job, p, out)
-    withheld.inconsistent(job, out)
+        return ProvenEqual(compared, p.base)
+    _refuse_shrunk(job, p, out)
+    _refuse_inconsistent(job, out)
     with job.phase("apply"):
-        applied = _apply(job, p, out, staged)
+        applied = _apply(job, compared)
     # Two jobs that do not need each other run side by side: each alone leaves cores idle.
     with ThreadPoolExecutor(1) as beside, job.phase("prove"):
         changes = beside.submit(_changes, job, p, applied)
         _prove(job, p, out, applied)
-        return ProvenVersion(p, out, applied, changes.result(), out.row_security or before)
+        return ProvenVersion(compared, applied, changes.result(), out.row_security or before)
 
 
 def _says_all(p: Prepared, base: Snapshot) -> bool:
@@ -118,8 +132,44 @@ def _says_all(p: Prepared, base: Snapshot) -> bool:
     return is_same and (p.is_part or base.record.proof != "part")
 
 
-def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Applied:
+def _refuse_shrunk(job: Job, p: Prepared, out: Outcome) -> None:
+    """Raise TableShrank if more than half of the published, or compared, rows are gone."""
+    if p.base is None or job.options.allow_shrink:
+        return
+    before, after, of = p.base.rows, out.theirs.count, ""
+    if p.is_part and not choice.shrank(before, after):
+        before, after = p.ours.compared.count, after - p.ours.rest.count
+        of = " of those that were compared"
+    if choice.shrank(before, after):
+        raise TableShrank(
+            f"The source has {counted(after, 'row')} and the warehouse {before:,}{of}: "
+            "more than half are gone.",
+            where=job.name,
+            remedy=f"If that is right: driftline refresh {job.name} --allow-shrink",
+        )
+
+
+def _refuse_inconsistent(job: Job, out: Outcome) -> None:
+    """Raise SnapshotLost or ConfigurationError if rows of different instants are not accepted."""
+    if accepts(job, out):
+        return
+    allow = 'allow it: `require = "fuzzy"` in the fragment.'
+    if out.changed:
+        raise SnapshotLost(
+            "The data changed while it was read, and the source cannot hold it still.",
+            where=job.name,
+            remedy=f"Run the refresh again, at a quieter time, or {allow}",
+        )
+    raise ConfigurationError(
+        "The source cannot read this relation as of one instant: its engine has no snapshots.",
+        where=job.name,
+        remedy=f"If rows of different instants are good enough, {allow}",
+    )
+
+
+def _apply(job: Job, compared: Compared) -> apply.Applied:
     """Write the staged rows, and the files again from which rows are removed."""
+    p, out, staged = compared.prepared, compared.found, compared.staged
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
     if isinstance(out.difference, Everything):
@@ -129,14 +179,9 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
     rewritten: list[DataFile] = []
     before: list[DataFile] = []
     if touched:
+        folder = job.folder("rewritten")
         rewritten, before = rewrite(
-            job.spark,
-            job.store,
-            job.name,
-            job.folder("rewritten"),
-            touched,
-            p.layout,
-            removal=removal,
+            job.spark, job.store, job.name, folder, touched, p.layout, removal=removal
         )
     shipped = _shipped(job, p, staged, before, updated)
     published, changed = set(base), set(touched)
@@ -154,12 +199,13 @@ def _apply(job: Job, p: Prepared, out: Outcome, staged: list[str]) -> apply.Appl
 
 
 def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
-    """Return how many rows are updated, about and at most; None: nothing is known of it."""
+    """Return the number of updated rows, an upper bound; None: not known."""
     match out.difference:
         case Equal():
             return 0
         case Everything():
-            is_asked = job.fragment.method is choice.Method.FULL  # whatever changed
+            # A copy that the configuration asks for comes however few rows changed.
+            is_asked = job.fragment.method is choice.Method.FULL
             return None if is_asked else sum(f.rows for f in p.files)
         case ListedRows(rows):
             return len(rows.positions)
@@ -172,7 +218,7 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
 
 
 def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[DataFile]]:
-    """Return the rows to remove, and the files that hold them, and perhaps others."""
+    """Return the rows to remove, and the files that hold them; perhaps a few more files."""
     match out.difference:
         case Equal() | Everything():
             return None, []
@@ -187,10 +233,8 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
             numbers = set(rows.file.tolist())
             return ByHash.of(rows, p.salt), [f for i, f in enumerate(p.files) if i in numbers]
         case Zones(emptied, listed):
-            removal, numbers = (
-                InTiles(emptied, ByHash.of(listed, p.salt)),
-                set(listed.file.tolist()),
-            )
+            removal = InTiles(emptied, ByHash.of(listed, p.salt))
+            numbers = set(listed.file.tolist())
             near = [
                 f
                 for i, f in enumerate(p.files)
@@ -230,20 +274,17 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
             name=job.name,
         )
     except ProofFailed as error:
-        is_right_so_far = False
+        keeps_staged = False
         try:
             with contextlib.suppress(DriftlineError):
                 parts = _parts(job, p, out, applied)
-                error.details.update(
-                    {"cause": proof_diagnosis.broken(parts), "rows": parts.counted()}
-                )
-                # Not for a pass, whose finished tiles would not be compared again.
-                is_right_so_far = isinstance(
-                    out.difference, BelowKeys
-                ) and proof_diagnosis.is_missed_update(parts)
+                error.details |= {"cause": proof_diagnosis.broken(parts), "rows": parts.counted()}
+                # The staged rows are right if a sketch missed an update.
+                is_of_keys = isinstance(out.difference, BelowKeys)
+                keeps_staged = is_of_keys and proof_diagnosis.is_missed_update(parts)
         finally:
-            if not is_right_so_far:
-                job.staging.clear()  # what led here must not be built on
+            if not keeps_staged:
+                job.staging.clear()
         raise
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.events import Listener, PhaseStarted, RowsRead
-from warehouse_agent.report import Report
+from warehouse_agent.report import Report, Spent
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
@@ -70,11 +70,11 @@ class Job:
         return stage.Staging(self.store, self.name)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[Spent]:
         """Emit that a phase begins; add the seconds spent inside to the report."""
         self.emit(PhaseStarted(self.name, name))
-        with self.report.phase(name):
-            yield
+        with self.report.phase(name) as spent:
+            yield spent
 
     def rows_read(self, progress: pb.Progress) -> None:
         """Emit what the source says of its progress."""

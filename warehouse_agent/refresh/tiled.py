@@ -1,14 +1,11 @@
 """Compare a prepared fragment with its source tile by tile.
 
 A refresh in tiles is for sources whose readers block writers, or whose DBA wants long pauses. The
-published version is compared in key order, each tile by a stream of its own, hence by a snapshot of
-its own that lasts as long as one tile; in between, nothing is asked of the source for a while. What
-each tile found is kept (`auxiliary_table`), so a pass that was cut goes on where it was. At its end
-the tiles' digests add up to the source's total, and the rest of the refresh follows as for one
+published version is compared in key order. Each tile has a stream of its own, hence a snapshot that
+lasts as long as one tile; between two tiles nothing is asked of the source. What each tile found is
+kept (`auxiliary_table`), so a pass that was interrupted goes on with the next tile. At its end the
+tiles' digests add up to the source's total, and the rest of the refresh is the same as for one
 exchange: one commit, of rows of different instants (`fuzzy`).
-
-A first load, a refresh of an empty copy and one that accepts other columns have no version to walk
-along: `prepare` makes one exchange of them.
 
 Carnes and Hanson, sections 3.4 to 3.6: incremental differencing with range checksums. They apply
 each range as it comes; here readers see one version or the other, and a proof needs all of it.
@@ -27,15 +24,13 @@ from driftline.errors import DriftlineError, VersionMismatch
 from warehouse_agent.config import Require
 from warehouse_agent.events import RowsRead
 from warehouse_agent.history import record
-from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
-from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
-from warehouse_agent.refresh.whole import Compared
+from warehouse_agent.refresh.whole import Compared, converse
 from warehouse_agent.storage import row_security
 from warehouse_agent.tasks.difference import (
     Difference,
@@ -49,18 +44,16 @@ from warehouse_agent.tasks.difference import (
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.channel import Link, Stream
 
+Progress = Callable[[pb.Progress], None]
+
 
 def walk(
-    job: Job,
-    p: Prepared,
-    tiles: Pass,
-    link: Link,
-    sleep: Callable[[float], None],
+    job: Job, p: Prepared, tiles: Pass, link: Link, sleep: Callable[[float], None]
 ) -> Compared:
     """Compare the tiles that are left, with a pause between two of them.
 
-    A tile that fails behind one that did not is tried once more: a long pass over a bad line must
-    not run out of attempts while it gets on.
+    A tile that fails after one that did not is tried once more: a long pass over a bad line must
+    not run out of attempts while it advances.
 
     Raises:
         DriftlineError: whatever ends an exchange; finished tiles are kept.
@@ -68,74 +61,50 @@ def walk(
     left = deque(tiles.left())
     rows_left, compared = sum(tiles.sums.digest(tile).count for tile in left), 0
 
-    def say(found: pb.Progress) -> None:
+    def report(found: pb.Progress) -> None:
         """Report the progress of a tile as that of all that this attempt has to compare."""
-        rows = compared + found.rows
-        job.emit(RowsRead(job.name, "tiles", rows, rows_left))
+        job.emit(RowsRead(job.name, "tiles", compared + found.rows, rows_left))
 
     measured: Stream | None = None
-    gets_on, is_first = False, True
+    advances, is_first = False, True
     while left:
         if not is_first:
             sleep(tiles.wanted.pause_s)
         is_first = False
         try:
-            stream = _stream_over(job, p, tiles, left[0], link, say)
+            with link.stream() as stream:
+                _compare(job, p, tiles, left[0], stream, report)
         except DriftlineError as error:
-            if not (gets_on and error.is_retryable):
+            if not (advances and error.is_retryable):
                 raise
-            gets_on = False
+            advances = False
             continue
         compared += tiles.sums.digest(left.popleft()).count
-        say(pb.Progress())
-        gets_on = True
+        report(pb.Progress())
+        advances = True
         if measured is None or stream.bytes_per_s is not None:
             measured = stream
     if measured is not None:
-        with contextlib.suppress(DriftlineError):  # it may be lost
+        with contextlib.suppress(DriftlineError):  # the note may be lost
             record.note_line(job.store, link, measured)
-    return Compared(p, _outcome_of_all(tiles), tiles.staged())
-
-
-def _stream_over(
-    job: Job, p: Prepared, tiles: Pass, tile: int, link: Link, say: Callable[[pb.Progress], None]
-) -> Stream:
-    """Compare a tile over a stream, and so a snapshot, of its own; return it closed."""
-    with link.stream() as stream:
-        _compare(job, p, tiles, tile, stream, say)
-    return stream
+    return Compared(p, _outcome_of_all(tiles), tiles.staged(), is_resumed=True)
 
 
 def _compare(
-    job: Job, p: Prepared, tiles: Pass, tile: int, wire: Stream, say: Callable[[pb.Progress], None]
+    job: Job, p: Prepared, tiles: Pass, tile: int, stream: Stream, progress: Progress
 ) -> None:
     """Compare a tile, and keep what it found."""
-    writer, bounds, sums = tiles.writer(tile), tiles.tiling.bounds(tile), tiles.sums.of(tile)
+    bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
     copy = WorkingCopy(job.spark, job.name, p.layout, p.files, p.salt, job.phase, within=bounds)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
-    terms = Terms(
-        relation=job.fragment.relation,
-        recipe=p.layout.recipe,
-        fragment_key=p.fragment_key,
-        salt=p.salt,
-        level=p.known.line.level(ours.compared.count),
-        rows_expected=ours.compared.count,
-        room=job.staging.room(job.fragment.staging_at_most),
-        within=bounds,
-    )
-    talk = Talk(wire, terms, keep=writer.add, progress=say)
-    try:
-        found = compare(ours, talk)
-    finally:
-        if talk.admission.is_overrun:
-            writer.drop()
+    rows, writer = ours.compared.count, tiles.writer(tile)
+    found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
     if found.scans:
         raise VersionMismatch(
             "The source read more than the tile that it was asked for.",
             where=job.name,
             remedy="Install the same release on both sides.",
         )
-    writer.flush()
     told = (o.row_security for o in tiles.outcomes.values() if o.row_security)
     known = row_security.known(p.base, job.remembered()) if p.base else None
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
@@ -157,7 +126,7 @@ def _outcome_of_all(p: Pass) -> Outcome:
     elif whole and len(whole) == sum(1 for digest in ours if digest.count):
         method, difference = Method.FULL, Everything()
     elif whole:
-        # By their bounds and not row by row: of these the driver holds nothing.
+        # By their bounds, not row by row: the driver holds none of these rows.
         bounds, rows = map(p.tiling.bounds, whole), sum(ours[tile].count for tile in whole)
         difference = Zones(Emptied.of(list(bounds), rows), listed)
     return Outcome(

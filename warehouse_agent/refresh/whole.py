@@ -1,53 +1,94 @@
-"""Compare a prepared fragment with its source, in one exchange.
+"""Compare a prepared fragment with its source, in one exchange; `tiled` makes an exchange per tile.
 
-Converse over an open stream and stage what comes, also where the line is cut: the next attempt
-builds on it (decision 4). Nothing that a reader sees changes here. Tiles: `tiled`.
+The rows that come are staged, also where the line is cut: the next attempt builds on them (decision
+4). Nothing that a reader sees changes here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from driftline import wire_pb2 as pb
 
 from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
+from warehouse_agent.planning.network import Line
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.staging import Writer
 from warehouse_agent.transport.channel import Stream
+
+ROWS_TIMED = 10_000  # fewer rows tell how long a round trip takes, not how fast rows are read
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the comparison found, and the URIs of the staged frames that belong to it."""
+    """The result of a comparison, and the URIs of the staged frames that belong to it.
+
+    `rows_per_s` is how fast the source read; None: it cannot be told. `is_resumed`: the next
+    attempt would take up what is staged without comparing it again, as finished tiles.
+    """
 
     prepared: Prepared
     found: Outcome
     staged: list[str]
+    rows_per_s: float | None = None
+    is_resumed: bool = False
 
 
 def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
-    """Converse with the source and stage what comes, also where the line is cut.
-
-    A stream that is out of step afterwards, because the source has not ended the relation, is
-    abandoned.
+    """Converse with the source and stage what comes.
 
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.
     """
-    writer = job.staging.begin(job.note(p.base, p.layout))
+    carried = stream.bytes_carried
+    with job.phase("exchange") as spent:
+        writer = job.staging.begin(job.note(p.base, p.layout))
+        found = converse(job, p, ours, stream, writer, job.rows_read, rows_expected=p.rows_expected)
+    carried, rate = stream.bytes_carried - carried, None
+    if not p.is_part:  # a part is read by its keys
+        rate = rows_per_s(p.known.line, found, spent.seconds, carried)
+    # Rows in no unit came before the totals were known: if these are equal, we have the rows.
+    staged = [] if found.is_equal else job.staging.uris(writer.folder)
+    return Compared(p, found, staged, rate)
+
+
+def converse(
+    job: Job,
+    p: Prepared,
+    ours: OurSide,
+    stream: Stream,
+    writer: Writer,
+    progress: Callable[[pb.Progress], None],
+    *,
+    rows_expected: int,
+    within: tuple[int, int] | None = None,
+) -> Outcome:
+    """Compare our side over a stream, and write the frames that come.
+
+    A stream on which the source has not ended the relation is abandoned.
+
+    Args:
+        rows_expected: for progress only.
+        within: the first and last position of a tile, both inclusive.
+    """
     terms = Terms(
         relation=job.fragment.relation,
         recipe=p.layout.recipe,
         fragment_key=p.fragment_key,
         salt=p.salt,
         level=p.known.line.level(ours.compared.count),
-        rows_expected=p.rows_expected,
+        rows_expected=rows_expected,
         room=job.staging.room(job.fragment.staging_at_most),
+        within=within,
     )
-    talk = Talk(stream, terms, keep=writer.add, progress=job.rows_read)
+    talk = Talk(stream, terms, keep=writer.add, progress=progress)
     try:
-        found = compare(ours, talk)
+        return compare(ours, talk)
     finally:
         if not talk.ended:
             stream.abandon()
@@ -55,5 +96,18 @@ def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
             writer.drop()
         else:
             writer.flush()
-    # Rows in no unit came before the totals were known: if these are equal, we have the rows.
-    return Compared(p, found, [] if found.is_equal else job.staging.uris(writer.folder))
+
+
+def rows_per_s(line: Line, found: Outcome, seconds: float, size: int) -> float | None:
+    """Return how fast the source read in one exchange; None if the exchange was too short to tell.
+
+    At least half of the time is taken to be spent on reading, because rows are on the line while
+    others are read.
+
+    Args:
+        size: bytes of the exchange, in both directions.
+    """
+    if found.rows_read <= ROWS_TIMED or not seconds:
+        return None
+    waited = line.seconds(size, found.round_trips, 0)
+    return found.rows_read / max(seconds - waited, seconds / 2)

@@ -267,7 +267,8 @@ class Runner:
                 case Pass() as tiles:
                     with self._comparing(link, job, failed):
                         try:
-                            done = tiled.walk(job, p, tiles, link, self.sleep)
+                            with job.phase("exchange"):
+                                done = tiled.walk(job, p, tiles, link, self.sleep)
                         finally:
                             reporting.walked(job.report, tiles)
                         reporting.compared(job.report, done.found)
@@ -307,7 +308,7 @@ class Runner:
     def _comparing(self, link: Link, job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
         """Catch the error of a comparison and note its bytes; ask which columns changed."""
         sent, received = link.bytes_sent, link.bytes_received
-        with _catching(job, failed), job.phase("exchange"):
+        with _catching(job, failed):
             yield
         job.report.bytes_sent += link.bytes_sent - sent
         job.report.bytes_received += link.bytes_received - received

@@ -237,6 +237,11 @@ class Stream:
         """Return what both sides speak: `Link.agreed`."""
         return self._link.agreed()
 
+    @property
+    def bytes_carried(self) -> int:
+        """Return the bytes of all messages of the link so far, in both directions."""
+        return self._link.bytes_sent + self._link.bytes_received
+
     def send(self, request: pb.Request) -> None:
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._requests.put(request)

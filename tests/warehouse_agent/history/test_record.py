@@ -27,13 +27,9 @@ from warehouse_agent.history.record import (
     pasts,
 )
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.refresh import commit
-from warehouse_agent.refresh.job import Job
-from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
-from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.transport.channel import Link, Stream
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -167,16 +163,6 @@ def test_a_line_is_averaged_and_may_be_lost(tmp_path: Path) -> None:
     measured = Measured(moved, 0.7, 500.0)
     note_line(store, cast("Link", measured), cast("Stream", measured))
     assert line(store, moved, {}) == Line(0.7, 500.0, Objective.BYTES)
-
-
-@pytest.mark.parametrize("attempts", [1, 2])
-def test_how_fast_a_source_reads_is_told_by_one_attempt(attempts: int) -> None:
-    """Seconds and bytes add up over attempts, rows are those of the last."""
-    report = Report("orders", attempts=attempts, seconds={"exchange": 4.0}, bytes_sent=1_250_000)
-    job, found = SimpleNamespace(report=report), SimpleNamespace(rows_read=300_000, round_trips=10)
-    prepared = SimpleNamespace(known=SimpleNamespace(line=Line()))
-    told = commit._speed(cast("Job", job), cast("Prepared", prepared), cast("Outcome", found))
-    assert told == ({"rows_per_s": 150_000} if attempts == 1 else {})
 
 
 def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:

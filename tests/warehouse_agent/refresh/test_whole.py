@@ -1,0 +1,46 @@
+"""Tests of how fast a source is said to read, from what one exchange took."""
+
+from __future__ import annotations
+
+import pytest
+from driftline.digests import Digest
+
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import Line
+from warehouse_agent.refresh.whole import ROWS_TIMED, rows_per_s
+from warehouse_agent.tasks.difference import Equal, Outcome
+
+LINE = Line(rtt_s=0.1, bytes_per_s=1_000_000)
+
+
+def outcome(rows_read: int) -> Outcome:
+    """Return what an exchange found that read so many rows in ten round trips."""
+    return Outcome(
+        Equal(),
+        Method.SKETCH,
+        theirs=Digest(),
+        as_of="",
+        checked_at="",
+        consistency="exact",
+        changed=False,
+        vouched=True,
+        rows_read=rows_read,
+        round_trips=10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        pytest.param(0, 100_000, id="round-trips-alone"),
+        pytest.param(1_000_000, 150_000, id="and-as-long-for-the-bytes"),
+        pytest.param(9_000_000, 150_000, id="half-of-the-time-at-least-is-reading"),
+    ],
+)
+def test_time_on_the_line_is_not_time_of_reading(size: int, expected: float) -> None:
+    assert rows_per_s(LINE, outcome(300_000), 4.0, size) == pytest.approx(expected)
+
+
+def test_few_rows_tell_nothing() -> None:
+    assert rows_per_s(LINE, outcome(ROWS_TIMED), 4.0, 0) is None
+    assert rows_per_s(LINE, outcome(ROWS_TIMED + 1), 0.0, 0) is None
