@@ -216,8 +216,8 @@ def predict(known: Known) -> Forecast:
         staged_bytes=known.staged_bytes,
         source_error=known.source_error,
         schema_changes=known.schema_changes,
-        tiles=known.tiled.count if known.tiled else None,
-        tiles_done=known.tiled.done if known.tiled else None,
+        tiles=known.scope.tiles,
+        tiles_done=known.scope.tiles_done,
     )
 
 

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import ClassVar
 
 import numpy as np
 from driftline.digests import Digest
@@ -42,12 +43,17 @@ from warehouse_agent.report import counted
 class Whole:
     """Every row is compared, in one exchange."""
 
+    tiles: ClassVar[None] = None
+    tiles_done: ClassVar[None] = None
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some rows are compared: at most so many are read at the source."""
 
     rows_max: int
+    tiles: ClassVar[None] = None
+    tiles_done: ClassVar[None] = None
 
 
 Scope = Whole | Tiled | Part
@@ -211,10 +217,10 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
 
 def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
     """Return a pass that finds nothing, one that finds so many changes, and its name."""
-    chosen, found, ours = f"in {counted(tiled.count, 'tile')}", [], known.rows or 0
+    chosen, found, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.rows or 0
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = tiled.cost(ours, d, known.prices.row)
-        pauses = (tiled.count - 1) * tiled.wanted.pause_s
+        pauses = (tiled.tiles - 1) * tiled.wanted.pause_s
         took = round(known.line.seconds(size, trips, ours) + pauses, 2)
         again, spent = _rewritten(known, d), _seconds(known, method)
         found.append(Candidate(what, size, trips, 0, ours, took, again, spent))

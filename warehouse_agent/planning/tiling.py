@@ -50,8 +50,8 @@ class Tiled:
     """A pass that is to come or to go on: its tiles, and how many of them are finished."""
 
     wanted: Incremental
-    count: int
-    done: int = 0
+    tiles: int
+    tiles_done: int = 0
 
     def cost(self, rows: int, changed: int, row_bytes: float) -> tuple[int, int]:
         """Bytes and round trips of all of it."""

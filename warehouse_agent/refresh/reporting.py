@@ -26,10 +26,10 @@ def prepared(report: Report, p: Prepared) -> None:
     report.predicted = asdict(p.predicted)
     if p.changes is not None:
         report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)
-    if isinstance(p.ours, Pass):
-        if report.tiles is None:
-            report.resumed_at = p.ours.resumed_at
-        report.tiles, report.tiles_done = len(p.ours.tiling), p.ours.resumed_at
+    scope = p.known.scope
+    report.tiles, report.tiles_done = scope.tiles, scope.tiles_done
+    if report.resumed_at is None:  # else tiles of this command are among them
+        report.resumed_at = scope.tiles_done
 
 
 def exchanged(report: Report, done: Compared) -> None:
