@@ -69,7 +69,7 @@ class Pair:
         self.stop()
 
     def publish(self, name: str, lines: str) -> None:
-        """Change what the DBA publishes under a name."""
+        """Change what the source serves under a name."""
         self._relations[name] = lines
         self.restart()
 

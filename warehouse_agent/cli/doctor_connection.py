@@ -98,7 +98,7 @@ def _agent(source: Source) -> str:
     names = ", ".join(sorted(reply.relations)) or "nothing"
     return (
         f"{reply.agent} on {reply.database}, protocol {agreed.protocol}; "
-        f"publishes to this certificate: {names}"
+        f"serves to this certificate: {names}"
     )
 
 

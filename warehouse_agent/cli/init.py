@@ -1,6 +1,6 @@
-"""`init`: a first warehouse.toml, from a template or from what a source publishes to us.
+"""`init`: a first warehouse.toml, from a template or from what a source serves to us.
 
-The source is asked for the names that it publishes to our certificate, and then for a description
+The source is asked for the names that it serves to our certificate, and then for a description
 of each, so that the file holds every relation that can be refreshed, and the others as comments
 with the reason. Names and reasons come from the other side: they are cut, cleaned of control
 characters and escaped before they are written.
@@ -61,13 +61,13 @@ key = "warehouse.key"
 
 [fragments.orders]                  # the published table is <path>/orders
 source = "erp"
-relation = "orders"                 # the name that the DBA published
+relation = "orders"                 # the name that the DBA gave it
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One relation that the source publishes to us: its description, or why there is none."""
+    """One relation that the source serves to us: its description, or why there is none."""
 
     relation: str
     description: pb.Description | None
@@ -75,7 +75,7 @@ class Offer:
 
 
 def init(path: Path, source: Source | None, *, force: bool) -> int:
-    """Write a first warehouse.toml: for a source with what it publishes, else the template.
+    """Write a first warehouse.toml: for a source with what it serves, else the template.
 
     Returns:
         The exit code: 1 where no relation of the source can be refreshed.
@@ -164,10 +164,10 @@ def source_of(
 
 
 def offers(link: Link) -> Iterator[Offer]:
-    """Every relation that the source publishes to our certificate, described where it can be.
+    """Every relation that the source serves to our certificate, described where it can be.
 
     Raises:
-        NotFound: it publishes nothing to it.
+        NotFound: it serves nothing to it.
         DriftlineError: the source cannot be asked now, but perhaps later.
     """
     reach(link.source)
@@ -175,7 +175,7 @@ def offers(link: Link) -> Iterator[Offer]:
     if not names:
         whom = "you" if link.source.insecure else "this certificate"
         raise NotFound(
-            f"{link.source.address} publishes no relation to {whom}.",
+            f"{link.source.address} serves no relation to {whom}.",
             where=f"source {link.source.name}",
             remedy="Ask its DBA: [relations.NAME] and `allow` in source.toml.",
         )

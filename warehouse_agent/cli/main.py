@@ -81,7 +81,7 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @cli.command()
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--source", "address", metavar="HOST:PORT", help="Ask this source what it publishes.")
+@click.option("--source", "address", metavar="HOST:PORT", help="Ask this source what it serves.")
 @click.option("--ca", type=_file, help="The authority that issued the source's certificate.")
 @click.option("--certificate", type=_file, help="Our certificate.")
 @click.option("--key", type=_file, help="Our key.")
@@ -90,7 +90,7 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--name", metavar="SOURCE", help="What to call the source; by default after HOST.")
 @click.pass_obj
 def init(config: Path, /, force: bool, address: str | None, **options: Any) -> None:
-    """Write a first warehouse.toml: a template, or with --source all that it publishes."""
+    """Write a first warehouse.toml: a template, or with --source all that it serves."""
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if address is None and given:
         raise click.UsageError(f"{given[0]} goes with --source HOST:PORT.")

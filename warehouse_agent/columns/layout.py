@@ -246,7 +246,7 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
             raise ConfigurationError(
                 f"The column {name!r} has a name reserved for bookkeeping.",
                 where=where,
-                remedy="Ask the DBA to publish it under another name.",
+                remedy="Ask the DBA to serve it under another name.",
             )
         names[i] = _free_name(_FORBIDDEN.sub("_", name) or "_", taken)
     return Layout(

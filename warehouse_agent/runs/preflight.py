@@ -1,7 +1,7 @@
 """Check a source before Spark is started, so that mistakes are reported within a second.
 
 A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection. It
-asks for the names that the source publishes to our certificate, and for the description of each
+asks for the names that the source serves to our certificate, and for the description of each
 relation that is to be loaded for the first time. For tables that exist this is one small message. A
 first load needs its description anyway and uses the one from here. The source answers the names
 without its database.
@@ -61,13 +61,13 @@ def ask(
     Raises:
         DriftlineError: the source cannot be asked at all.
     """
-    published = set(link.describe("").relations)
+    served = set(link.describe("").relations)
     described = {}
     for fragment in fragments:
         try:
             is_first = formats.head(store, fragment.name) is None
             # The source itself says what is wrong with a name that is not in the list.
-            if is_first or fragment.relation not in published:
+            if is_first or fragment.relation not in served:
                 described[fragment.name] = link.describe(fragment.relation)
         except Exception as problem:  # an error of one table, such as unreadable metadata
             failed[fragment.name] = mistake(problem, fragment.name)

@@ -156,7 +156,7 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
         f"Two rows or more have the key {samples['sample 1']}{cause}; "
         f"keys with such rows: {len(found)}{'' if len(found) < SAMPLES_MAX else ' or more'}.",
         where=name,
-        remedy="Ask the DBA to publish the relation with a key that is unique.",
+        remedy="Ask the DBA to serve the relation with a key that is unique.",
         details=samples,
     )
 

@@ -54,14 +54,14 @@ def check_description(reply: pb.DescribeReply) -> None:
     """Make the text of a description safe, in place.
 
     Raises:
-        MalformedMessage: as `check_reply`; or a name under which nothing can be published.
+        MalformedMessage: as `check_reply`; or a name under which nothing can be served.
     """
     reply.agent = one_line(reply.agent, WORD_CHARACTERS_MAX)
     reply.database = one_line(reply.database, WORD_CHARACTERS_MAX)
     for name in reply.relations:
         if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
             raise MalformedMessage(
-                f"The source publishes {one_line(name, WORD_CHARACTERS_MAX)!r}, which is no name."
+                f"The source serves {one_line(name, WORD_CHARACTERS_MAX)!r}, which is no name."
             )
     if not reply.HasField("description"):
         return

@@ -1,4 +1,4 @@
-"""`driftline init`: the file that it writes is what a real source publishes, and loads.
+"""`driftline init`: the file that it writes is what a real source serves, and loads.
 
 The source is the real agent over mutual TLS, around an SQLite database with relations that can be
 published and such that cannot; names that only a hostile or careless DBA would choose are among
