@@ -113,7 +113,7 @@ class TlsPair(Pair):
                 notes.append(event.text)
 
         runner = Runner(
-            Deferred({}, [self.spark]),  # as the command has it, but for the seconds of its start
+            Deferred({}, self.spark),  # as the command has it, but for the seconds of its start
             config,
             (note_retries,),
             attempts=ATTEMPTS,

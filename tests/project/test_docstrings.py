@@ -20,8 +20,6 @@ ALLOWED: dict[str, int] = {
     "warehouse_agent/demo": 21,
     "warehouse_agent/planning": 89,
     "warehouse_agent/refresh": 27,
-    "warehouse_agent/spark": 12,
-    "warehouse_agent/transport": 9,
 }
 
 

@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 
 from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
+from driftline.x509 import read_der
 
 from warehouse_agent.config import Source
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.transport.certificates import certificates, context_of, validity, validity_of
+from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 
@@ -80,15 +81,13 @@ def _tls(source: Source, now: datetime) -> str:
             connect(source, CONTROL_S) as plain,
             context.wrap_socket(plain, server_hostname=source.server_name or host) as line,
         ):
-            der, told, version = line.getpeercert(True), line.getpeercert(), line.version()
+            der, version = line.getpeercert(True), line.version()
     except OSError as problem:
         raise SourceUnreachable(f"The line was lost: {problem}.", where=source.name) from problem
     assert der is not None  # verified, so there is one
-    assert told is not None
-    names = [str(pair[1]) for pair in told.get("subjectAltName", ())]
-    begins, ends = validity_of(der)
-    dates = _dates(source, "Their certificate", begins, ends, now)
-    return f"{version}, certificate for {', '.join(names)}, {dates}"
+    theirs = read_der(der)
+    dates = _dates(source, "Their certificate", theirs.begins, theirs.ends, now)
+    return f"{version}, certificate for {', '.join(theirs.names)}, {dates}"
 
 
 def _agent(source: Source) -> str:

@@ -1,8 +1,8 @@
-"""What every Spark job of this agent shares: its tasks' secrets and its tasks' errors.
+"""Share the fragment key with Spark's tasks, and get their errors back to the driver.
 
-A task gets the fragment key from a file by its URI, never from a closure, so that it is in no event
-log. A DriftlineError raised in a task would reach the driver as text inside a Java exception; it is
-written as JSON on its way out and raised again, typed, by `driver_errors`.
+A task reads the fragment key from a file by its URI, never from a closure, so that it is in no
+event log. A DriftlineError raised in a task would reach the driver as text inside a Java exception;
+it is written as JSON in the task and raised again, typed, by `driver_errors`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from warehouse_agent.storage.store import read_at
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 
-DATA_FILE = "data file"  # of an error's details: which one cannot be read, or is not what it was
+DATA_FILE = "data file"  # key of an error's details: the file that is unreadable or changed
 _MARK = "driftline-error:"
 _MORE_MEMORY = (
     "Run the command again; what arrived is kept. If it repeats, set more "
@@ -53,19 +53,21 @@ _MARKED = re.compile(re.escape(_MARK) + r"(\{.*?\}):end")
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """Where a task finds the fragment key."""
+    """Reference to the file of a fragment key, which a task reads."""
 
     uri: str
 
     def fingerprints(self, recipe: Recipe) -> Fingerprints:
+        """Return the function that fingerprints rows under this key."""
         return fingerprints(read_at(self.uri), recipe)
 
     def position_seed(self) -> int:
+        """Return the seed of positions under this key."""
         return position_seed(read_at(self.uri))
 
 
 def task(function: Task) -> Task:
-    """The function as a Spark task whose typed errors survive the way to the driver."""
+    """Wrap a function as a Spark task whose typed errors reach the driver."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         try:
@@ -78,23 +80,23 @@ def task(function: Task) -> Task:
 
 
 def cause(error: Exception) -> str:
-    """The line of a Spark error that says what happened: its innermost cause."""
+    """Return the line of a Spark error that says what happened: its innermost cause."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     traceback = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    if traceback:  # of a task in Python: the line behind the frames, which are indented
-        behind = (line for line in lines[traceback[-1] + 1 :] if not line.startswith(" "))
-        return next(behind, lines[0]).strip()
+    if traceback:  # of a task in Python: the frames are indented, and the cause follows them
+        after = (line for line in lines[traceback[-1] + 1 :] if not line.startswith(" "))
+        return next(after, lines[0]).strip()
     causes = [line.strip() for line in lines if line.strip().startswith("Caused by:")]
     if causes:
         return causes[-1].removeprefix("Caused by: ")
-    # py4j says first which of its calls failed; Java's own error is behind a colon.
-    of_java = (line[2:].strip() for line in lines if line.startswith(": "))
-    return next(of_java, lines[0].strip() if lines else type(error).__name__)
+    # py4j names its failed call first; Java's own error follows a colon.
+    java = (line[2:].strip() for line in lines if line.startswith(": "))
+    return next(java, lines[0].strip() if lines else type(error).__name__)
 
 
 @contextlib.contextmanager
 def driver_errors() -> Iterator[None]:
-    """Raise what a task or the storage meant instead of Spark's wrapping of it."""
+    """Raise the error of a task or the storage instead of Spark's exception around it."""
     try:
         yield
     except Exception as problem:
@@ -104,14 +106,13 @@ def driver_errors() -> Iterator[None]:
 
 
 def meaning(problem: Exception) -> DriftlineError | None:
-    """Return what a failure of Spark means; None if it is not of Spark, or a mistake of ours."""
+    """Return the error behind a failure of Spark; None if it is another failure or our mistake."""
     if isinstance(problem, DriftlineError):
         return problem
     text = str(problem)
-    if _is_of_a_dead_jvm(problem, text):
+    if _has_no_jvm(problem, text):
         return SparkLost(
-            "Spark's Java process ended: it was killed, or ran out of memory.",
-            remedy=_MORE_MEMORY,
+            "Spark's Java process ended: it was killed, or ran out of memory.", remedy=_MORE_MEMORY
         )
     # A failed write comes as py4j's own exception, which Spark Connect does not even have.
     if not isinstance(problem, PySparkException) and type(problem).__name__ != "Py4JJavaError":
@@ -138,12 +139,12 @@ def meaning(problem: Exception) -> DriftlineError | None:
 
 
 def mistake(problem: Exception, where: str) -> DriftlineError:
-    """Return a failure as an error of ours: with its cause if that is known, else INTERNAL."""
+    """Return a failure as a typed error at a place: its meaning if known, else INTERNAL."""
     error = meaning(problem)
     if error is None:
         is_of_spark = isinstance(problem, PySparkException) or "Py4J" in type(problem).__name__
         what = "Spark failed" if is_of_spark else type(problem).__name__
-        # A Python worker runs our code; else Spark speaks of its own settings and storage.
+        # A Python worker runs our code; any other message is about Spark's settings or storage.
         is_ours = not is_of_spark or "Traceback (most recent" in str(problem)
         is_ours &= not (is_of_spark and "PermissionError" in str(problem))
         remedy = "" if is_ours else _READ_SPARK
@@ -154,8 +155,8 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
     return error
 
 
-def _is_of_a_dead_jvm(problem: Exception, text: str) -> bool:
-    """Return True if py4j has nobody to speak to any more."""
+def _has_no_jvm(problem: Exception, text: str) -> bool:
+    """Return True if py4j lost its connection to the JVM."""
     kind = type(problem).__name__
     if kind == "Py4JNetworkError" or "Answer from Java side is empty" in text:
         return True

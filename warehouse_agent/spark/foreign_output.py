@@ -1,9 +1,8 @@
-"""What other programs write to stderr, kept from a user who did not ask for it.
+"""Keep what other programs write to stderr from a user who did not ask for it.
 
-Spark's JVM, its Python workers, gRPC's core and delta-rs write to file descriptor 2, each in its
-own words: a bad value is a stack of 25 lines in a cron log. Without `--debug` the descriptor leads
-to a temporary file without a name, which children inherit, and `sys.stderr` to where it led before.
-With `--debug` nothing is diverted.
+Spark's JVM, its Python workers, gRPC's core and delta-rs write to file descriptor 2: a bad value
+is a stack of 25 lines in a cron log. Without `--debug` the descriptor points to an unnamed
+temporary file, which children inherit, and `sys.stderr` to the former stderr.
 
 Rejected: settings of each (log4j, GRPC_VERBOSITY, the workers' logging). They miss what a crash
 writes, differ by version, and gRPC reads its own when it is imported.
@@ -20,8 +19,8 @@ import tempfile
 import warnings
 from typing import IO
 
-_HEAD_BYTES = 16_384  # that are searched for a reason
-# What Java and Spark say when all is well, and the head of a stack.
+_HEAD_BYTES = 16_384  # searched for a reason
+# Lines that Java and Spark write although nothing failed.
 _NOTICE = re.compile(
     r"WARNING: |NOTE: |Picked up |Using Spark's default |Setting default log |To adjust logging "
     r"|[\d/ :]+ (WARN|INFO) "
@@ -31,9 +30,9 @@ _diverted: list[IO[bytes]] = []
 
 
 def divert() -> None:
-    """Lead file descriptor 2 to a temporary file, and `sys.stderr` to where it led.
+    """Replace file descriptor 2 by a temporary file; `sys.stderr` keeps the former stderr.
 
-    Once for a process; nothing happens where stderr is closed or has been replaced.
+    Do so once for a process, and not if stderr is closed or has been replaced.
     """
     if _diverted or sys.stderr is None or sys.stderr is not sys.__stderr__:
         return
@@ -53,20 +52,18 @@ def is_ours(record: logging.LogRecord) -> bool:
 
 
 def diverted_bytes() -> int:
-    """Return how many bytes were diverted so far, 0 if nothing is."""
-    with contextlib.suppress(OSError):
-        return os.fstat(_diverted[0].fileno()).st_size if _diverted else 0
+    """Return the number of bytes diverted so far; 0 without `divert`."""
+    with contextlib.suppress(OSError, IndexError):
+        return os.fstat(_diverted[0].fileno()).st_size
     return 0
 
 
 def reason(after: int) -> str:
-    """Return why a JVM ended, in the first line that says so of what it wrote.
+    """Return the first line of a JVM's output that says why it ended; empty if there is none.
 
-    `after`: how many bytes had been diverted before it was started. Empty if nothing is found.
+    `after` is the number of bytes that were diverted before the JVM started.
     """
-    if not _diverted:
-        return ""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, IndexError):
         data = os.pread(_diverted[0].fileno(), _HEAD_BYTES, after)
         lines = (line.strip() for line in data.decode(errors="replace").splitlines())
         first = next((line for line in lines if line and not _NOTICE.match(line)), "")
@@ -75,7 +72,7 @@ def reason(after: int) -> str:
 
 
 def _quiet_pyspark() -> None:
-    """Log what PySpark's server of accumulators prints when its JVM is gone."""
+    """Make PySpark's accumulator server log, not print, that its JVM is gone."""
     from pyspark import accumulators
 
     def log(_self: object, _request: object, _address: object) -> None:

@@ -1,8 +1,8 @@
 """The Spark session of the command line, and the settings that correctness depends on.
 
-Jobs that bring a session of their own call `prepare` on it. What is set here and why: timestamps as
-microseconds (INT96 breaks years 1 and 9999 for every reader but Spark), UTC, and Python workers of
-the interpreter that runs the driver.
+A job that brings its own session calls `prepare` on it. Timestamps are written as microseconds
+(only Spark can read years 1 and 9999 as INT96), the time zone is UTC, and Python workers use the
+interpreter of the driver.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 
 from driftline.errors import ConfigurationError, DriftlineError
@@ -42,7 +42,7 @@ _DEFAULTS = {
 
 
 def start(settings: dict[str, str]) -> SparkSession:
-    """A session with the configuration's `[spark]` settings as they are, ours where it has none.
+    """Start a session with the `[spark]` settings of the configuration, and defaults.
 
     Raises:
         ConfigurationError: no Java, or Spark does not start with these settings.
@@ -64,29 +64,26 @@ def start(settings: dict[str, str]) -> SparkSession:
     written = diverted_bytes()
     try:
         return prepare(builder.getOrCreate())
-    except Exception as error:  # py4j's, PySpark's and those of Spark Connect have no common base
+    except Exception as error:  # py4j, PySpark and Spark Connect have no common base class
         raise _did_not_start(error, written) from error
 
 
 def _did_not_start(error: Exception, written: int) -> DriftlineError:
-    """Return why Spark did not start.
-
-    `written`: how many bytes others had written to stderr before it was started.
-    """
+    """Return why Spark did not start; `written` bytes were diverted from stderr before."""
     remedy = "Correct the settings in [spark]; --debug shows all that it wrote."
     if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED":
-        said = reason(written).rstrip(".") or "it says why above"
+        why = reason(written).rstrip(".") or "it says why above"
         return ConfigurationError(
-            f"Spark's Java process did not start: {said}.", where="[spark]", remedy=remedy
+            f"Spark's Java process did not start: {why}.", where="[spark]", remedy=remedy
         )
     if (known := meaning(error)) is not None:
         return known
-    said = cause(error).rstrip(".")
-    return ConfigurationError(f"Spark does not start: {said}.", where="[spark]", remedy=remedy)
+    why = cause(error).rstrip(".")
+    return ConfigurationError(f"Spark does not start: {why}.", where="[spark]", remedy=remedy)
 
 
 def prepare(spark: SparkSession) -> SparkSession:
-    """Set on a session what correctness depends on; returns it."""
+    """Set on a session what correctness depends on; return it."""
     for key, value in _SESSION.items():
         spark.conf.set(key, value)
     return spark
@@ -94,29 +91,29 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 @dataclass
 class Deferred:
-    """A session that is started when it is first asked for, and again if its JVM has ended."""
+    """A session that starts when it is first used, and again if its JVM has ended."""
 
     settings: Mapping[str, str]
-    _started: list[SparkSession] = field(default_factory=list)
+    _session: SparkSession | None = None
 
     def get(self) -> SparkSession:
-        """Raises ConfigurationError: no Java."""
-        if self._started and _has_ended():
+        """Return the session. Raises ConfigurationError without a Java, or as `start`."""
+        if self._session is not None and _has_ended():
             _forget()
-            self._started.clear()
-        if not self._started:
-            self._started.append(start(dict(self.settings)))
-        return self._started[0]
+            self._session = None
+        if self._session is None:
+            self._session = start(dict(self.settings))
+        return self._session
 
 
 def _has_ended() -> bool:
-    """Return True if the JVM that PySpark has started is no more."""
+    """Return True if the JVM that PySpark started has ended."""
     process = getattr(SparkContext._gateway, "proc", None)
     return process is not None and process.poll() is not None
 
 
 def _forget() -> None:
-    """Let PySpark start another JVM: it keeps the one it had in these places, dead or alive."""
+    """Clear PySpark's references to its JVM, so that it starts another."""
     SparkContext._active_spark_context = None
     SparkContext._gateway = None
     SparkContext._jvm = None

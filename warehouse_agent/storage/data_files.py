@@ -45,11 +45,13 @@ def written_files(store: Store, name: str, folder: str, layout: Layout) -> list[
     for file, size in store.files(name, folder):
         if not file.endswith(".parquet"):
             continue
-        path = f"{folder}/{file}"
-        footer = _footer(store, name, path)
+        uri = store.uri(name, folder, file)
+        system, path = located(uri)
+        with system.open_input_file(path) as source:
+            footer = pq.ParquetFile(source).metadata
         if footer.num_rows:
             ends = bounds_in(footer, layout.integer_key)
-            found.append(DataFile(path, store.uri(name, path), size, footer.num_rows, ends))
+            found.append(DataFile(f"{folder}/{file}", uri, size, footer.num_rows, ends))
     return found
 
 
@@ -61,21 +63,10 @@ def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
     return min(b[0] for b in known), max(b[1] for b in known)
 
 
-def _footer(store: Store, name: str, path: str) -> pq.FileMetaData:
-    system, base = located(store.uri(name, path))
-    with system.open_input_file(base) as source:
-        return pq.ParquetFile(source).metadata
-
-
 def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | None:
-    """Return the least and the greatest integer key of a Parquet file.
+    """Return the least and the greatest integer key of a Parquet file, by its footer.
 
-    Args:
-        footer: of the file.
-        key: name of the key column; None if the table has no integer key.
-
-    Returns:
-        Both bounds, inclusive; None without a key, or if a row group has no statistics.
+    None if the table has no integer key column `key`, or if a row group has no statistics.
     """
     if key is None:
         return None

@@ -1,8 +1,8 @@
 """The Delta log of a published table: the table format of every table today (decision 8).
 
-Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker and, as metadata of
-the commit, what is said of the version. A commit is made with the pin of its base, so that it fails
-if somebody else committed in between. A head that Driftline did not write is refused.
+Tasks write Parquet; delta-rs commits add and remove actions with a `txn` marker and the version's
+record as metadata. A commit is made with the pin of its base, so that it fails if somebody else
+committed in between. A head that Driftline did not write is refused.
 
 No other module of the product reads or writes a Delta log, but `demo`, which checks with
 independent means.
@@ -48,13 +48,6 @@ class DeltaLog:
     temporary: Final = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
-        """Return a version, or None if the table has no log.
-
-        Raises:
-            NotFound: a version newer than the newest was asked for.
-            WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
-                version, or its content is not what its files hold (deletion vectors).
-        """
         try:
             table = DeltaTable(store.table(name), version=version)
         except TableNotFoundError:
@@ -72,7 +65,7 @@ class DeltaLog:
                 where=name,
                 remedy="Check the folder and `path`.",
             ) from error
-        body = _said(_actions(store, name, table.version()))
+        body = _metadata(_actions(store, name, table.version()))
         if body is None:
             raise WarehouseUnavailable(
                 f"Version {table.version()} of the table was not written by Driftline.",
@@ -89,11 +82,6 @@ class DeltaLog:
         return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
 
     def entries(self, store: Store, name: str) -> list[LogEntry]:
-        """Return the commits of the log, newest first.
-
-        The time of a commit is what the log says or when its file was written, whichever is later,
-        because a copied folder has young files and a wrong clock old ones.
-        """
         try:
             history = DeltaTable(store.table(name)).history()
         except TableNotFoundError:
@@ -102,9 +90,10 @@ class DeltaLog:
         found = []
         for commit in history:
             version = int(commit["version"])
-            said = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
-            committed = max(said, written.get(_file_of(version), said))
-            body = _said([{"commitInfo": commit}])
+            stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
+            # A copied folder has young files, and a wrong clock states an old time.
+            committed = max(stated, written.get(_file_of(version), stated))
+            body = _metadata([{"commitInfo": commit}])
             try:
                 record = None if body is None else VersionRecord.from_json(body)
             except _UNKNOWN as error:
@@ -113,7 +102,6 @@ class DeltaLog:
         return sorted(found, key=lambda entry: entry.version, reverse=True)
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
-        """Return the paths of the files that a version added. Raises WarehouseUnavailable."""
         actions = _actions(store, name, version)
         if not actions:
             raise WarehouseUnavailable(
@@ -123,12 +111,6 @@ class DeltaLog:
         return {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
     def commit(self, store: Store, name: str, new: NewVersion) -> int:
-        """Commit a version; return its number.
-
-        Raises:
-            Locked: another agent committed since `base` was read.
-            WarehouseUnavailable: the log cannot be written.
-        """
         base = new.base
         version = 0 if base is None else base.version + 1
         # A commit that changes the schema keeps no file, so statistics are declared by the first
@@ -163,12 +145,7 @@ def _write(store: Store, name: str, new: NewVersion, properties: CommitPropertie
     adds = [_add(f, new.layout) for f in new.added]
     if base is None:
         create_table_with_add_actions(
-            store.table(name),
-            schema,
-            adds,
-            mode="error",
-            name=name,
-            commit_properties=properties,
+            store.table(name), schema, adds, mode="error", name=name, commit_properties=properties
         )
         return
     actions: list[AddAction | RemoveAction]
@@ -201,8 +178,8 @@ def _actions(store: Store, name: str, version: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def _said(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what a commit says of its version; None if Driftline did not write it."""
+def _metadata(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the metadata of a commit; None if Driftline did not write it."""
     for action in actions:
         text = action.get("commitInfo", {}).get(_META)
         if isinstance(text, str):

@@ -54,16 +54,13 @@ def changes(
     columns. Only feeds that a commit names are read.
 
     Args:
-        spark: any session, Spark Connect included.
-        path: the warehouse's folder or Hadoop path.
-        name: name of the fragment.
+        spark, path, name: as for `read`.
         since: version that the reader has.
         upto: None for the newest version.
 
     Raises:
         NotFound: version `since` does not exist, as after a new first load. Or a version after it
-            has no feed: because of a first load, changed columns, repaired damage, a restored
-            table, or because `gc` removed it.
+            has no feed: a first load, changed columns, repaired damage, a restored table, or `gc`.
     """
     store = open_store(path)
     newest = head(store, name)
@@ -98,8 +95,8 @@ def _feed_rows(
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
     place = (PRIVATE, "changes", name, *feed.split("/"))
     files = snapshot.record.changes_files
-    there = {"" for _ in store.files(*place)} | {file for file, _ in store.files(*place)}
-    if missing := set(files) - there:
+    stored = {file for file, _ in store.files(*place)}
+    if missing := set(files) - stored - ({""} if stored else set()):
         lost = f"lost {counted(len(missing), 'file')} of its change feed"
         raise _no_feed(name, snapshot.version, lost)
     uris = [store.uri(*place, file) for file in files]
@@ -108,13 +105,11 @@ def _feed_rows(
 
 
 def _why_none(snapshot: Snapshot | None) -> str:
-    if snapshot is None:
-        return "no change feed"
-    if lost := snapshot.record.repaired_rows:
+    if snapshot is not None and (lost := snapshot.record.repaired_rows):
         was = "was" if lost == 1 else "were"
         return f"no change feed: {counted(lost, 'row')} of damaged files {was} pulled again"
-    if (restored := snapshot.record.restored) is not None:
-        return f"no change feed: version {restored} was restored"
+    if snapshot is not None and snapshot.record.restored is not None:
+        return f"no change feed: version {snapshot.record.restored} was restored"
     return "no change feed"
 
 

@@ -3,10 +3,8 @@
 The record of a version has the policies under which its rows were read. When other policies apply,
 rows appear or disappear that nobody inserted or deleted. A refresh refuses that, like a change of
 columns, until it is accepted. A version without policies in its record adopts the first that the
-source sends. A refresh that makes no new version keeps them in the fragment's notes, which may be
-lost.
-
-A source that sends no policies (an older one, or an engine without row security) changes nothing.
+source sends; a refresh that makes no new version keeps them in the fragment's notes. A source that
+sends none (an older one, or an engine without row security) changes nothing.
 """
 
 from __future__ import annotations
@@ -89,9 +87,8 @@ def known(version: Snapshot, notes: dict[str, object]) -> PolicyDigests | None:
 def may_hide(version: Snapshot, notes: dict[str, object]) -> bool:
     """Return True if policies hide rows of the relation that a version was read from.
 
-    A partial refresh then ignores what an unfinished exchange staged. The source sends the policies
-    of an exchange at its end. Staged rows that the policies hide would be published where the part
-    does not compare them.
+    A partial refresh then ignores what an unfinished exchange staged: the source sends the policies
+    at the end of an exchange, and the part may not compare staged rows that they hide.
     """
     found = known(version, notes)
     return found is not None and found.hides

@@ -31,20 +31,15 @@ from pyarrow import fs
 
 PRIVATE = "_driftline"
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
-RESERVE_BYTES = 64 << 20  # of a disk that are left free when rows are staged; on a small disk
-RESERVE_SHARE = 50  # a fiftieth
+# Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
+RESERVE_BYTES = 64 << 20
+RESERVE_SHARE = 50
 LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file.
-
-    Attributes:
-        place: folders and name, below the warehouse's folder.
-        size: in bytes.
-        modified: when it was last written.
-    """
+    """A file: folders and name below the warehouse's folder, size in bytes, time of writing."""
 
     place: tuple[str, ...]
     size: int
@@ -75,7 +70,7 @@ class Store:
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
         """Write a small file, whole or not at all; only its owner can read a `private` file."""
         system, path = self._at(*parts)
-        try:
+        with file_errors("written", path):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             if not self.is_local:
                 with system.open_output_stream(path) as out:
@@ -95,13 +90,11 @@ class Store:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
-        except OSError as error:
-            raise unavailable("written", path, error) from error
 
     def append_line(self, line: str, *parts: str) -> None:
         """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first."""
         system, path = self._at(*parts)
-        try:
+        with file_errors("written", path):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             size = system.get_file_info(path).size or 0
             if self.is_local and size < LINES_BYTES_MAX:
@@ -112,8 +105,6 @@ class Store:
             if size >= LINES_BYTES_MAX:
                 before = before[len(before) // 2 :].partition(b"\n")[2]
             self.write(before + line.encode() + b"\n", *parts)
-        except OSError as error:
-            raise unavailable("written", path, error) from error
 
     def refuse_full(self, size: int, *parts: str) -> None:
         """Refuse to write `size` bytes if less than a reserve would stay free on the disk.
@@ -155,32 +146,24 @@ class Store:
             return None
         path = Path(self._at(*parts)[1])
         there = next((p for p in (path, *path.parents) if p.exists()), path)
-        try:
+        with file_errors("written", str(path)):
             disk = shutil.disk_usage(there)
-        except OSError as error:
-            raise unavailable("written", str(path), error) from error
         return (disk.total, disk.free) if disk.total else None
 
     def make_folder(self, *parts: str) -> None:
         """Make a folder for files that tasks write; a task that outlives its job finds none."""
         system, path = self._at(*parts)
-        try:
+        with file_errors("made", path):
             system.create_dir(path, recursive=True)
-        except OSError as error:
-            raise unavailable("made", path, error) from error
 
     def read(self, *parts: str) -> bytes | None:
         """Return the bytes of a file, None if it does not exist."""
         system, path = self._at(*parts)
-        try:
-            if system.get_file_info(path).type is not fs.FileType.File:
-                return None
-            with system.open_input_stream(path) as source:
-                return bytes(source.readall())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise unavailable("read", path, error) from error
+        with file_errors("read", path), contextlib.suppress(FileNotFoundError):
+            if system.get_file_info(path).type is fs.FileType.File:
+                with system.open_input_stream(path) as source:
+                    return bytes(source.readall())
+        return None
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """Return a small JSON file that may be lost; empty if it is not there or damaged."""
@@ -193,21 +176,12 @@ class Store:
 
     def files(self, *parts: str) -> list[tuple[str, int]]:
         """Return name and size of every file in a folder, sorted by name; none without folder."""
-        system, path = self._at(*parts)
-        try:
-            selector = fs.FileSelector(path, allow_not_found=True)
-            infos = system.get_file_info(selector)
-        except OSError as error:
-            raise unavailable("listed", path, error) from error
+        _, infos = self._listed(*parts)
         return sorted((i.base_name, i.size) for i in infos if i.type is fs.FileType.File)
 
     def folders(self, *parts: str) -> list[str]:
         """Return the names of the folders in a folder, sorted."""
-        system, path = self._at(*parts)
-        try:
-            infos = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        except OSError as error:
-            raise unavailable("listed", path, error) from error
+        _, infos = self._listed(*parts)
         return sorted(i.base_name for i in infos if i.type is fs.FileType.Directory)
 
     def walk(self, *parts: str) -> list[StoredFile]:
@@ -215,43 +189,33 @@ class Store:
 
         If the storage does not say when a file was written, it counts as written now.
         """
+        path, infos = self._listed(*parts, recursive=True)
+        now, found = datetime.now(UTC), []
+        for info in infos:
+            if info.type is fs.FileType.File:
+                below = info.path.removeprefix(path).strip("/").split("/")
+                found.append(StoredFile((*parts, *below), info.size, info.mtime or now))
+        return sorted(found, key=lambda file: file.place)
+
+    def _listed(self, *parts: str, recursive: bool = False) -> tuple[str, list[fs.FileInfo]]:
+        """Return the path of a folder, and what is in it."""
         system, path = self._at(*parts)
-        try:
-            selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-            infos = system.get_file_info(selector)
-        except OSError as error:
-            raise unavailable("listed", path, error) from error
-        now = datetime.now(UTC)
-        return sorted(
-            (
-                StoredFile(
-                    (*parts, *i.path.removeprefix(path).strip("/").split("/")),
-                    i.size,
-                    i.mtime or now,
-                )
-                for i in infos
-                if i.type is fs.FileType.File
-            ),
-            key=lambda entry: entry.place,
-        )
+        with file_errors("listed", path):
+            selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
+            return path, system.get_file_info(selector)
 
     def remove(self, *parts: str) -> None:
         """Remove a folder and its contents, if it exists."""
         system, path = self._at(*parts)
-        try:
+        with file_errors("removed", path):
             if system.get_file_info(path).type is fs.FileType.Directory:
                 system.delete_dir(path)
-        except OSError as error:
-            raise unavailable("removed", path, error) from error
 
     def remove_file(self, *parts: str) -> None:
         """Remove a file, if it exists, and on disks the folders that it leaves empty."""
         system, path = self._at(*parts)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                system.delete_file(path)
-        except OSError as error:
-            raise unavailable("removed", path, error) from error
+        with file_errors("removed", path), contextlib.suppress(FileNotFoundError):
+            system.delete_file(path)
         if self.is_local:
             stays = 3 if parts[0] == PRIVATE else 1  # _driftline/changes/<name>, or <name>
             with contextlib.suppress(OSError):  # a folder that is not empty
@@ -269,11 +233,9 @@ class Store:
             yield
             return
         path = Path(self._at(PRIVATE, "locks", name)[1])
-        try:
+        with file_errors("locked", str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("a+")
-        except OSError as error:
-            raise unavailable("locked", str(path), error) from error
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -304,12 +266,16 @@ def one_line(error: Exception) -> str:
     return " ".join(_DRAWN.sub(" ", str(error)).split()).rstrip(".")
 
 
-def unavailable(verb: str, path: str, error: OSError) -> WarehouseUnavailable:
-    """Return the error of a failed operation on a file, for the user of a refresh."""
-    return WarehouseUnavailable(
-        f"{path} cannot be {verb}: {error.strerror or error}.",
-        remedy="Check space and permissions; the last published version is untouched.",
-    )
+@contextlib.contextmanager
+def file_errors(verb: str, path: str) -> Iterator[None]:
+    """Raise an OSError as WarehouseUnavailable, which says that `path` cannot be `verb`."""
+    try:
+        yield
+    except OSError as error:
+        raise WarehouseUnavailable(
+            f"{path} cannot be {verb}: {error.strerror or error}.",
+            remedy="Check space and permissions; the last published version is untouched.",
+        ) from error
 
 
 def _sync_folder(path: str) -> None:

@@ -181,7 +181,8 @@ class TableFormat(Protocol):
 
         Raises:
             NotFound: a version newer than the newest was asked for.
-            WarehouseUnavailable: the log cannot be read, or somebody else wrote the version.
+            WarehouseUnavailable: the log cannot be read, somebody else or a newer release wrote the
+                version, or its content is not what its files hold.
         """
 
     def entries(self, store: Store, name: str) -> list[LogEntry]:

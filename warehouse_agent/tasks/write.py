@@ -17,7 +17,7 @@ from pyarrow import fs
 from pyspark.sql import Row
 
 from warehouse_agent.storage.data_files import DataFile, bounds_in
-from warehouse_agent.storage.store import Store, located, unavailable
+from warehouse_agent.storage.store import Store, file_errors, located
 
 GROUP_BYTES = 64 << 20  # of a row group, as Arrow: what a task holds of each file
 DICTIONARY_SHARE = 0.5  # of distinct values in some rows, below which a column has one
@@ -89,7 +89,7 @@ class Sink:
         if self._writer is None:
             return
         system, path = located(f"{self.folder}/{self._place}")
-        with _storing(path):
+        with file_errors("written", path):
             self._writer.add_key_value_metadata(_CALENDAR)
             self._writer.close()
             size = system.get_file_info(path).size
@@ -107,20 +107,12 @@ class Sink:
             return
         rows = pa.Table.from_batches(self._held)
         system, path = located(f"{self.folder}/{self._place}")
-        with _storing(path):
+        with file_errors("written", path):
             if self._writer is None:
                 self._is_begun = True
                 self._writer = _writer(system, path, max(self._held, key=len), self._footers)
             self._writer.write_table(rows, row_group_size=len(rows))
         self._held, self._held_bytes = [], 0
-
-
-@contextlib.contextmanager
-def _storing(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise unavailable("written", path, error) from error
 
 
 def _writer(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.settings import read_secret
-from driftline.x509 import read_der, read_pem
+from driftline.x509 import read_pem
 
 from warehouse_agent.config import Source
 
@@ -78,23 +78,13 @@ def _reason(error: ssl.SSLError | ValueError) -> str:
 
 
 def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:
-    """Return from when to when the first certificate of a PEM file is valid.
+    """Return begin and end of the validity of a PEM file's first certificate.
 
     Raises:
-        ConfigurationError: it holds none.
+        ConfigurationError: the file holds none.
     """
     try:
         read = read_pem(pem)
     except MalformedMessage:
         raise ConfigurationError(f"{path} holds no certificate.", where=path.name) from None
-    return read.begins, read.ends
-
-
-def validity_of(der: bytes) -> tuple[datetime, datetime]:
-    """Return from when to when a certificate in DER is valid.
-
-    Raises:
-        MalformedMessage: it is none.
-    """
-    read = read_der(der)
     return read.begins, read.ends

@@ -1,9 +1,9 @@
 """The line to a source agent: one channel, bounded waits, every byte counted.
 
-Thin: it moves messages and turns gRPC's failures into ours; the conversation is `exchange.py`. A
-stream's replies are read by a thread of their own, so that a peer which falls silent is given up
-after NO_PROGRESS_S, and its heartbeats keep a long scan alive. Keep-alive settings are those
-measured ones: without `ping_timeout_ms` a half-open line takes a minute to notice.
+It moves messages and turns gRPC's failures into ours; `methods.conversation` knows what they mean.
+A thread reads a stream's replies, so that a peer that falls silent is given up after NO_PROGRESS_S
+and its heartbeats keep a long scan alive. The keep-alive settings are measured: without
+`ping_timeout_ms` it takes a minute to notice a half-open line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from types import TracebackType
-from typing import cast
+from typing import Self, cast
 
 import grpc
 from driftline import wire_pb2 as pb
@@ -27,12 +26,7 @@ from driftline.errors import (
     SourceUnreachable,
     VersionMismatch,
 )
-from driftline.limits import (
-    CONTROL_S,
-    NO_ADVANCE_S,
-    NO_PROGRESS_S,
-    RECEIVE_BYTES_MAX_WAREHOUSE,
-)
+from driftline.limits import CONTROL_S, NO_ADVANCE_S, NO_PROGRESS_S, RECEIVE_BYTES_MAX_WAREHOUSE
 from driftline.negotiation import Agreement, agree, is_negotiable
 from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
@@ -75,9 +69,9 @@ Reply = pb.Reply | Exception | None
 
 
 class Link:
-    """A channel to one source. Use as a context manager.
+    """A channel to one source, a context manager.
 
-    `bytes_sent` and `bytes_received` are those of the messages of all its streams.
+    `bytes_sent` and `bytes_received` count the messages of all its streams.
     """
 
     def __init__(self, source: Source) -> None:
@@ -95,20 +89,14 @@ class Link:
         self._agreed: Agreement | None = None
         self.bytes_sent = self.bytes_received = 0
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def round_trip_s(self) -> float | None:
-        """A round trip of the line: how long a TCP connection takes that is closed at once. None
-        where none is made."""
+        """Return the seconds that a TCP connection takes; None if none can be made directly."""
         if proxy_between(self.source) is not None:
             return None
         began = time.monotonic()
@@ -119,9 +107,9 @@ class Link:
             return None
 
     def describe(self, relation: str) -> pb.DescribeReply:
-        """Return the description of a relation; of an empty name, the names of all.
+        """Return the description of a relation; for an empty name, the names of all relations.
 
-        Fields of a newer source are ignored; what it speaks is noted for `agreed`.
+        Fields of a newer source are ignored; its protocols are kept for `agreed`.
 
         Raises:
             DriftlineError: the source refused, nothing answers, or no protocol is common.
@@ -137,7 +125,7 @@ class Link:
         return reply
 
     def agreed(self) -> Agreement:
-        """Return what both sides speak. The source is asked once, and only if there is a choice.
+        """Return protocol and features that both agents know; ask the source once, if needed.
 
         Raises:
             DriftlineError: as `describe`.
@@ -147,16 +135,16 @@ class Link:
         return self._agreed or Agreement()
 
     def stream(self) -> Stream:
-        """A new exchange."""
+        """Begin a new exchange."""
         return Stream(self, self._stub)
 
     def _meaning(self, error: grpc.RpcError, where: str) -> DriftlineError:
-        """What a gRPC failure means to the user."""
+        """Return what a gRPC failure means to the user."""
         call = cast("grpc.Call", error)
         code, text = call.code(), call.details() or ""
         for key, value in call.trailing_metadata() or ():
             if key == REFUSED_METADATA and isinstance(value, bytes):
-                with contextlib.suppress(DecodeError):  # then it is as if it said nothing
+                with contextlib.suppress(DecodeError):  # then the status alone counts
                     return refusal(pb.Refused.FromString(value))
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             return diagnose(self.source) or SourceUnreachable(
@@ -195,7 +183,7 @@ def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
 
 
 class Stream:
-    """One exchange: send requests, receive replies. Use as a context manager."""
+    """One exchange: send requests, receive replies; a context manager."""
 
     def __init__(self, link: Link, stub: SourceStub) -> None:
         self._link = link
@@ -208,33 +196,28 @@ class Stream:
         self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._requests.put(None)
-        if error is None and not self._closed.is_set():
+        if kind is None and not self._closed.is_set():
             self._drain()
         self.abandon()
 
     def abandon(self) -> None:
-        """It is lost or out of step: nothing that may still be on its way is waited for."""
+        """Close a stream that is lost or out of step, without waiting for further replies."""
         self._closed.set()
         self._call.cancel()
 
     @property
     def is_abandoned(self) -> bool:
-        """Return True if it can carry no further relation."""
+        """Return True if the stream can carry no further relation."""
         return self._closed.is_set()
 
     @property
     def agreed(self) -> Agreement:
-        """Return what both sides speak: `Link.agreed`."""
+        """Return protocol and features that both agents know (`Link.agreed`)."""
         return self._link.agreed()
 
     @property
@@ -243,26 +226,30 @@ class Stream:
         return self._link.bytes_sent + self._link.bytes_received
 
     def send(self, request: pb.Request) -> None:
+        """Send a request."""
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._requests.put(request)
 
     def receive(self) -> pb.Reply:
-        """The next reply.
+        """Return the next reply.
 
         Raises:
             SourceUnreachable: the line is lost, or silent for NO_PROGRESS_S; or nothing but
                 Progress came for NO_ADVANCE_S, and the rows that it counts did not grow.
+            MalformedMessage: the source ended the exchange too early, or sent an invalid reply.
+            DriftlineError: the source refused.
         """
+        address, where = self._link.source.address, f"source {self._link.source.name}"
         try:
             reply = self._replies.get(timeout=NO_PROGRESS_S)
         except queue.Empty:
             raise SourceUnreachable(
-                f"{self._link.source.address} has been silent for {NO_PROGRESS_S:.0f} s.",
-                where=f"source {self._link.source.name}",
+                f"{address} has been silent for {NO_PROGRESS_S:.0f} s.",
+                where=where,
                 remedy="Run the command again; what arrived is kept.",
             ) from None
         if isinstance(reply, grpc.RpcError):
-            raise self._link._meaning(reply, f"source {self._link.source.name}")
+            raise self._link._meaning(reply, where)
         if isinstance(reply, Exception):
             raise reply
         if reply is None:
@@ -270,19 +257,18 @@ class Stream:
         self._link.bytes_received += reply.ByteSize() + _FRAMING_BYTES
         check_reply(reply)
         now = time.monotonic()
-        self._meter.hear(reply, now)
-        if not self._advance.hear(reply, now):
+        self._meter.add(reply, now)
+        if not self._advance.accepts(reply, now):
             raise SourceUnreachable(
-                f"{self._link.source.address} reported progress for {NO_ADVANCE_S:,.0f} s but read"
-                " no row.",
-                where=f"source {self._link.source.name}",
+                f"{address} reported progress for {NO_ADVANCE_S:,.0f} s but read no row.",
+                where=where,
                 remedy="Ask its DBA to check the database and silence_timeout_s.",
             )
         return reply
 
     @property
     def bytes_per_s(self) -> float | None:
-        """How fast rows came, where there were enough to tell."""
+        """Return how fast rows came, in bytes per second; None if too few came."""
         return self._meter.bytes_per_s
 
     def _read(self) -> None:
@@ -302,15 +288,9 @@ class Stream:
             return
 
     def _drain(self) -> None:
-        """Wait for the source to close its side, so that its audit line is written. It has nothing
-        left to say, and CONTROL_S for it."""
+        """Wait up to CONTROL_S for the source to close its side and write its audit line."""
         ends_at = time.monotonic() + CONTROL_S
-        for reply in iter(self._next_or_none, None):
-            if isinstance(reply, Exception) or time.monotonic() > ends_at:
-                return
-
-    def _next_or_none(self) -> Reply:
-        try:
-            return self._replies.get(timeout=CONTROL_S)
-        except queue.Empty:
-            return None
+        with contextlib.suppress(queue.Empty):
+            while isinstance(self._replies.get(timeout=CONTROL_S), pb.Reply):
+                if time.monotonic() > ends_at:
+                    return

@@ -1,14 +1,13 @@
-"""What an exchange may ship: each frame is looked at as it comes, before it is staged.
+"""Admit the frames of an exchange: check each as it comes, before it is staged.
 
-A frame says how many rows of how many columns it holds, under which salt, and how large it is
-unpacked; that is compared with what was asked, without unpacking it. Its digest is verified when it
-is decoded.
+The head of a frame says how many rows and columns it holds, under which salt, and its unpacked
+size; that is compared with what was asked, without unpacking. The digest of a frame is verified
+when it is decoded.
 
-Two things are counted. Rows may not be more than follows from the source's verdict, which counts
-them. Before a verdict nothing that the source said bounds them: a table may have been filled since
-the last refresh, and what a planner expects of a view or a function may be wrong by any factor. So
-bytes may not be more than the room that staging has: what the engineer's file says, or half of what
-is free on the disk. What is left of the disk is not filled to its end either (`Store.refuse_full`).
+Rows are limited by the source's verdict, which counts them. Before a verdict no number of the
+source limits them: a table may have been filled since the last refresh, and a planner's estimate
+for a view or function may be wrong by any factor. So bytes are limited by the room for staging:
+the engineer's setting, or half of what is free on the disk.
 
 Rejected: a limit by the source's estimate of its rows. It refused honest tables for good, and a
 source that lies about its rows lies about its estimate as well.
@@ -25,16 +24,20 @@ from driftline.errors import LimitExceeded, MalformedMessage
 from driftline.limits import FRAME_ROWS_MAX
 from driftline.types import Recipe
 
-# Ranges that we lack are shipped at once, and everything may follow (too many row hashes). Between
-# its verdict and a second scan a table without snapshots may grow, which the source refuses at the
-# end of the scan.
+# Rows of ranges that we lack come at once, and all rows may follow (too many row hashes). A table
+# without snapshots may grow before a second scan; the source refuses that at the end of the scan.
 ANNOUNCED_FACTOR: Final = 2.2
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many bytes of frames a fragment may have staged: `most`, of which `staged` were there
-    before this exchange. `is_set`: by `staging_at_most`, and not by what is free on the disk."""
+    """Room for the staged frames of a fragment.
+
+    Attributes:
+        most: bytes that may be staged.
+        staged: bytes that were there before this exchange.
+        is_set: True if `staging_at_most` sets `most`, False if free space does.
+    """
 
     most: int
     staged: int = 0
@@ -58,27 +61,29 @@ class Room:
 
 
 class FrameAdmission:
-    """Counts what one exchange ships, and refuses what goes beyond what it may."""
+    """Count the rows and bytes of one exchange, and refuse those beyond its limits.
+
+    `is_overrun`: the exchange ended because too much came, so what it staged is of no use.
+    """
 
     def __init__(self, recipe: Recipe, salt: Salt, *, room: Room | None = None) -> None:
-        """`room`: None where nothing bounds what is staged, as on an object store."""
+        """Begin with no rows; `room` is None if nothing limits staging, as on an object store."""
         self._columns, self._salt = len(recipe.columns), salt
         self._room = room
         self._rows = self._bytes = 0
         self._announced: int | None = None
-        # The exchange is broken off because too much came: what was staged is of no use.
         self.is_overrun = False
 
     def announce(self, rows: int) -> None:
-        """The source has counted its rows."""
+        """Note that the source counted `rows` in its verdict."""
         self._announced = rows
 
     def admit(self, frame: bytes) -> Digest:
-        """Return the digest that the frame declares, of the rows that it holds.
+        """Count a frame; return the digest that it declares of its rows.
 
         Raises:
-            FrameDamaged: it is no frame, or lies about its sizes.
-            MalformedMessage: it is of other columns or another exchange, or one too many.
+            FrameDamaged: it is no frame, or its sizes are wrong.
+            MalformedMessage: it has other columns, is of another exchange, or is one too many.
             LimitExceeded: there is no room for it.
         """
         head = frames.head(frame)

@@ -1,14 +1,13 @@
 """Why a source cannot be reached, from a TCP connection and a TLS handshake made by hand.
 
 gRPC reports a refused certificate, a wrong name, a closed port and a cut line alike, as a retryable
-"Socket closed". Here the cause decides: what a certificate or a setting is to blame for is
-UNAUTHENTICATED and not tried again; what the line did is UNREACHABLE and is.
+"Socket closed". Here the cause decides: a fault of a certificate or a setting is UNAUTHENTICATED
+and not tried again; a fault of the line is UNREACHABLE and is.
 
-A gRPC server that refuses our certificate says nothing: it ends the connection with FIN behind a
+A gRPC server that refuses our certificate says nothing: it ends the connection with FIN after a
 handshake that is complete for us (TLS 1.3). A line that was cut at that very byte looks the same.
-So that alone is looked at LOOKS times, and only a server that ends the connection there each time
-has refused the certificate. A single byte from the server behind our certificate, or an RST, is not
-a refusal.
+So only a server that ends LOOKS connections there has refused the certificate. A single byte from
+the server after our certificate, or an RST, is no refusal.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from datetime import UTC, datetime
 
 from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
+from driftline.x509 import read_der
 
 from warehouse_agent.config import Source
-from warehouse_agent.transport.certificates import certificates, context_of, validity, validity_of
+from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.proxy import proxy_of
 
 LOOKS = 3
@@ -34,7 +34,7 @@ _RECORD_BYTES = 1 << 14
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 _WRONG_NAME = {62, 63, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, EMAIL, IP_ADDRESS
 _WRONG_TIME = {9, 10}  # X509_V_ERR_CERT_NOT_YET_VALID, CERT_HAS_EXPIRED
-# Alerts of a peer that understood us and refuses; others are of a line that changed a byte.
+# Alerts of a peer that understood us and refuses; other alerts mean that a byte was changed.
 _REFUSALS = re.compile(
     "CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE|PROTOCOL_VERSION|INSUFFICIENT_SECURITY"
     "|NO_APPLICATION_PROTOCOL|UNRECOGNIZED_NAME"
@@ -45,7 +45,7 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 class _NotTls(Exception):
-    """The server's first bytes are no TLS record."""
+    """The first bytes of a server that is not a TLS record."""
 
 
 def host_and_port(source: Source) -> tuple[str, int]:
@@ -63,7 +63,7 @@ def connect(source: Source, timeout_s: float) -> socket.socket:
     """Make a TCP connection to the source's address.
 
     Raises:
-        OSError: it cannot be made, or the host is no name that could be looked up.
+        OSError: it cannot be made, or the host is no valid name.
     """
     host, port = host_and_port(source)
     try:
@@ -73,9 +73,7 @@ def connect(source: Source, timeout_s: float) -> socket.socket:
 
 
 def diagnose(source: Source) -> DriftlineError | None:
-    """Return why nothing answers, or None if a connection can be made now.
-
-    None, too, where a proxy is in between: what a direct connection meets says nothing then.
+    """Return why nothing answers; None if a connection can be made now, or if there is a proxy.
 
     Raises:
         ConfigurationError: our certificates cannot be used.
@@ -97,6 +95,10 @@ def nothing_answers(source: Source, reason: str) -> SourceUnreachable:
         where=f"source {source.name}",
         remedy="Check the address, the firewall and that `driftline-source serve` runs.",
     )
+
+
+def _server_name(source: Source) -> str:
+    return source.server_name or host_and_port(source)[0]
 
 
 def _connect(source: Source) -> socket.socket:
@@ -126,17 +128,14 @@ def _secured(source: Source) -> DriftlineError | None:
 
 
 def _has_answered(source: Source, context: ssl.SSLContext) -> bool:
-    """Make a handshake; return True if the server sent anything after it had our certificate.
-
-    Returns False if it ended the connection in good order instead.
+    """Make a handshake; return False if the server then ended the connection without a byte.
 
     Raises:
         ConnectionError: the connection ended in the middle of the handshake, or with RST.
         ssl.SSLError: one side refused.
     """
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    name = source.server_name or host_and_port(source)[0]
-    line = context.wrap_bio(incoming, outgoing, server_hostname=name)
+    line = context.wrap_bio(incoming, outgoing, server_hostname=_server_name(source))
     with _connect(source) as plain:
         is_first = True
         while True:
@@ -165,52 +164,49 @@ def _has_answered(source: Source, context: ssl.SSLContext) -> bool:
 
 def _distrusted(source: Source, error: ssl.SSLCertVerificationError) -> DriftlineError:
     """Return why we do not accept the source's certificate."""
-    if error.verify_code in _WRONG_NAME | _WRONG_TIME:
-        names, dates = _certificate_of(source)
-        asked = source.server_name or host_and_port(source)[0]
-        if error.verify_code in _WRONG_TIME:
-            state = "is not valid yet" if error.verify_code == min(_WRONG_TIME) else "has expired"
-            return _refused(
-                source,
-                f"The source's certificate {state}{dates}.",
-                "Have the DBA renew it: `driftline-source enroll`. If its dates are right, "
-                "correct this machine's clock.",
-            )
-        choice = f'`server_name = "{names[0]}"`' if names else "`server_name`"
-        shown = ", ".join(names[:_NAMES_SHOWN]) or "no name"
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    if error.verify_code not in _WRONG_NAME | _WRONG_TIME:
         return _refused(
             source,
-            f"The certificate of {source.address} is for {shown}{more}; {asked} was asked for.",
-            f"If that is the source, set {choice} in [sources.{source.name}]; else correct "
-            f"`address`, or have the DBA enroll again with --source-name {asked}.",
+            f"The source's certificate is not from the authority in `ca` ({error.verify_message}).",
+            f"Ask the DBA for the ca.pem that issued it; {source.ca} holds another.",
         )
+    names, dates = _certificate_of(source)
+    if error.verify_code in _WRONG_TIME:
+        state = "is not valid yet" if error.verify_code == min(_WRONG_TIME) else "has expired"
+        return _refused(
+            source,
+            f"The source's certificate {state}{dates}.",
+            "Have the DBA renew it: `driftline-source enroll`. If its dates are right, "
+            "correct this machine's clock.",
+        )
+    asked = _server_name(source)
+    choice = f'`server_name = "{names[0]}"`' if names else "`server_name`"
+    shown = ", ".join(names[:_NAMES_SHOWN]) or "no name"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return _refused(
         source,
-        f"The source's certificate is not from the authority in `ca` ({error.verify_message}).",
-        f"Ask the DBA for the ca.pem that issued it; {source.ca} holds another.",
+        f"The certificate of {source.address} is for {shown}{more}; {asked} was asked for.",
+        f"If that is the source, set {choice} in [sources.{source.name}]; else correct "
+        f"`address`, or have the DBA enroll again with --source-name {asked}.",
     )
 
 
-def _certificate_of(source: Source) -> tuple[list[str], str]:
+def _certificate_of(source: Source) -> tuple[tuple[str, ...], str]:
     """Return the names in the source's certificate, and its dates as a clause.
 
     Its authority is verified; its name and dates are not.
     """
-    context = context_of(source)
+    context, name = context_of(source), _server_name(source)
     context.check_hostname = False
     context.verify_flags |= _NO_CHECK_TIME
-    name = source.server_name or host_and_port(source)[0]
     try:
         with _connect(source) as plain, context.wrap_socket(plain, server_hostname=name) as line:
-            told, der = line.getpeercert(), line.getpeercert(True)
+            der = line.getpeercert(True)
     except OSError:
-        return [], ""
-    assert told is not None
+        return (), ""
     assert der is not None  # verified, so there is one
-    begins, ends = validity_of(der)
-    names = [str(pair[1]) for pair in told.get("subjectAltName", ())]
-    return names, f": it is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}"
+    found = read_der(der)
+    return found.names, f": it is valid from {found.begins:%Y-%m-%d} to {found.ends:%Y-%m-%d}"
 
 
 def _alerted(source: Source, error: ssl.SSLError) -> DriftlineError:
@@ -230,7 +226,7 @@ def _alerted(source: Source, error: ssl.SSLError) -> DriftlineError:
 
 
 def _rejected(source: Source) -> DriftlineError:
-    """Return why the server ended the connection when it had our certificate, each time."""
+    """Return why the server ended each connection after it received our certificate."""
     assert source.certificate is not None
     begins, ends = validity(certificates(source)[1], source.certificate)
     now = datetime.now(UTC)

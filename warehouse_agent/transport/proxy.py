@@ -1,8 +1,7 @@
 """The HTTP proxy through which gRPC reaches a source, by gRPC's own rules.
 
 gRPC takes a proxy from the environment. A connection that this agent makes by hand does not use it,
-so that nothing may be concluded from such a connection where a proxy is in between: often the
-source's name is not even known on this side of it.
+so such a connection says nothing about a source behind a proxy.
 
 Rules (gRPC core 1.85, `http_proxy_mapper`): the first of `grpc_proxy`, `https_proxy` and
 `http_proxy` that is set decides, in small letters; an empty one means no proxy, and so does any
@@ -20,9 +19,9 @@ _NO_PROXY = ("no_grpc_proxy", "no_proxy")
 
 
 def proxy_of(host: str) -> str | None:
-    """Return HOST:PORT of the proxy, without its credentials; None if gRPC connects directly.
+    """Return HOST:PORT of the proxy for a host without brackets; None if there is none.
 
-    `host`: of the source's address, without brackets.
+    Credentials of the proxy are left out.
     """
     try:
         url = urlsplit(_first_set(_PROXY))

@@ -1,9 +1,9 @@
 """Messages of a source, where they enter the warehouse: bounded, in range, safe to show.
 
-Every reply and every description passes here before anybody looks at it (`link`). Text that is only
-shown is made one printable line of bounded length; names, which are compared, are refused where a
-source could not have published them; numbers that no source can mean are a protocol error. What a
-message means beside another one is checked by the conversation (`exchange`, `admission`).
+`channel` passes every reply and description through here first. Text that is only shown becomes one
+printable line of bounded length. Names are compared, so an invalid name is refused. A number out of
+range is a protocol error. Whether a message fits another one, `conversation` and `frame_admission`
+check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from driftline.peer_text import one_line
 
 from warehouse_agent.report import counted
 
-COUNT_MAX: Final = 2**63 - 1  # of rows: what every store of numbers here holds
+COUNT_MAX: Final = 2**63 - 1  # of rows: counts are kept as signed 64-bit integers
 SUM_BYTES: Final = 16
 MESSAGE_CHARACTERS_MAX: Final = 4_000  # of an error: it may name every column
 LINE_CHARACTERS_MAX: Final = 1_000  # of a remedy, a place, a note, a detail
@@ -36,7 +36,7 @@ def check_reply(reply: pb.Reply) -> None:
     """Make the text of a reply safe, in place.
 
     Raises:
-        MalformedMessage: a number, an instant or a word that no source can mean.
+        MalformedMessage: a number, an instant or a word is not valid.
     """
     kind = reply.WhichOneof("message")
     if kind == "progress":
@@ -93,10 +93,9 @@ def refusal(refused: pb.Refused) -> DriftlineError:
 
 
 def _details(details: Mapping[str, str]) -> dict[str, str]:
-    names = sorted(details)[:DETAILS_MAX]
     return {
         one_line(name, WORD_CHARACTERS_MAX): one_line(details[name], LINE_CHARACTERS_MAX)
-        for name in names
+        for name in sorted(details)[:DETAILS_MAX]
     }
 
 

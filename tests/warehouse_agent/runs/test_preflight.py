@@ -105,7 +105,7 @@ def test_metadata_of_a_newer_release_is_of_its_fragment(
         rewrite(pair, "a", lambda meta: json.dumps({**meta, "layout": {"format": 2}}))
         rewrite(pair, "b", lambda meta: "{cut off")
         config = pair.config()
-        runner = Runner(Deferred({}, [spark]), config)
+        runner = Runner(Deferred({}, spark), config)
         reports = {r.name: r for r in runner.refresh(select(config, [], True), Options())}
     assert reports["a"].error is not None
     assert reports["a"].error["code"] == "WAREHOUSE"

@@ -256,12 +256,12 @@ def test_progress_means_rows() -> None:
     def progress(rows: int) -> pb.Reply:
         return pb.Reply(progress=pb.Progress(rows=rows))
 
-    assert advance.hear(progress(5), limit)
-    assert advance.hear(progress(5), 2 * limit)
-    assert advance.hear(progress(6), 2 * limit + 1)
-    assert advance.hear(pb.Reply(rows=pb.Rows()), 3 * limit)
-    assert advance.hear(progress(1), 4 * limit)  # of the next relation
-    assert not advance.hear(progress(1), 5 * limit + 1)
+    assert advance.accepts(progress(5), limit)
+    assert advance.accepts(progress(5), 2 * limit)
+    assert advance.accepts(progress(6), 2 * limit + 1)
+    assert advance.accepts(pb.Reply(rows=pb.Rows()), 3 * limit)
+    assert advance.accepts(progress(1), 4 * limit)  # of the next relation
+    assert not advance.accepts(progress(1), 5 * limit + 1)
 
 
 def test_a_source_that_has_finished_and_goes_on_is_left(

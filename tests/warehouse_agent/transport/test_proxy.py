@@ -71,7 +71,7 @@ def test_a_source_behind_a_proxy(
             bare.setenv("https_proxy", proxy.url)
             pair.dial("db.invalid:7443", more=['server_name = "127.0.0.1"'])
             config = pair.config()
-            runner = Runner(Deferred({}, [spark]), config, attempts=1)
+            runner = Runner(Deferred({}, spark), config, attempts=1)
             (report,) = runner.refresh(select(config, ["orders"], False), Options())
             assert report.error is None
             pair.check("orders")

@@ -17,7 +17,7 @@ def rate(*heard: tuple[float, pb.Reply]) -> float | None:
     meter, now = Meter(), 5.0
     for waited, reply in heard:
         now += waited
-        meter.hear(reply, now)
+        meter.add(reply, now)
     return meter.bytes_per_s
 
 
