@@ -1,12 +1,11 @@
-"""Rows as bytes, columns as bytes, and the way between them (protocol, section 3).
+"""Convert rows to columns and back, as bytes (protocol, section 3).
 
-Row bytes are what is fingerprinted; ragged columns are what is shipped, compressed and turned into
-Arrow. `split` and `join` are exact inverses and work on whole blocks with numpy: per column, and
-per value only where values are long, because an index for each byte would take eight times the
-memory. Input of `split` comes from the engine beside us and is trusted to be tuples of the recipe;
-input of `join` comes from a frame, whose lengths `frames` has checked.
+Row bytes are fingerprinted; ragged columns are compressed, sent and converted to Arrow. `split` and
+`join` are exact inverses and work on whole blocks with numpy: column by column, and value by value
+only where values are long, because an index per byte takes eight times the memory. `split` trusts
+its input, the tuples of an engine; `join` gets columns whose lengths `frames` has checked.
 
-Rejected: a per-row `struct` loop (30 times slower) and Arrow on the source side (a 100 MB wheel).
+Rejected: a `struct` loop over rows (30 times slower) and Arrow at the source (a 100 MB wheel).
 """
 
 from __future__ import annotations
@@ -16,19 +15,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from driftline.arrays import I32, Bools, Bytes, Integers
 
-NULL = -1  # the length of a value that is not there
-SLICED_BYTES = 64  # average length from which on values are cut out one by one
-SPANS_AT_ONCE = 4096  # of short values: their indices, 16 bytes for each byte, stay in cache
+NULL = -1  # the length of a NULL
+SLICED_BYTES = 64  # average length from which values are copied one by one
+SPANS_AT_ONCE = 4096  # short values: their indices, 16 bytes per byte, stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """One column of a block.
 
-    lengths: int32 [rows], -1 is NULL. data: uint8 [sum of the lengths], the values end to end.
+    lengths: int32 [rows], NULL where there is no value. data: uint8 [sum of lengths], the values
+    end to end.
     """
 
     lengths: I32
@@ -39,29 +40,19 @@ class Ragged:
 
     @property
     def sizes(self) -> Integers:
-        """int64 [rows]: bytes of each value, 0 for NULL."""
+        """Bytes of each value, int64 [rows]; 0 for NULL."""
         return np.maximum(self.lengths, 0).astype(np.int64)
 
     @property
     def starts(self) -> Integers:
-        """int64 [rows]: where each value begins in `data`."""
+        """Offset of each value in `data`, int64 [rows]."""
         sizes = self.sizes
         return np.cumsum(sizes) - sizes
-
-    def take(self, rows: Integers | Bools) -> Ragged:
-        """The column with only those rows, in that order."""
-        if rows.dtype == np.bool_:
-            rows = np.flatnonzero(rows)
-        sizes = self.sizes[rows]
-        return Ragged(self.lengths[rows], pick(self.data, self.starts[rows], sizes))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows end to end.
-
-    buffer: uint8; starts: int64 [rows + 1], row i is [starts[i], starts[i+1]).
-    """
+    """Rows end to end: row i is buffer[starts[i]:starts[i + 1]]; starts is int64 [rows + 1]."""
 
     buffer: Bytes
     starts: Integers
@@ -70,18 +61,17 @@ class Block:
         return len(self.starts) - 1
 
     def rows(self) -> list[bytes]:
-        """Every row's bytes."""
+        """Return the bytes of each row."""
         whole = self.buffer.tobytes()
-        cuts = self.starts.tolist()
-        return [whole[a:b] for a, b in pairwise(cuts)]
+        return [whole[a:b] for a, b in pairwise(self.starts.tolist())]
 
     def cut(self, first: int, end: int) -> Block:
-        """Rows [first, end), sharing this block's buffer."""
+        """Return rows first to end (exclusive); they share this block's buffer."""
         begin, stop = self.starts[first], self.starts[end]
         return Block(self.buffer[begin:stop], self.starts[first : end + 1] - begin)
 
     def take(self, rows: Integers | Bools) -> Block:
-        """The block with only those rows, in that order."""
+        """Return only these rows: numbers in any order, int64 [n], or a mask, bool [rows]."""
         if rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)
         sizes = self.starts[1:][rows] - self.starts[:-1][rows]
@@ -91,7 +81,7 @@ class Block:
 
 
 def spans(starts: Integers, sizes: Integers) -> Integers:
-    """int64 [sum of sizes]: the indices starts[i], starts[i]+1, … of every span, end to end."""
+    """Return the indices of every byte of every span, in order, int64 [sum of sizes]."""
     total = int(sizes.sum())
     if total == 0:
         return np.zeros(0, np.int64)
@@ -102,7 +92,7 @@ def spans(starts: Integers, sizes: Integers) -> Integers:
 
 
 def pick(buffer: Bytes, starts: Integers, sizes: Integers) -> Bytes:
-    """The spans of the buffer, end to end."""
+    """Return the spans of a buffer end to end, uint8 [sum of sizes]."""
     if not _are_long(sizes):
         out = np.empty(int(sizes.sum()), np.uint8)
         at = 0
@@ -117,7 +107,7 @@ def pick(buffer: Bytes, starts: Integers, sizes: Integers) -> Bytes:
 
 
 def _put(buffer: Bytes, starts: Integers, sizes: Integers, data: Bytes) -> None:
-    """Write the spans of the buffer: the inverse of `pick`."""
+    """Write data into the spans of a buffer: the inverse of `pick`."""
     at = 0
     if not _are_long(sizes):
         for i in range(0, len(sizes), SPANS_AT_ONCE):
@@ -132,36 +122,38 @@ def _put(buffer: Bytes, starts: Integers, sizes: Integers, data: Bytes) -> None:
 
 
 def _are_long(sizes: Integers) -> bool:
-    """Whether a slice for each span costs less than an index (8 bytes, twice) for each byte."""
+    """Return True if one slice per span costs less than an index (8 bytes, twice) per byte."""
     return bool(sizes.sum() >= SLICED_BYTES * max(len(sizes), 1))
 
 
 def gather(rows: Sequence[bytes]) -> Block:
-    """Rows from an engine as one block."""
+    """Return the rows of an engine as one block."""
     starts = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=starts[1:])
     return Block(np.frombuffer(b"".join(rows), np.uint8), starts)
 
 
-def int32_at(buffer: Bytes, at: Integers) -> I32:
-    """The big-endian int32 at each offset."""
-    view = np.lib.stride_tricks.sliding_window_view(buffer, 4)
-    return np.ascontiguousarray(view[at]).view(">i4").reshape(-1).astype(np.int32)
+def integers_at(buffer: Bytes, at: Integers, width: int) -> npt.NDArray[np.signedinteger]:
+    """Return the big-endian integer of 2, 4 or 8 bytes at each offset, [n] of that width."""
+    if not len(at):
+        return np.zeros(0, f">i{width}")
+    view = np.lib.stride_tricks.sliding_window_view(buffer, width)
+    return np.ascontiguousarray(view[at]).view(f">i{width}").reshape(-1)
 
 
 def value_spans(block: Block, columns: int) -> list[tuple[Integers, I32]]:
-    """Where the values of the first `columns` columns stand: per column (starts, lengths)."""
+    """Return (starts, lengths), [rows] each, of the values of each of the first columns."""
     found = []
-    at = block.starts[:-1] + 2
+    at = block.starts[:-1] + 2  # behind the number of columns
     for _ in range(columns):
-        lengths = int32_at(block.buffer, at) if len(at) else np.zeros(0, np.int32)
+        lengths = integers_at(block.buffer, at, 4).astype(np.int32)
         found.append((at + 4, lengths))
         at = at + 4 + np.maximum(lengths, 0)
     return found
 
 
 def split(block: Block, columns: int) -> list[Ragged]:
-    """The block's columns, `columns` of them, in tuple order."""
+    """Return the columns of a block in tuple order."""
     parts = []
     for starts, lengths in value_spans(block, columns):
         sizes = np.maximum(lengths, 0).astype(np.int64)
@@ -170,7 +162,7 @@ def split(block: Block, columns: int) -> list[Ragged]:
 
 
 def join(columns: Sequence[Ragged]) -> Block:
-    """Row bytes from columns: the inverse of `split`."""
+    """Return row bytes made of columns: the inverse of `split`."""
     rows = len(columns[0])
     sizes = [c.sizes for c in columns]
     starts = np.zeros(rows + 1, np.int64)
@@ -195,10 +187,3 @@ def _put_fixed(buffer: Bytes, at: Integers, values: Bytes) -> None:
     """Write values [rows, width] at the offsets, plane by plane."""
     for j in range(values.shape[1]):
         buffer[at + j] = values[:, j]
-
-
-def concatenate(parts: Sequence[Ragged]) -> Ragged:
-    """Columns of several blocks as one."""
-    return Ragged(
-        np.concatenate([p.lengths for p in parts]), np.concatenate([p.data for p in parts])
-    )

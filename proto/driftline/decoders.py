@@ -1,20 +1,20 @@
-"""Reading a sketch: the changed k out of the difference of two tables (protocol, section 7).
+"""Decode a sketch: find the changed k in the difference of two tables (protocol, section 7).
 
-Peeling: a cell that holds a single entry gives its k as the quotient of its sums; the entry is
-taken out of its other cells, which may then hold a single one. A quotient of several entries may
-look like a k of that very cell; what is read falsely is read again with the opposite sign, and nets
-to zero.
+Peeling: a cell that holds one entry gives its k as the quotient of its two sums; the entry is then
+subtracted from its other cells, which may now hold one entry each. The quotient of several entries
+may look like a k of that cell; such a false entry is found again with the opposite sign, and the
+two cancel out.
 
-Invariants: solved means that every cell is zero and that what was read explains the check as well;
-so it is exact but for 2^-32, and never a guess. What does not come to zero is refined level by
-level, from the one table that the scan filled.
+Invariants: a decoder is solved if every cell is zero and the entries explain the check as well; so
+the result is exact but for a probability of 2^-32. Cells that do not become zero are refined level
+by level, from the one table that the scan filled.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,47 +23,50 @@ from driftline.digests import Salt
 from driftline.limits import PEELING_ROUNDS_MAX
 from driftline.sketches import PRIME, Cells, Grid, Zone, checked, places
 
+Array = TypeVar("Array", U64, Integers)
+
 _P = np.uint64(PRIME)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _NONE = np.zeros(0, np.uint64)
-_CHUNK = 1 << 16  # entries at once
-_BLOCK = 1 << 20  # cells that are looked through at once
+_CHUNK = 1 << 16  # entries processed at once
+_BLOCK = 1 << 20  # cells searched at once
 _HALVINGS = 60  # of an interval of doubles
-ERROR_MAX = 0.1  # a standard deviation of what cells tell of their number, relative to it
+ERROR_MAX = 0.1  # relative standard deviation of an estimate of differing cells
 
 
 class Decoder:
-    """Reads the changed k out of the difference of their table and ours, level by level.
+    """Find the changed k in the difference of their table and ours, level by level.
 
-    `theirs` is the whole fine table of the side that decodes. `take` what the other side sends
-    until `solved`; `stuck`, bool [cells of the grid], are the cells that did not come to zero.
-    `differing`: how many cells of the finest table differ, by how many of those first taken do not;
-    None where nothing was taken, or these are too few to tell.
+    `theirs` is the whole fine table of the side that decodes. Call `take` with what the other side
+    sends until `solved`. `stuck`, bool [cells of the grid], marks the cells that are not zero.
+    `differing` is the estimated number of finest cells that differ, from the share of the first
+    cells that do not; None if nothing was taken, or if that share is too small.
     """
 
     def __init__(self, theirs: Cells, span: int, salt: Salt, *, check: int) -> None:
         self._theirs, self._span, self._salt = theirs, np.uint64(span), salt
         self._check = check  # ours
-        self._entries = _NONE  # read so far, in order: a changed k and the difference of its r
-        self._left = Cells(0)  # what is not explained yet, on this grid
-        self.grid: Grid | None = None  # none was taken yet
+        self._entries = _NONE  # found so far, in order: a changed k and the difference of its r
+        self._left = Cells(0)  # the unexplained difference on this grid
+        self.grid: Grid | None = None
         self.differing: int | None = None
         self.stuck = np.zeros(0, np.bool_)
 
     @property
     def solved(self) -> bool:
+        """True if every cell is zero and the check is explained."""
         return self.grid is not None and not self.stuck.any()
 
     @property
     def ks(self) -> U64:
-        """uint64 [n], ascending: every k below which something changed, so far."""
+        """The changed k found so far, ascending, uint64 [n]."""
         return self._entries >> _HALF
 
     def cells_expected(self, grid: Grid) -> int:
-        """How many cells follow when our side refines to this grid.
+        """Return the number of cells that follow when our side refines to this grid.
 
         Raises:
-            MalformedMessage: a grid that refines nothing.
+            MalformedMessage: the grid refines nothing.
         """
         if self.grid is None:
             return len(grid)
@@ -71,8 +74,10 @@ class Decoder:
         return sum(int(np.count_nonzero(self.stuck[z.parents])) * (z.group - 1) for z in zones)
 
     def take(self, grid: Grid, ours: Cells) -> None:
-        """Decode with our cells on this grid, as many as `cells_expected`, from `children`. They
-        are used up: of a large table there is no room for another one."""
+        """Decode with our cells on this grid, as many as `cells_expected`, from `children`.
+
+        The arrays of `ours` are emptied, because memory has no room for a second large table.
+        """
         parent, self.grid = self.grid, grid
         self._theirs.reduce()
         if parent is None:
@@ -81,7 +86,7 @@ class Decoder:
             ours.r = _NONE
             table.kr = _less(grid.folded(self._theirs.kr), ours.kr)
             ours.kr = _NONE
-            self.differing = self._tell(grid, table)
+            self.differing = self._estimate(grid, table)
         else:
             table, zones = self._theirs.folded(grid), parent.zones(grid)
             self._subtract(table, self._entries)
@@ -91,21 +96,21 @@ class Decoder:
         self._peel(table)
         self.stuck = _busy(table)
         if self.stuck.any():
-            self._doubt(table)
+            self._put_back_doubtful(table)
             self.stuck = _busy(table)
         elif not self._explains():
             self._put_back(table, np.ones(len(self._entries), np.bool_))
             self.stuck[:] = True
         self._left = table
 
-    def _tell(self, grid: Grid, table: Cells) -> int | None:
-        """`differing`: a cell does not differ where none of the finest in it does."""
+    def _estimate(self, grid: Grid, table: Cells) -> int | None:
+        """Return `differing`: a cell is equal if all finest cells in it are equal."""
         same = len(table) - int(np.count_nonzero(_busy(table)))
         load = math.log(len(table) / same) if same else math.inf
         if not same or math.sqrt(math.expm1(load) / len(table)) > ERROR_MAX * load:
             return None
         parts = [((end - first) // fold, fold) for first, end, fold in grid.spans()]
-        low, high = 0.0, 1.0  # the share of the finest cells that do not differ
+        low, high = 0.0, 1.0  # the share of finest cells that are equal
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             is_more = sum(cells * middle**fold for cells, fold in parts) > same
@@ -113,28 +118,28 @@ class Decoder:
         return max(round(len(self._theirs) * (1 - high)), 1)
 
     def _refined(self, fine: U64, ours: U64, left: U64, zones: list[Zone]) -> U64:
-        """The unexplained difference one level down, in the place of their cells there: zero but
-        below stuck cells."""
+        """Return the unexplained difference one level down, uint64 [cells there], written over
+        `fine`: zero except below stuck cells."""
         at = 0
         for zone in zones:
             stuck, lacking = self.stuck[zone.parents], left[zone.parents]
             groups = fine[zone.children].reshape(-1, zone.group)
             groups[~stuck] = 0
-            for (some,) in _chunks(np.flatnonzero(stuck), size=max(_CHUNK // zone.group, 1)):
+            for some in _chunks(np.flatnonzero(stuck), size=max(_CHUNK // zone.group, 1)):
                 theirs = groups[some, :-1]
                 known = ours[at : at + theirs.size].reshape(theirs.shape)
                 at += theirs.size
                 differs = (theirs + _P - known) % _P
                 groups[some, :-1] = differs
-                # The last child is what the others lack of what was not explained of their parent.
+                # The last child is the parent's unexplained difference less the other children.
                 groups[some, -1] = (lacking[some] + _P - differs.sum(axis=1) % _P) % _P
         return fine
 
     def _peel(self, table: Cells) -> None:
-        """Take entries out of the table while a cell holds a single one."""
+        """Subtract entries from the table while a cell holds a single one."""
         found, self._entries = [self._entries], _NONE
         active = _busy(table)
-        left = 2 * len(table)  # more are never in it: hostile cells may be read back and forth
+        left = 2 * len(table)  # a sound table holds fewer; hostile cells may repeat entries forever
         for _ in range(PEELING_ROUNDS_MAX):
             entries = self._pure(table, active)
             left -= len(entries)
@@ -147,29 +152,29 @@ class Decoder:
         found.clear()
         self._entries = _netted(entries)
 
-    def _doubt(self, table: Cells) -> None:
-        """Put back what touches a stuck cell, for one of those entries may be false.
+    def _put_back_doubtful(self, table: Cells) -> None:
+        """Put back the entries that touch a stuck cell, because one of them may be false.
 
-        A false entry brings the cell that it was read from to zero although others are in it; one
-        level down these part again, so that cell must count as stuck. One pass: a false entry that
-        another one hides is missed, and then no finer level is solved.
+        A false entry makes its cell zero although others are in it. One level down they separate
+        again, so that cell must count as stuck. There is one pass: a false entry that is hidden by
+        another one is missed, and then no finer level is solved.
         """
         busy = _busy(table)
         doubted = [np.zeros(0, np.bool_)]
-        for (some,) in _chunks(self._entries):
+        for some in _chunks(self._entries):
             first, second, last = self._places(some >> _HALF)
             doubted.append(busy[first] | busy[second] | busy[last])
         self._put_back(table, np.concatenate(doubted))
 
     def _explains(self) -> bool:
-        """Whether what was read explains the difference of the checks as well."""
+        """Return True if the entries explain the difference of the checks as well."""
         found = 0
-        for (some,) in _chunks(self._entries):
+        for some in _chunks(self._entries):
             found += checked(places(some >> _HALF, 1, self._salt)[1], some & _LOW)
         return (self._theirs.check - self._check - found) % PRIME == 0
 
     def _places(self, ks: U64) -> tuple[Integers, Integers, Integers]:
-        """The three cells of every k on the grid, int64 [n] each."""
+        """Return the three cells of each k on the grid, int64 [n] each."""
         assert self.grid is not None
         first, second, last = places(ks, self._theirs.third, self._salt)[0]
         return self.grid.cells(first), self.grid.cells(second), self.grid.cells(last)
@@ -180,7 +185,7 @@ class Decoder:
         self._entries = self._entries[~which]
 
     def _pure(self, table: Cells, active: Bools) -> U64:
-        """The entries of the active cells that seem to hold a single one, each k once."""
+        """Return the entries of active cells that seem to hold a single one, each k once."""
         found = [_NONE]
         for every in _where(active):
             cells = every[table.r[every] != 0]
@@ -197,9 +202,9 @@ class Decoder:
         return entries[_firsts(entries)]
 
     def _subtract(self, table: Cells, entries: U64) -> Bools:
-        """Take these entries out; returns which cells were touched, bool [cells]."""
+        """Subtract entries from the table; return the cells that were touched, bool [cells]."""
         touched = np.zeros(len(table), np.bool_)
-        for (some,) in _chunks(entries):
+        for some in _chunks(entries):
             ks = some >> _HALF
             minus = (_P - (some & _LOW)) % _P
             minus_k = ks * minus % _P
@@ -213,35 +218,34 @@ class Decoder:
         return touched
 
 
-def _chunks(*columns: Any, size: int = _CHUNK) -> Iterator[tuple[Any, ...]]:
-    """The arrays piece by piece, so that what is computed on the way stays small."""
-    for at in range(0, len(columns[0]), size):
-        yield tuple(column[at : at + size] for column in columns)
+def _chunks(values: Array, size: int = _CHUNK) -> Iterator[Array]:
+    """Yield an array in pieces, so that intermediate arrays stay small."""
+    for at in range(0, len(values), size):
+        yield values[at : at + size]
 
 
 def _where(mask: Bools) -> Iterator[Integers]:
-    """Where it holds, piece by piece: all at once they would be eight times the mask."""
+    """Yield the indices of a mask in pieces: together they would take eight times its memory."""
     for at in range(0, len(mask), _BLOCK):
         every = np.flatnonzero(mask[at : at + _BLOCK])
         every += at
-        for (some,) in _chunks(every):
-            yield some
+        yield from _chunks(every)
 
 
 def _busy(table: Cells) -> Bools:
-    """Which cells are not zero, bool [cells]."""
+    """Return the cells that are not zero, bool [cells]."""
     busy: Bools = table.r != 0
     busy |= table.kr != 0
     return busy
 
 
 def _packed(ks: U64, xs: U64) -> U64:
-    """Entries as one number each: k, below 2^31, above x. They sort in place."""
+    """Return each entry as one sortable number: k (below 2^31) in the upper half, x below."""
     return ks << _HALF | xs
 
 
 def _firsts(entries: U64) -> Bools:
-    """Of entries in order, the first of each k."""
+    """Return a mask of the first entry of each k, for sorted entries."""
     firsts = np.ones(len(entries), np.bool_)
     for at in range(1, len(entries), _CHUNK):
         ks = entries[at - 1 : at + _CHUNK] >> _HALF
@@ -250,8 +254,10 @@ def _firsts(entries: U64) -> Bools:
 
 
 def _netted(entries: U64) -> U64:
-    """Every k once, in order, with the sum of its entries; those that come to zero were no change.
-    In the place of the entries."""
+    """Return each k once, in order, with the sum of its entries; a sum of zero was no change.
+
+    The result is written over the entries.
+    """
     entries.sort()
     at = kept = 0
     while at < len(entries):
@@ -268,7 +274,7 @@ def _netted(entries: U64) -> U64:
 
 
 def _less(theirs: U64, ours: U64) -> U64:
-    """What is theirs less ours modulo PRIME, in the place of theirs."""
+    """Return theirs less ours modulo PRIME, written over theirs."""
     theirs += _P
     theirs -= ours
     theirs %= _P
@@ -276,7 +282,7 @@ def _less(theirs: U64, ours: U64) -> U64:
 
 
 def _inverse(x: U64) -> U64:
-    """The inverses modulo PRIME, uint64 [n], of numbers that are not 0: x^(PRIME−2)."""
+    """Return the inverses modulo PRIME, uint64 [n], of numbers that are not 0: x^(PRIME−2)."""
     out = np.ones(len(x), np.uint64)
     for bit in bin(PRIME - 2)[2:]:
         out = out * out % _P

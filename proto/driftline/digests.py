@@ -1,12 +1,12 @@
-"""Mixing and digests: what stands for a set of rows (protocol, section 6).
+"""Digests of sets of rows, and the mixing of fingerprints before they are summed (section 6).
 
-A digest adds: count and sum modulo 2^128 of mixed fingerprints, so order never matters and disjoint
-sets combine. Mixing is XXH64 of the two lanes under a salt that is fresh for every exchange, native
-in Spark SQL (`xxhash64`) and vectorised here; it is non-linear, so nobody who can write source rows
-can prepare equal sums before the salt exists.
+A digest is a count and a sum modulo 2^128 of mixed fingerprints, so order does not matter and
+digests of disjoint sets add. Mixing is XXH64 of the two lanes under a salt that is fresh for every
+exchange; it is native in Spark SQL (`xxhash64`) and vectorised here. It is non-linear, so a writer
+of source rows cannot prepare equal sums before the salt exists.
 
-Rejected: XOR (cancels duplicates and falls to linear algebra) and summing bare fingerprints (a
-64-bit accident would repeat every night).
+Rejected: XOR (duplicates cancel, and linear algebra finds collisions) and sums of unmixed
+fingerprints (an accidental collision would repeat every night).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPARK_SEED: Final = 42  # of xxhash64 in Spark SQL
 
 
 def xx(v: int, h: int) -> int:
-    """XXH64 of one 8-byte long under seed h, both unsigned (protocol, section 6)."""
+    """Return XXH64 of one 8-byte integer under seed h, both unsigned."""
     t = (h + P5 + 8) & MASK64
     k = (v & MASK64) * P2 & MASK64
     t ^= ((k << 31 | k >> 33) & MASK64) * P1 & MASK64
@@ -42,7 +42,7 @@ def xx(v: int, h: int) -> int:
 
 
 def xx_array(v: U64, h: U64 | np.uint64) -> U64:
-    """`xx` over arrays: v uint64 [n], h uint64 [n] or one seed."""
+    """Hash arrays like `xx`: v uint64 [n], h uint64 [n] or one seed; uint64 [n]."""
     u = np.uint64
     k = v * u(P2)
     k = (k << u(31)) | (k >> u(33))
@@ -68,19 +68,22 @@ class Salt:
 
     @classmethod
     def fresh(cls) -> Salt:
+        """Return a random salt."""
         return cls(secrets.randbits(64), secrets.randbits(64))
 
     def to_bytes(self) -> bytes:
+        """Return the salt as 16 bytes."""
         return self.s0.to_bytes(8, "little") + self.s1.to_bytes(8, "little")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Salt:
+        """Return the salt in 16 bytes."""
         return cls(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little"))
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A count and a sum modulo 2^128; `Digest()` is the empty set's."""
+    """A count and a sum modulo 2^128; `Digest()` is that of the empty set."""
 
     count: int = 0
     sum: int = 0
@@ -92,6 +95,7 @@ class Digest:
         return Digest(self.count - other.count, (self.sum - other.sum) & MASK128)
 
     def sum_bytes(self) -> bytes:
+        """Return the sum as 16 bytes, little-endian."""
         return self.sum.to_bytes(16, "little")
 
 
@@ -103,12 +107,12 @@ class Mixed:
     m1: U64
 
     def digest(self) -> Digest:
-        """The digest of all of them (exact for up to 2^32 rows)."""
+        """Return the digest of all; exact for up to 2^32 rows."""
         return Digest(len(self.m0), (_sum(self.m0) << 64) + _sum(self.m1) & MASK128)
 
 
 def mix(salt: Salt, hi: U64, lo: U64) -> Mixed:
-    """Mix fingerprints, lanes uint64 [n] each, under a salt."""
+    """Mix fingerprints (lanes uint64 [n] each) under a salt."""
     seed0, seed1 = xx(salt.s0, SPARK_SEED), xx(salt.s1, SPARK_SEED)
     return Mixed(
         xx_array(lo, xx_array(hi, np.uint64(seed0))),
@@ -117,7 +121,7 @@ def mix(salt: Salt, hi: U64, lo: U64) -> Mixed:
 
 
 def _sum(values: U64) -> int:
-    """The exact sum, which may pass 2^64."""
+    """Return the exact sum, which may exceed 2^64."""
     low = int((values & np.uint64(0xFFFFFFFF)).sum(dtype=np.uint64))
     high = int((values >> np.uint64(32)).sum(dtype=np.uint64))
     return low + (high << 32)

@@ -1,38 +1,39 @@
-"""Every error a user can meet, once.
+"""Every error that a user can meet.
 
     DriftlineError
-    ├── ConfigurationError      the file is wrong; nothing was contacted
-    ├── UsageError              the command line is wrong
-    ├── NotFound                no such relation, or none for you (both answer alike)
-    ├── Unauthenticated         certificate or host name refused
-    ├── SourceUnreachable       nothing answers at the address                     retryable
-    ├── DatabaseUnavailable     the agent answers, its database does not           retryable
-    ├── DatabaseRefused         the database refused a login or a statement
-    ├── SnapshotLost            the source changed between two reads               retryable
-    ├── VersionMismatch         the two agents speak different versions
-    ├── RecipeChanged           columns, types, key or row security changed
-    ├── TableShrank             more than half of the rows are gone
-    ├── NullKey                 a key column holds NULL
-    ├── DuplicateKey            two rows have one key
-    ├── ValueDoesNotFit         a value its declared type or carrier cannot hold
-    ├── MalformedMessage        the other side sent what the protocol forbids
-    │   └── FrameDamaged        a frame is not what its digest says            retryable
-    ├── LimitExceeded           a named limit of `limits.py` or of the DBA's file
-    ├── NotNow                  paused, quiet hours, or no place free              retryable
-    ├── ProofFailed             the result differs from the source; not published  retryable
-    ├── WarehouseUnavailable    the warehouse's storage cannot be written or read
-    ├── SparkLost               a process of Spark ended, killed or out of memory  retryable
-    ├── Locked                  another agent works on this fragment               retryable
-    └── InternalError           our own mistake
+    ├── ConfigurationError
+    ├── UsageError
+    ├── NotFound
+    ├── Unauthenticated
+    ├── SourceUnreachable        retryable
+    ├── DatabaseUnavailable      retryable
+    ├── DatabaseRefused
+    ├── SnapshotLost             retryable
+    ├── VersionMismatch
+    ├── RecipeChanged
+    ├── TableShrank
+    ├── NullKey
+    ├── DuplicateKey
+    ├── ValueDoesNotFit
+    ├── MalformedMessage
+    │   └── FrameDamaged         retryable
+    ├── LimitExceeded
+    ├── NotNow                   retryable
+    ├── ProofFailed              retryable
+    ├── WarehouseUnavailable
+    ├── SparkLost                retryable
+    ├── Locked                   retryable
+    └── InternalError
 
-An error says what, where, why and what to do. `code` is stable and documented in
-`docs/errors.md`; `exit_code` is what the command line ends with; `is_retryable` says whether the
-same command may simply be run again. This file knows no gRPC: `GRPC_STATUS` holds names only.
+An error says what went wrong, where, why and what to do. `code` is stable and documented in
+`docs/errors.md`; `exit_code` is the exit code of the command; `is_retryable` is True if the same
+command may simply be run again. Nothing here imports gRPC: `GRPC_STATUS` holds names only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from driftline.limits import COLUMNS_NAMED_MAX
@@ -40,19 +41,24 @@ from driftline.peer_text import visible
 
 
 class DriftlineError(Exception):
-    """What happened, where, and what to do about it.
+    """An error with its place and its remedy.
 
     Args:
         message: what went wrong and why, one or two sentences, naming the thing concerned.
-        remedy: what to do next, imperative; empty when the message says it all.
+        remedy: what to do next, imperative; empty when the message is enough.
         where: the place, such as `orders`, `source.toml: server.listen` or `orders.o_comment`.
         details: further facts by name (samples, columns), small and printable.
     """
 
     code: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
-    is_retryable: bool = False  # of a kind; of one error more may be known
+    is_retryable: bool = False  # of the class; an instance may know better
     default_remedy: ClassVar[str] = ""
+
+    def __init_subclass__(
+        cls, *, code: str, exit_code: int = 1, is_retryable: bool = False
+    ) -> None:
+        cls.code, cls.exit_code, cls.is_retryable = code, exit_code, is_retryable
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class DriftlineError(Exception):
         where: str = "",
         details: dict[str, str] | None = None,
     ) -> None:
-        # Names and values of databases and of the other side are in here.
+        # Databases and the other side wrote parts of these texts.
         self.message = visible(message)
         super().__init__(self.message)
         self.remedy = visible(remedy or self.default_remedy)
@@ -75,139 +81,118 @@ class DriftlineError(Exception):
         return f"{where}{self.message}{remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.remedy, self.where, self.details))
+        again = partial(type(self), remedy=self.remedy, where=self.where, details=self.details)
+        return (again, (self.message,))
 
 
-def _rebuild(
-    kind: type[DriftlineError], message: str, remedy: str, where: str, details: dict[str, str]
-) -> DriftlineError:
-    return kind(message, remedy=remedy, where=where, details=details)
+class ConfigurationError(DriftlineError, code="CONFIGURATION", exit_code=2):
+    """A configuration file is wrong; nothing was contacted."""
 
 
-class ConfigurationError(DriftlineError):
-    code = "CONFIGURATION"
-    exit_code = 2
+class UsageError(DriftlineError, code="USAGE", exit_code=2):
+    """The command line is wrong."""
 
 
-class UsageError(DriftlineError):
-    code = "USAGE"
-    exit_code = 2
+class NotFound(DriftlineError, code="NOT_FOUND"):
+    """The relation does not exist or is not published to the caller; both look alike."""
 
-
-class NotFound(DriftlineError):
-    code = "NOT_FOUND"
     default_remedy = "Check the name, or ask the DBA to publish it to this certificate."
 
 
-class Unauthenticated(DriftlineError):
-    code = "UNAUTHENTICATED"
-    exit_code = 5
+class Unauthenticated(DriftlineError, code="UNAUTHENTICATED", exit_code=5):
+    """A certificate or a host name was refused."""
 
 
-class SourceUnreachable(DriftlineError):
-    code = "UNREACHABLE"
-    exit_code = 4
-    is_retryable = True
+class SourceUnreachable(DriftlineError, code="UNREACHABLE", exit_code=4, is_retryable=True):
+    """Nothing answers at the source's address."""
 
 
-class DatabaseUnavailable(DriftlineError):
-    code = "DATABASE_UNAVAILABLE"
-    exit_code = 4
-    is_retryable = True
+class DatabaseUnavailable(
+    DriftlineError, code="DATABASE_UNAVAILABLE", exit_code=4, is_retryable=True
+):
+    """The agent answers, but its database does not."""
 
 
-class DatabaseRefused(DriftlineError):
-    code = "DATABASE_REFUSED"
+class DatabaseRefused(DriftlineError, code="DATABASE_REFUSED"):
+    """The database refused a login or a statement."""
 
 
-class SnapshotLost(DriftlineError):
-    code = "SNAPSHOT_LOST"
-    exit_code = 75
-    is_retryable = True
+class SnapshotLost(DriftlineError, code="SNAPSHOT_LOST", exit_code=75, is_retryable=True):
+    """The source changed between two reads."""
+
     default_remedy = "Run the refresh again; nothing was published and what arrived is kept."
 
 
-class VersionMismatch(DriftlineError):
-    code = "VERSION"
+class VersionMismatch(DriftlineError, code="VERSION"):
+    """The two agents speak different versions."""
 
 
-class RecipeChanged(DriftlineError):
-    code = "RECIPE"
-    exit_code = 6
+class RecipeChanged(DriftlineError, code="RECIPE", exit_code=6):
+    """Columns, types, the key or row security changed."""
 
 
-class TableShrank(DriftlineError):
-    code = "SHRANK"
-    exit_code = 6
+class TableShrank(DriftlineError, code="SHRANK", exit_code=6):
+    """More than half of the rows are gone."""
 
 
-class NullKey(DriftlineError):
-    code = "NULL_KEY"
+class NullKey(DriftlineError, code="NULL_KEY"):
+    """A key column holds NULL."""
 
 
-class DuplicateKey(DriftlineError):
-    code = "DUPLICATE_KEY"
+class DuplicateKey(DriftlineError, code="DUPLICATE_KEY"):
+    """Two rows have the same key."""
 
 
-class ValueDoesNotFit(DriftlineError):
-    code = "VALUE"
+class ValueDoesNotFit(DriftlineError, code="VALUE"):
+    """The declared type or the carrier cannot hold a value."""
 
 
-class MalformedMessage(DriftlineError):
-    code = "MALFORMED"
+class MalformedMessage(DriftlineError, code="MALFORMED"):
+    """The other side sent what the protocol forbids."""
 
 
-class FrameDamaged(MalformedMessage):
-    code = "DAMAGED"
-    exit_code = 75
-    is_retryable = True
+class FrameDamaged(MalformedMessage, code="DAMAGED", exit_code=75, is_retryable=True):
+    """The rows of a frame do not match its digest."""
 
 
-class LimitExceeded(DriftlineError):
-    code = "LIMIT"
+class LimitExceeded(DriftlineError, code="LIMIT"):
+    """A limit of `limits` or of the DBA's file was exceeded."""
 
 
-class NotNow(DriftlineError):
-    code = "NOT_NOW"
-    exit_code = 75
-    is_retryable = True
+class NotNow(DriftlineError, code="NOT_NOW", exit_code=75, is_retryable=True):
+    """The source is paused, in its quiet hours, or has no free place."""
 
 
-class ProofFailed(DriftlineError):
-    code = "PROOF"
-    exit_code = 75
-    is_retryable = True
+class ProofFailed(DriftlineError, code="PROOF", exit_code=75, is_retryable=True):
+    """The result differs from the source and was not published."""
 
 
-class WarehouseUnavailable(DriftlineError):
-    code = "WAREHOUSE"
+class WarehouseUnavailable(DriftlineError, code="WAREHOUSE"):
+    """The warehouse's storage cannot be read or written."""
 
 
-class SparkLost(DriftlineError):
-    code = "SPARK"
-    exit_code = 75
-    is_retryable = True
+class SparkLost(DriftlineError, code="SPARK", exit_code=75, is_retryable=True):
+    """A process of Spark ended: killed, or out of memory."""
 
 
-class Locked(DriftlineError):
-    code = "LOCKED"
-    exit_code = 75
-    is_retryable = True
+class Locked(DriftlineError, code="LOCKED", exit_code=75, is_retryable=True):
+    """Another agent works on this fragment."""
 
 
-class InternalError(DriftlineError):
-    code = "INTERNAL"
+class InternalError(DriftlineError, code="INTERNAL"):
+    """A mistake of Driftline itself."""
+
     default_remedy = "Please report it with the log; run with --debug for the traceback."
 
 
 def together(
     errors: Sequence[DriftlineError], *, where: str = "", remedy: str = ""
 ) -> DriftlineError:
-    """Return one error for several of one kind, so that all are mended before the next run.
+    """Return one error for several of one class, so that a user can correct all of them at once.
 
     Args:
-        errors: at least one; those beyond COLUMNS_NAMED_MAX are counted only.
-        where: the place that they share; one error keeps its own.
+        errors: at least one; those beyond COLUMNS_NAMED_MAX are only counted.
+        where: the place that they share; a single error keeps its own.
         remedy: what to do about all; by default their own remedies, each once.
     """
     first = errors[0]
@@ -235,7 +220,7 @@ def _all_errors(kind: type[DriftlineError]) -> list[type[DriftlineError]]:
 
 BY_CODE: dict[str, type[DriftlineError]] = {e.code: e for e in _all_errors(DriftlineError)}
 
-# The gRPC status under which an error leaves the source outside an exchange.
+# The gRPC status of an error outside an exchange.
 GRPC_STATUS: dict[type[DriftlineError], str] = {
     MalformedMessage: "INVALID_ARGUMENT",
     FrameDamaged: "DATA_LOSS",
@@ -263,9 +248,9 @@ NEWER = (
 def from_code(
     code: str, message: str, *, remedy: str = "", where: str = "", details: dict[str, str]
 ) -> DriftlineError:
-    """The error that the other side sent as `Refused(code, message, remedy, details)`.
+    """Return the error that the other side sent as `Refused(code, message, remedy, details)`.
 
-    A code that is not known here is INTERNAL: the other side is of a newer release.
+    An unknown code becomes InternalError: the other side is of a newer release.
     """
     kind = BY_CODE.get(code, InternalError)
     if code not in BY_CODE:

@@ -1,19 +1,18 @@
-"""What stands for a row: keyed BLAKE3, or a hash that a database makes (protocol, section 5).
+"""Fingerprints of rows: keyed BLAKE3, or a hash made by the database (protocol, section 5).
 
-*Agent* fingerprints are keyed BLAKE3 of the row bytes, under a row key derived from the fragment
-key and the declared types. The fragment key is a secret of the warehouse: who writes rows at the
-source cannot aim for equal fingerprints, and fingerprints never travel.
+*Agent* fingerprints are keyed BLAKE3 of the row bytes, under a key derived from the fragment key
+and the declared types. The fragment key is a secret of the warehouse, so a writer of source rows
+cannot aim for equal fingerprints.
 
-*Database* fingerprints are PostgreSQL's seeded hash of each value's bytes, each under the hash of
-the one before, so that a scan gets a key and eight bytes per row instead of the row. They tell
-accidents apart, not adversaries. Both sides can make them from row bytes, so they never travel
-over the network either, and what is shipped is proven as always.
+*Database* fingerprints chain PostgreSQL's seeded hash over the values of a row, so a scan reads a
+key and eight bytes per row. They detect accidents, not attacks. Both sides can also compute them
+from row bytes. Fingerprints of either kind never travel.
 
-Rejected: PostgreSQL's hash of a whole record. It does not see the sign of a numeric, folds
-integers and times of 64 bits to 32, and adds columns up linearly, so that a sum over rows does not
-see two rows exchange a value (`benchmarks/RESULTS.md`; `test_postgresql_hashes.py`).
+Rejected: PostgreSQL's hash of a whole record. It ignores the sign of a numeric, folds 64-bit
+integers and times to 32 bits, and adds columns linearly, so a sum over rows misses two rows that
+exchange a value (`benchmarks/RESULTS.md`; `test_postgresql_hashes.py`).
 
-One hasher per batch is reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
+One hasher per batch, reset after each row: 3.8 M rows/s of 118 bytes, against 2.5 M/s for a copy
 per row and 1.9 M/s for `blake3(row, key=k)`.
 """
 
@@ -34,11 +33,11 @@ from driftline.lookup3 import hash_spans, hash_words
 from driftline.types import Recipe
 
 FRAGMENT_KEY_BYTES = 32
-NULLS_PER_WORD: Final = 31  # columns whose NULLs one hashed word tells; it stays positive
+NULLS_PER_WORD: Final = 31  # columns per word of NULL bits, which stays positive
 
 
 def row_key(fragment_key: bytes, recipe: Recipe) -> bytes:
-    """32 bytes: the BLAKE3 key of this recipe's rows."""
+    """Return the BLAKE3 key of this recipe's rows, 32 bytes."""
     message = f"driftline fingerprint {recipe.fingerprint_version}\0".encode() + b"".join(
         str(c.type).encode() + b"\0" for c in recipe.columns
     )
@@ -46,18 +45,17 @@ def row_key(fragment_key: bytes, recipe: Recipe) -> bytes:
 
 
 def position_seed(fragment_key: bytes) -> int:
-    """The seed of positions for keys that are not one integer (protocol, section 4)."""
+    """Return the seed of positions for keys that are not one integer (protocol, section 4)."""
     return int.from_bytes(blake3(b"driftline position 1", key=fragment_key).digest(8), "little")
 
 
 def database_seed(fragment_key: bytes, recipe: Recipe) -> int:
-    """64 signed bits: where the hashes of this recipe's rows begin inside the database."""
+    """Return the seed of this recipe's row hashes inside the database, 64 signed bits."""
     return int.from_bytes(row_key(fragment_key, recipe)[:8], "little", signed=True)
 
 
 def fingerprints(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
-    """A function from row bytes to fingerprints of the recipe's kind, lanes (hi, lo) uint64 [rows]
-    each."""
+    """Return the function from row bytes to fingerprints, lanes (hi, lo), uint64 [rows] each."""
     if recipe.fingerprint_version != DATABASE_FINGERPRINT_VERSION:
         return hasher(row_key(fragment_key, recipe))
     seed, columns = database_seed(fragment_key, recipe), len(recipe.columns)
@@ -69,17 +67,17 @@ def fingerprints(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
 
 
 def receipt_hasher(fragment_key: bytes, recipe: Recipe) -> Fingerprints:
-    """The fingerprints that a receipt adds up: keyed BLAKE3, of whatever kind the recipe's are."""
+    """Return the function of keyed BLAKE3 that a receipt uses for either kind of recipe."""
     return hasher(row_key(fragment_key, replace(recipe, fingerprint_version=FINGERPRINT_VERSION)))
 
 
 def lanes(hashes: U64) -> tuple[U64, U64]:
-    """The lanes (hi, lo) of database fingerprints, from uint64 [rows]: the lower one is zero."""
+    """Return hashes, uint64 [rows], as lanes (hi, lo) of fingerprints; the lower one is zero."""
     return hashes, np.zeros(len(hashes), np.uint64)
 
 
 def chained(block: Block, columns: int, seed: int) -> U64:
-    """uint64 [rows]: the hash that a database makes of every row, from all of its row bytes."""
+    """Return the hash that a database makes of each row, uint64 [rows]."""
     spans = value_spans(block, columns)
     state = np.full(len(block), seed & (1 << 64) - 1, np.uint64)
     for first in range(0, columns, NULLS_PER_WORD):
@@ -94,11 +92,11 @@ def chained(block: Block, columns: int, seed: int) -> U64:
 
 
 def hasher(key: bytes) -> Callable[[Iterable[bytes | memoryview]], tuple[U64, U64]]:
-    """A function from row bytes to keyed BLAKE3 fingerprints, lanes (hi, lo) uint64 [rows] each."""
+    """Return the function from row bytes to keyed BLAKE3, lanes (hi, lo), uint64 [rows] each."""
     base = blake3(key=key)
 
     def found(rows: Iterable[bytes | memoryview]) -> tuple[U64, U64]:
-        own = base.copy()  # two threads may share the function
+        own = base.copy()  # threads may share the function
         update, digest, reset = own.update, own.digest, own.reset
         digests: list[bytes] = []
         append = digests.append

@@ -1,12 +1,11 @@
 """IEEE 754 numbers: bytes to the shortest decimal text and back (protocol, section 2).
 
-`float4` is four bytes, `float8` eight; the width says which. -0.0 and 0.0 are different values.
-There is one NaN: the quiet one with no payload and a positive sign. Another one read from a table
-would be a difference that nothing can show, so it gives None here, like all text that is no number,
-and `values` words the error.
+`float4` is four bytes, `float8` eight. -0.0 and 0.0 are different values. The only NaN is the quiet
+one without payload and with a positive sign: no text could show the difference to another one.
+Other NaNs, and text that is no number, give None; `values` raises the error.
 
-Text is rounded to nearest, once. Reading it as a double and rounding that to single precision
-would round twice and is off by one for some texts near the middle of two singles.
+Text is rounded to nearest, once. To read it as a double and round that to single precision would
+round twice, and be wrong by one for some texts near the middle of two singles.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _TEXT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
 
 
 def from_text(text: str, *, single: bool) -> bytes | None:
-    """The bytes of the number nearest to `text`; None too if it lies beyond the finite ones."""
+    """Return the bytes of the number nearest to `text`; None for no number or a too large one."""
     form = SINGLE if single else DOUBLE
     if text == "NaN":
         return SINGLE_NAN if single else DOUBLE_NAN
@@ -44,7 +43,7 @@ def from_text(text: str, *, single: bool) -> bytes | None:
 
 
 def text(data: bytes) -> str | None:
-    """The shortest text that reads as the number, as Python writes it; `NaN`, `±Infinity`."""
+    """Return the shortest text of the number in Python's notation, `NaN`, or `±Infinity`."""
     single = len(data) == SINGLE.size
     value: float = (SINGLE if single else DOUBLE).unpack(data)[0]
     if math.isnan(value):
@@ -55,23 +54,23 @@ def text(data: bytes) -> str | None:
 
 
 def _single_text(value: float, data: bytes) -> str:
-    """The fewest digits that round to the single, in Python's notation for a double.
+    """Return the fewest digits that round to the single, in Python's notation for a double.
 
-    Not numpy's: its notation of a single is another one, and has changed between versions.
+    Not in numpy's: its notation differs, and has changed between versions.
     """
     texts = (repr(float(f"{value:.{digits}g}")) for digits in range(1, 10))
     return next(text for text in texts if from_text(text, single=True) == data)
 
 
 def _round_to_odd(text: str, nearest: float) -> float:
-    """The double next to the number `text` whose last bit is odd, unless one is equal to it.
+    """Return the double equal to the number `text`, else the neighbour whose last bit is odd.
 
-    Rounding that to single precision is as good as rounding the text itself.
-    (Boldo, Melquiond: Emulation of FMA and Correctly Rounded Sums, IEEE TC 57:4, 2008.)
+    Rounding it to single precision gives the same as rounding the text. (Boldo, Melquiond:
+    Emulation of FMA and Correctly Rounded Sums, IEEE TC 57:4, 2008.)
     """
     try:
         error = Decimal(text).compare(Decimal(nearest))
-    except DecimalException:  # an exponent beyond all doubles: 0 is near enough
+    except DecimalException:  # an exponent beyond all doubles: the nearest is exact enough
         return nearest
     if error == 0 or DOUBLE.pack(nearest)[-1] & 1:
         return nearest

@@ -1,11 +1,10 @@
-"""Rows in motion: blocks of columns, byte plane by byte plane, under zstd (protocol, section 8).
+"""Frames: blocks of rows as columns in byte planes, compressed by zstd (protocol, section 8).
 
-Measured on 750,000 TPC-H orders: COPY tuples under zstd -3 take 26 MB, the same rows transposed
-into columns and byte planes under 18 MB. A frame decodes on its own and carries the digest of its
-rows, so what was staged before a cut is verified without anything that came after it.
+On 750,000 TPC-H orders, COPY tuples under zstd -3 take 26 MB, the same rows in columns and byte
+planes 18 MB. A frame decodes on its own and carries the digest of its rows, so frames staged before
+a lost connection can be verified without later ones.
 
-`decode` meets hostile bytes: it checks every count and length against what is there before it
-allocates, and raises FrameDamaged.
+The bytes may be hostile: `decode` checks every count and length before it allocates.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from driftline.types import Recipe
 MAGIC = b"DLF1"
 _HEADER = struct.Struct("<4sIHQQQQI")
 FIXED, PLANES, PLAIN = 0, 1, 2
-PLANE_BYTES_MAX = 48  # longer values gain nothing from being transposed
+PLANE_BYTES_MAX = 48  # longer values do not compress better in planes
 ZSTD_HEADER_BYTES = 18  # at most
-ZSTD_SHARE, ZSTD_BYTES = 128, 512  # what does not compress grows by less than a 128th and so much
-SAMPLE_ROWS, SAMPLE_LEVEL = 1024, 3  # by which the layout of a text is chosen
+ZSTD_SHARE, ZSTD_BYTES = 128, 512  # incompressible data grows by less than 1/128 + 512 bytes
+SAMPLE_ROWS, SAMPLE_LEVEL = 1024, 3  # to choose the layout of a text column
 _TEXT = frozenset({"text", "jsonb"})
 
 Fingerprints = Callable[[Iterable[bytes]], tuple[U64, U64]]
@@ -44,7 +43,7 @@ Fingerprints = Callable[[Iterable[bytes]], tuple[U64, U64]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A decoded frame: its columns in tuple order and the digest its sender declared."""
+    """A decoded frame: its columns in tuple order and the digest that its sender declared."""
 
     columns: list[Ragged]
     salt: Salt
@@ -56,7 +55,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Declared by a frame: columns, the digest of its rows under a salt, bytes when unpacked."""
+    """A frame's header: number of columns, digest of its rows under a salt, bytes unpacked."""
 
     columns: int
     salt: Salt
@@ -65,12 +64,9 @@ class Head:
 
 
 def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: int) -> bytes:
-    """One frame of the block's rows.
+    """Return the frame of a block of 1 to FRAME_ROWS_MAX rows.
 
-    Args:
-        block: 1 to FRAME_ROWS_MAX rows.
-        digest: of exactly these rows, under `salt`.
-        level: of zstd, 1–19.
+    `digest` is that of these rows under `salt`; `level` that of zstd, 1–19.
     """
     columns = split(block, len(recipe.columns))
     body = b"".join(
@@ -91,7 +87,7 @@ def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: i
 
 
 def cut(block: Block) -> Iterator[tuple[int, int]]:
-    """Row intervals [a, b) of the block that each make one frame."""
+    """Yield intervals [a, b) of rows that make one frame each."""
     sizes = np.diff(block.starts)
     at = 0
     while at < len(sizes):
@@ -102,10 +98,10 @@ def cut(block: Block) -> Iterator[tuple[int, int]]:
 
 
 def decode(data: bytes) -> Frame:
-    """The frame in these bytes; the rows are not yet verified (`verify`).
+    """Return the frame in these bytes; its rows are not verified yet (`verify`).
 
     Raises:
-        FrameDamaged: not a frame, or one that lies about its sizes.
+        FrameDamaged: the bytes are no frame, or contradict its declared sizes.
     """
     declared = head(data)
     reader = _Reader(_decompress(data[_HEADER.size :], declared.body_bytes))
@@ -117,17 +113,17 @@ def decode(data: bytes) -> Frame:
 
 
 def head(data: bytes) -> Head:
-    """Read what a frame declares of itself, without unpacking it.
+    """Read the header of a frame without unpacking the frame.
 
     Raises:
-        FrameDamaged: not a frame, or one whose sizes contradict each other.
+        FrameDamaged: the bytes are no frame, or its sizes contradict each other.
     """
     if len(data) < _HEADER.size:
         raise FrameDamaged("A frame is shorter than its header.")
     magic, rows, columns, s0, s1, low, high, body_bytes = _HEADER.unpack_from(data)
     if magic != MAGIC or not 1 <= rows <= FRAME_ROWS_MAX or not 1 <= columns <= COLUMNS_MAX:
         raise FrameDamaged("A frame has a header that no sender writes.")
-    # Columns without a byte in the body still have lengths: what is allocated is bounded by both.
+    # Empty columns still have lengths, so both sizes bound what is allocated.
     if max(body_bytes, rows * (2 + 4 * columns)) > FRAME_BODY_BYTES_MAX:
         raise FrameDamaged(f"A frame of {body_bytes} bytes is larger than any row.")
     packed = len(data) - _HEADER.size
@@ -140,13 +136,12 @@ def head(data: bytes) -> Head:
 def verify(
     frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[Ragged]], Block] = join
 ) -> tuple[Block, U64, U64]:
-    """Row bytes and fingerprints (hi, lo) of a frame, when they are what the sender digested.
+    """Return row bytes and fingerprints (hi, lo), uint64 [rows] each, once the digest is checked.
 
-    Args:
-        join: makes row bytes of columns; the default needs nothing but numpy.
+    `join` makes row bytes of columns; the default needs only numpy.
 
     Raises:
-        FrameDamaged: they are not.
+        FrameDamaged: the rows do not match the digest.
     """
     block = join(frame.columns)
     hi, lo = fingerprints(block.rows())
@@ -178,8 +173,10 @@ def _planes(column: Ragged) -> bytes:
 
 
 def _is_worth_planes(column: Ragged) -> bool:
-    """Whether the first values of a text take fewer bytes as planes. Words do not, numbers, dates
-    and identifiers that are kept as text do (by a tenth to a third)."""
+    """Return True if the first values of a text column compress better in planes.
+
+    Words do not; numbers, dates and identifiers kept as text do (by a tenth to a third).
+    """
     lengths = column.lengths[:SAMPLE_ROWS]
     sample = Ragged(lengths, column.data[: int(np.maximum(lengths, 0).sum())])
     pack = zstandard.ZstdCompressor(level=SAMPLE_LEVEL).compress
@@ -187,7 +184,7 @@ def _is_worth_planes(column: Ragged) -> bool:
 
 
 class _Reader:
-    """Takes pieces off a body and never past its end."""
+    """Take pieces off a body, never beyond its end."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

@@ -1,9 +1,9 @@
-"""Keys and positions: which row is which, and where it stands (protocol, section 4).
+"""Keys identify rows, positions order them (protocol, section 4).
 
-Key bytes are a slice of the row bytes, so identity is byte equality of what the source made: finer
-than a collation, never coarser. A position is 64 signed bits: the key itself when it is one
-integer, so that ranges follow the key; a seeded hash otherwise, so that ranges are even whatever
-the keys look like. Positions may collide; whoever uses them compares rows below them.
+Key bytes are a slice of the row bytes, so two keys are equal if their bytes are: finer than a
+collation, never coarser. A position is 64 signed bits: the key itself if it is one integer, so that
+ranges follow the key; else a seeded hash, so that ranges are even. Positions may collide: callers
+compare the rows at a position.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from driftline.arrays import Bools, Bytes, Integers, Positions
-from driftline.columns import NULL, Block, Ragged, value_spans
+from driftline.columns import NULL, Block, Ragged, integers_at, value_spans
 from driftline.digests import xx_array
 from driftline.errors import FrameDamaged, LimitExceeded
 from driftline.limits import KEY_BYTES_MAX
@@ -21,7 +21,7 @@ from driftline.types import INTEGER_WIDTHS, Recipe
 
 
 def null_keys(block: Block, recipe: Recipe) -> Bools:
-    """bool [rows]: whether a key column is NULL."""
+    """Return the rows with a NULL in a key column, bool [rows]."""
     found = np.zeros(len(block), np.bool_)
     for _, lengths in value_spans(block, recipe.key_columns):
         found |= lengths == NULL
@@ -29,10 +29,10 @@ def null_keys(block: Block, recipe: Recipe) -> Bools:
 
 
 def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
-    """The key columns of rows that came in a frame. Whatever its digest, they may be no keys.
+    """Return the key columns of a received frame, checked: its digest does not make them keys.
 
     Raises:
-        FrameDamaged: another number of columns, a key that is NULL, or an integer of another width.
+        FrameDamaged: the number of columns is wrong, a key is NULL, or an integer's width is wrong.
     """
     if len(columns) != len(recipe.columns):
         raise FrameDamaged("A frame has another number of columns.")
@@ -47,32 +47,23 @@ def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
 
 
 def positions(block: Block, recipe: Recipe, seed: int) -> Positions:
-    """int64 [rows]: the position of every row. No key may be NULL.
+    """Return the position of each row, int64 [rows]. No key may be NULL.
 
     Raises:
-        LimitExceeded: key bytes longer than KEY_BYTES_MAX.
+        LimitExceeded: a key is longer than KEY_BYTES_MAX.
     """
     if recipe.integer_key:
         width = INTEGER_WIDTHS[recipe.columns[0].type.kind]
-        return _integers(block, width)
+        return integers_at(block.buffer, block.starts[:-1] + 6, width).astype(np.int64)
     starts, lengths = key_spans(block, recipe)
     return hash_spans(block.buffer, starts, lengths, seed)
 
 
 def key_spans(block: Block, recipe: Recipe) -> tuple[Integers, Integers]:
-    """Where the key bytes stand in the block: (starts, lengths), int64 [rows] each."""
+    """Return where the key bytes are in the block: (starts, lengths), int64 [rows] each."""
     last_start, last_length = value_spans(block, recipe.key_columns)[-1]
     starts = block.starts[:-1] + 2
     return starts, last_start + np.maximum(last_length, 0) - starts
-
-
-def _integers(block: Block, width: int) -> Positions:
-    if not len(block):
-        return np.zeros(0, np.int64)
-    at = block.starts[:-1] + 6
-    window = np.lib.stride_tricks.sliding_window_view(block.buffer, width)
-    values = np.ascontiguousarray(window[at]).view(f">i{width}").reshape(-1)
-    return values.astype(np.int64)
 
 
 def hash_spans(
@@ -81,7 +72,11 @@ def hash_spans(
     lengths: Integers,
     seed: int,
 ) -> Positions:
-    """int64 [n]: the seeded hash of every span of the buffer, as section 4 says."""
+    """Return the seeded hash of each span of a buffer, int64 [n] (protocol, section 4).
+
+    Raises:
+        LimitExceeded: a span is longer than KEY_BYTES_MAX.
+    """
     if not len(starts):
         return np.zeros(0, np.int64)
     longest = int(lengths.max())

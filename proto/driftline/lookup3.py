@@ -1,13 +1,12 @@
 """PostgreSQL's 64-bit hash of bytes, for many spans at once (protocol, section 5).
 
-`hash_bytes_extended` of PostgreSQL's `hashfn.c`, as little-endian machines compute it: lookup3 by
-Bob Jenkins (2006, public domain) with a 64-bit seed mixed in first. It is what `hashtextextended`
-and `hashbyteaextended` return, so that a row hash made inside the database is made again from the
-row bytes, bit for bit. It tells accidents apart; it is no keyed hash against an adversary.
+This is `hash_bytes_extended` of PostgreSQL's `hashfn.c` as little-endian machines compute it:
+lookup3 by Bob Jenkins (2006, public domain) after mixing in a 64-bit seed. `hashtextextended` and
+`hashbyteaextended` return it, so a row hash made inside the database can be computed from row
+bytes, bit for bit. It detects accidents; it is no keyed hash against attacks.
 
-Sixty array operations for each 12 bytes; a loop per value in Python would take a hundred times
-as long. Not so for a value that is far longer than all others, which has each operation to itself:
-where FEW spans are left, integers of Python go on with them, one after the other.
+Each 12 bytes take sixty array operations, a hundredth of the time of a Python loop over values.
+Where only FEW spans still have bytes, Python integers are faster and hash them one by one.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import numpy as np
 from driftline.arrays import U32, U64, Bytes, Integers
 
 CHUNK_BYTES: Final = 12
-FEW: Final = 8  # twice as many would take as long either way
+FEW: Final = 8  # with twice as many, both ways take as long
 _M32: Final = 0xFFFFFFFF
 _START: Final = np.uint32(0x9E3779B9 + 3923095 & 0xFFFFFFFF)
 
-# Which bits of the three words of a last chunk count, by its length. uint32 [12, 3].
+# Masks of the bits of the last chunk's three words by its length, uint32 [12, 3].
 _TAILS: Final = np.array(
     [[(1 << 8 * min(max(size - 4 * i, 0), 4)) - 1 for i in range(3)] for size in range(12)],
     np.uint32,
@@ -32,10 +31,7 @@ _TAILS: Final = np.array(
 
 
 def hash_spans(buffer: Bytes, starts: Integers, sizes: Integers, seeds: U64) -> U64:
-    """uint64 [n]: the hash of every span of the buffer, each under its own seed.
-
-    `sizes` are int64 [n], 0 for an empty span; spans lie within the buffer.
-    """
+    """Return the hash of each span of the buffer under its own seed, uint64 [n]; sizes may be 0."""
     if not len(starts):
         return np.zeros(0, np.uint64)
     state = [sizes.astype(np.uint32) + _START for _ in range(3)]
@@ -69,7 +65,7 @@ def hash_spans(buffer: Bytes, starts: Integers, sizes: Integers, seeds: U64) -> 
 
 
 def hash_words(values: U32, seeds: U64) -> U64:
-    """uint64 [n]: the hash of each value's four bytes, lowest first, as `hashint4extended`."""
+    """Return the hash of each value's four bytes, lowest first, uint64 [n] (`hashint4extended`)."""
     state = [np.full(len(values), _START + np.uint32(4), np.uint32) for _ in range(3)]
     _seed(state, seeds)
     state[0] += values
@@ -82,13 +78,13 @@ def _seed(state: list[U32], seeds: U64) -> None:
     state[0] += (seeds >> np.uint64(32)).astype(np.uint32)
     state[1] += seeds.astype(np.uint32)
     _mix(state)
-    if not seeds.all():  # a seed of zero is none
+    if not seeds.all():  # a seed of zero means: no seed
         for word, unseeded in zip(state, before, strict=True):
             np.copyto(word, unseeded, where=seeds == 0)
 
 
 def _words(chunks: Bytes, at: Integers) -> U32:
-    """uint32 [n, 3]: twelve bytes from each offset as little-endian words."""
+    """Return twelve bytes from each offset as little-endian words, uint32 [n, 3]."""
     return np.ascontiguousarray(chunks[at]).view("<u4").astype(np.uint32, copy=False)
 
 
@@ -110,11 +106,11 @@ def _mix(state: list[U32]) -> None:
         a ^= _rotated(c, by)
         c += b
         a, b, c = b, c, a
-    # After six turns the names stand where they stood.
+    # After six turns the names are where they began.
 
 
 def _mix_one(state: list[U32], at: int, chunks: Bytes) -> None:
-    """`_add` and `_mix` of one span's further chunks."""
+    """Add and mix the further chunks of one span: the Python form of `_add` and `_mix`."""
     a, b, c = (int(word[at]) for word in state)
     for x, y, z in iter_unpack("<3I", chunks.data):
         b += y

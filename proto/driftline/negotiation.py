@@ -1,16 +1,14 @@
 """Agree on protocol and features between two releases (protocol, section 9, "Versions").
 
-The agents are upgraded by two people on two days, so either may be the older one. Three rules:
+The agents are upgraded by two people on two days, so either may be older. Three rules:
 
 1. A source names its protocols and features in every `DescribeReply`. A source that names none is
    older than this rule: it speaks protocol 1 and has no feature.
-2. A warehouse asks, in `Open`, only for features that the source has named. A source refuses a
-   feature that it does not have, and a request with fields that it does not know, by name. It
-   never ignores them: an ignored field is a promise that the warehouse believes was kept.
-3. A warehouse ignores fields of a reply that it does not know: a newer source may say more. What a
-   warehouse must not overlook is therefore a feature, and sent only when it was asked for.
-
-Everything here is pure. The same functions serve both sides; who calls which is said at each.
+2. A warehouse asks in `Open` only for features that the source has named. A source refuses unknown
+   features and unknown fields by name. It never ignores them: the warehouse would believe that
+   they were observed.
+3. A warehouse ignores unknown fields of a reply: a newer source may say more. What it must not
+   overlook is therefore a feature, sent only on request.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from driftline.limits import PROTOCOL_VERSION, SAMPLES_MAX
 PROTOCOLS = (PROTOCOL_VERSION,)  # all that this release speaks, ascending
 PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
-# Features that this release has, by name: what the source does when it is asked for it. A name is
-# never given a second meaning; a feature that changes is a new name.
+# What the source does on request, by the feature's name. A name keeps its meaning: a feature that
+# changes gets a new name.
 FEATURES: Mapping[str, str] = {}
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error
@@ -40,7 +38,7 @@ _REMEDY = "Install the same release on both sides, or the newer one at the sourc
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Protocol and features that both sides speak; features in order of name."""
+    """The protocol and the features, in order of name, that both sides speak."""
 
     protocol: int = PROTOCOL_VERSION
     features: tuple[str, ...] = ()
@@ -49,9 +47,9 @@ class Agreement:
 def is_negotiable(
     protocols: Collection[int] = PROTOCOLS, features: Collection[str] = FEATURES
 ) -> bool:
-    """Return True if a warehouse has a choice, so that it must know what the source names.
+    """Return True if a warehouse has a choice, so it must ask first what the source names.
 
-    Where it has none, it opens an exchange at once and saves the round trip.
+    Otherwise it opens an exchange at once and saves the round trip.
     """
     return len(protocols) > 1 or bool(features)
 
@@ -65,7 +63,7 @@ def agree(
 ) -> Agreement:
     """Choose the highest protocol that both sides speak, and the features that both have.
 
-    Called by the warehouse with what `DescribeReply` names; no protocols mean PROTOCOLS_UNNAMED.
+    The warehouse passes what `DescribeReply` names; no protocols mean PROTOCOLS_UNNAMED.
 
     Raises:
         VersionMismatch: there is no such protocol.
@@ -86,7 +84,7 @@ def check_protocol(protocol: int) -> None:
     """Refuse a protocol that this source does not speak.
 
     Raises:
-        VersionMismatch: with the versions that it speaks in the details.
+        VersionMismatch: its details name the protocols of this source.
     """
     if protocol not in PROTOCOLS:
         raise VersionMismatch(
@@ -100,7 +98,7 @@ def check_features(asked: Iterable[str], known: Collection[str] = FEATURES) -> N
     """Refuse features that this source does not have.
 
     Raises:
-        VersionMismatch: up to SAMPLES_MAX of them are named.
+        VersionMismatch: it names up to SAMPLES_MAX of them.
     """
     unknown = sorted(set(asked) - set(known))
     if unknown:
@@ -115,11 +113,9 @@ def check_fields(message: Message) -> None:
     """Refuse a request that holds fields of a newer release.
 
     Raises:
-        VersionMismatch: up to SAMPLES_MAX of them are named, by the message that holds each and
-            the field's number.
+        VersionMismatch: it names up to SAMPLES_MAX of them by message and field number.
     """
-    unknown = list(unknown_fields(message))
-    if unknown:
+    if unknown := list(unknown_fields(message)):
         raise VersionMismatch(
             f"The warehouse sent {_shown(unknown)}, which this source does not know.",
             remedy=_REMEDY,
@@ -127,10 +123,9 @@ def check_fields(message: Message) -> None:
 
 
 def unknown_fields(message: Message) -> Iterator[str]:
-    """Yield each field that the schema lacks, as `Message.number`; nested messages included.
+    """Yield each field that the schema lacks as `Message.number`, also in nested messages.
 
-    A field of bytes or numbers is never looked into, so a large message costs no more than a small
-    one: some eight microseconds.
+    Fields of bytes and numbers are skipped, so the cost does not depend on their size: some 8 µs.
     """
     descriptor = message.DESCRIPTOR
     unknown = UnknownFieldSet(message)
@@ -146,7 +141,7 @@ def unknown_fields(message: Message) -> Iterator[str]:
 
 @cache
 def _message_fields(descriptor: Descriptor) -> tuple[tuple[str, bool], ...]:
-    """Return name and whether it is repeated of each field that holds messages; maps are none."""
+    """Return (name, is repeated) of each field that holds messages; maps are none."""
     return tuple(
         (field.name, field.is_repeated)
         for field in descriptor.fields

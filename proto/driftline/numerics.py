@@ -1,14 +1,14 @@
 """PostgreSQL's numeric: base-10000 digits to decimal text and back, exactly (protocol, section 2).
 
 A numeric is uint16 ndigits, int16 weight, uint16 sign, uint16 dscale, then ndigits int16 digits in
-base 10000. Its value is the sum of digit[i] * 10000^(weight - i); dscale decimals are shown. The
-canonical form, the only one that PostgreSQL sends and that is accepted here, has no zero as its
-first or last digit, no digit beyond dscale, and weight 0 and a positive sign for zero.
+base 10000. Its value is the sum of digit[i] * 10000^(weight - i); dscale decimals are shown. Only
+the canonical form, which PostgreSQL sends, is accepted: no zero as first or last digit, no digit
+beyond dscale, and weight 0 and a positive sign for zero.
 
-Text that writes no numeric, and bytes that are none, give None: `values` words the error.
+Text or bytes that are no numeric give None; `values` raises the error.
 
-Rejected: going through `decimal` (its context rounds, -0 and the exponent would have to be undone)
-or through `int` (Python refuses texts of more than 4,300 digits; a numeric has up to 147,455).
+Rejected: `decimal` (its context rounds; -0 and exponents would have to be undone) and `int` (Python
+refuses texts of more than 4,300 digits; a numeric has up to 147,455).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import struct
 from typing import Final
 
-SCALE_MAX: Final = 16_383  # PostgreSQL's own bound
+SCALE_MAX: Final = 16_383  # PostgreSQL's bound
 WEIGHT_MAX: Final = 0x7FFF
 NEGATIVE: Final = 0x4000
 
@@ -32,11 +32,10 @@ _TEXT = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,6}))?")
 
 
 def from_text(text: str, *, precision: int | None = None, scale: int | None = None) -> bytes | None:
-    """The bytes of the number that `text` writes; its decimals, as written, are its dscale.
+    """Return the bytes of the number in `text`; its dscale is the number of decimals as written.
 
-    `1.50` and `1.5` are different numerics; `1.5E+3` is 1500 and `1E-3` is 0.001. With `precision`
-    and `scale` the bytes have dscale = scale; more decimals, more digits before the point, and
-    infinities give None.
+    `1.50` and `1.5` are different numerics; `1.5E+3` is 1500, `1E-3` is 0.001. With `precision` and
+    `scale`, dscale = scale; too many digits on either side of the point and infinities give None.
     """
     match = _TEXT.fullmatch(text)
     if match is None or not (match[2] or match[3]):
@@ -63,7 +62,7 @@ def from_text(text: str, *, precision: int | None = None, scale: int | None = No
 
 
 def text(data: bytes) -> str | None:
-    """The number with exactly dscale decimals, `NaN`, `Infinity` or `-Infinity`."""
+    """Return the number with exactly dscale decimals, `NaN`, `Infinity` or `-Infinity`."""
     if data in _SPECIAL_TEXTS:
         return _SPECIAL_TEXTS[data]
     if len(data) < 8 or len(data) % 2:
@@ -71,10 +70,9 @@ def text(data: bytes) -> str | None:
     count, weight, sign, scale, *words = struct.unpack(f">HhHH{len(data) // 2 - 4}h", data)
     if count != len(words) or sign not in {0, NEGATIVE} or scale > SCALE_MAX:
         return None
+    is_canonical = weight == 0 and sign == 0
     if words:
         is_canonical = words[0] > 0 and words[-1] > 0 and min(words) >= 0 and max(words) < 10_000
-    else:
-        is_canonical = weight == 0 and sign == 0
     if not is_canonical:
         return None
     digits = "".join([f"{word:04d}" for word in words])
@@ -89,7 +87,7 @@ def text(data: bytes) -> str | None:
 
 
 def _shift(whole: str, decimals: str, exponent: int) -> tuple[str, str]:
-    """Digits before and after the point, once it has moved right by `exponent`."""
+    """Return the digits before and after the point once it has moved right by `exponent`."""
     if exponent == 0:
         return whole, decimals
     digits, point = whole + decimals, len(whole) + exponent

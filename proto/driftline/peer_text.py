@@ -1,9 +1,8 @@
-"""Text that somebody else wrote, made safe for a terminal, a log and a line of JSON.
+"""Make text of other parties safe for a terminal, a log and a line of JSON.
 
-Control characters move the cursor, change what was printed before, or begin a line that looks like
-one of ours; marks of direction show text in another order than it has. All that is not printable
-is shown as an escape, such as `\\x1b`. What identifies something (a relation, a column) is compared
-as it came and made safe where it is shown.
+Control characters can move the cursor, overwrite what was printed or fake a line of ours; marks of
+direction change the order in which text is shown. Unprintable characters become escapes such as
+`\\x1b`. Names (of a relation, a column) are compared unchanged and made safe where they are shown.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ CUT: Final = "…"
 
 
 def visible(text: str) -> str:
-    """The text with every character escaped that is neither printable nor the end of a line."""
+    """Return the text with every character escaped except printable ones and line ends."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
 def one_line(text: str, characters_max: int) -> str:
-    """The text as one printable line of at most so many characters."""
-    cut = text[: characters_max + 1]  # before anything is made of it: it may be long
+    """Return the text as one printable line of at most `characters_max` characters."""
+    cut = text[: characters_max + 1]  # first, because the text may be long
     line = visible(" ".join(cut.splitlines()))
     return line if len(line) <= characters_max else line[: characters_max - 1] + CUT
 

@@ -60,26 +60,13 @@ def test_gather_keeps_the_rows(table: Table) -> None:
 
 
 @given(chosen())
-def test_take_of_a_block_and_of_its_columns_agree(drawn: tuple[list[Row], list[int]]) -> None:
+def test_take_of_a_block(drawn: tuple[list[Row], list[int]]) -> None:
     rows, numbers = drawn
     whole, wanted = block(rows), np.array(numbers, np.int64)
     expected = [reference.row_bytes(rows[i]) for i in numbers]
     assert whole.take(wanted).rows() == expected
     mask = np.isin(np.arange(len(rows)), wanted)
     assert whole.take(mask).rows() == [reference.row_bytes(rows[i]) for i in sorted({*numbers})]
-    for number in range(len(rows[0]) if rows else 0):
-        column = columns.split(whole, len(rows[0]))[number]
-        assert values(column.take(wanted)) == [rows[i][number] for i in numbers]
-        assert values(column.take(mask)) == [rows[i][number] for i in sorted({*numbers})]
-
-
-@given(tables(min_size=1), st.integers(0, 12))
-def test_concatenated_parts_are_the_column(table: Table, at: int) -> None:
-    _, rows = table
-    for column in columns.split(block(rows), len(rows[0])):
-        numbers = np.arange(len(rows))
-        parts = [column.take(numbers[:at]), column.take(numbers[at:])]
-        assert values(columns.concatenate(parts)) == values(column)
 
 
 def test_values_too_wide_to_be_written_plane_by_plane() -> None:

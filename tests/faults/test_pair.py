@@ -28,7 +28,7 @@ from driftline.errors import WarehouseUnavailable
 from driftline.fingerprints import fingerprints
 from driftline.limits import MESSAGE_BYTES_MAX
 from driftline.sketches import elements
-from driftline.values import encode_string
+from driftline.values import string_encoder
 from pyspark.sql import SparkSession
 
 from source_agent import config as source_configure
@@ -495,10 +495,10 @@ def alike(pair: Pair, salt: Salt, make: Callable[[str], list[str]]) -> tuple[str
     assert snapshot is not None
     assert key is not None
     recipe = snapshot.layout.recipe
-    types = [column.type for column in recipe.columns]
+    encoders = [string_encoder(column.type) for column in recipe.columns]
     notes = [f"version {n}" for n in range(400_000)]
     rows = (
-        row_bytes([encode_string(*pair) for pair in zip(types, make(note), strict=True)])
+        row_bytes([encode(text) for encode, text in zip(encoders, make(note), strict=True)])
         for note in notes
     )
     found = elements(mix(salt, *fingerprints(key, recipe)(rows)).m0)

@@ -28,7 +28,7 @@ _LOG_LINES = 12  # of a failed child, shown
 _PR_SET_PDEATHSIG = 1
 
 
-class ChildFailed(InternalError):
+class ChildFailed(InternalError, code=InternalError.code):
     """A child ended as it should not have; its exit code becomes ours."""
 
     default_remedy = "The log says more."

@@ -12,7 +12,7 @@ from typing import Final
 
 from driftline.errors import ValueDoesNotFit
 from driftline.types import DeclaredType
-from driftline.values import encode_bool, encode_float4, string_encoder
+from driftline.values import encode_float4, string_encoder
 
 from source_agent.engines import rows
 from source_agent.engines.interface import Shape
@@ -62,7 +62,7 @@ def _check_text(values: Values) -> None:
 def _bool(value: int) -> bytes:
     if value not in {0, 1}:
         raise ValueDoesNotFit("not a truth value")
-    return encode_bool(value == 1)
+    return b"\x01" if value == 1 else b"\x00"
 
 
 def _real(type: DeclaredType) -> ColumnEncoder:

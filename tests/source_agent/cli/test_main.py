@@ -16,7 +16,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Salt, mix
 from driftline.fingerprints import hasher, row_key
 from driftline.types import Column, Recipe, parse_type
-from driftline.values import encode_int, encode_text
+from driftline.values import string_encoder
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.cli.grants import grants
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow  # starts a process for each command
 
 ROWS = [(n, f"comment {n}") for n in range(1, 101)]
 RECIPE = Recipe((Column("id", parse_type("int8")), Column("comment", parse_type("text"))), 1)
+ENCODE_NUMBER = string_encoder(parse_type("int8"))
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def failed(folder: Path, code: int, *arguments: str) -> str:
 def receipt(folder: Path, **changes: object) -> Path:
     """What the warehouse writes for ROWS; its total is computed here."""
     key, salt = bytes(range(32)), bytes(range(16))
-    rows = [row_bytes([encode_int("int8", number), encode_text(text)]) for number, text in ROWS]
+    rows = [row_bytes([ENCODE_NUMBER(str(number)), text.encode()]) for number, text in ROWS]
     digest = mix(Salt.from_bytes(salt), *hasher(row_key(key, RECIPE))(rows)).digest()
     facts: dict[str, object] = {
         "relation": "orders",
@@ -228,7 +229,7 @@ def test_serve_says_where_it_listens_and_ends_on_sigterm(
 
 def test_a_key_is_printed_short_and_harmless() -> None:
     columns = (Column("n", parse_type("int8")), Column("t", parse_type("text")))
-    row = row_bytes([encode_int("int8", -3), encode_text("a\n\u202e\x1b[1m'" + "x" * 100)])
+    row = row_bytes([ENCODE_NUMBER("-3"), ("a\n\u202e\x1b[1m'" + "x" * 100).encode()])
     shown = printable_row(row, Recipe(columns, 2))
     assert shown.startswith("n=-3, t=")
     assert shown.isprintable()
