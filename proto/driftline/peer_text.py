@@ -1,8 +1,8 @@
-"""Make text of other parties safe for a terminal, a log and a line of JSON.
+r"""Make text of other parties safe for a terminal, a log and a line of JSON.
 
 Control characters can move the cursor, overwrite what was printed or fake a line of ours; marks of
 direction change the order in which text is shown. Unprintable characters become escapes such as
-`\\x1b`. Names (of a relation, a column) are compared unchanged and made safe where they are shown.
+`\x1b`. Names (of a relation, a column) are compared unchanged and made safe where they are shown.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Partitions of the key domain and sums over their ranges (protocol, section 7).
 
-A partition cuts all 2^64 positions into numbered ranges, ends unbounded, described by a few knots
-so that both sides derive it. Sums over its ranges are additive: one unordered scan fills them, any
-coarser partition follows by adding neighbours, and the strata, a sample of the ranges at
-geometrically falling rates, tell how many ranges differ before any of them is compared.
+A partition cuts all 2^64 positions into numbered ranges; a few segments describe it, so both sides
+can derive it. Sums over ranges add: one unordered scan fills them, and sums of neighbours give any
+coarser partition. The strata, samples of the ranges at geometrically falling rates, estimate how
+many ranges differ before any is compared.
 
-After Carnes and Hanson's range checksums (RCS) and their auxiliary table of bounds; the strata are
-those of Eppstein's difference estimator, over ranges instead of elements.
+Source: the range checksums (RCS) and the auxiliary table of bounds of Carnes and Hanson; the strata
+are Eppstein's difference estimator, over ranges instead of elements.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATUM_CELLS
 POSITION_MIN = -(1 << 63)
 POSITION_MAX = (1 << 63) - 1
 _BIAS = np.uint64(1 << 63)
-_SLOTS_AT_ONCE = 1 << 16  # so that what is computed on the way stays small
+_SLOTS_AT_ONCE = 1 << 16  # so that intermediate arrays stay small
 
 
 @dataclass(frozen=True)
 class Partition:
     """Segments of the position domain: ascending starts, the first POSITION_MIN, and shifts 0–63.
-
-    Raises:
-        MalformedMessage: the segments are no partition, or make more than RANGES_MAX ranges.
-    """
+    Raises MalformedMessage if they are no partition, or make more than RANGES_MAX ranges."""
 
     starts: tuple[int, ...]
     shifts: tuple[int, ...]
@@ -55,7 +52,7 @@ class Partition:
 
     @cached_property
     def _bases(self) -> tuple[int, ...]:
-        """The first range of every segment, and the number of all ranges."""
+        """The first range of each segment, then the number of all ranges."""
         bases = [0]
         ends = (*self.starts[1:], POSITION_MAX + 1)
         for start, end, shift in zip(self.starts, ends, self.shifts, strict=True):
@@ -64,10 +61,11 @@ class Partition:
 
     @property
     def ranges(self) -> int:
+        """The number of ranges."""
         return self._bases[-1]
 
     def indices(self, positions: Integers) -> Integers:
-        """int64 [n]: the range of every position."""
+        """Return the range of each position, int64 [n]."""
         starts = np.array(self.starts, np.int64)
         segment = np.searchsorted(starts, positions, side="right") - 1
         inside = positions.view(np.uint64) - starts.view(np.uint64)[segment]
@@ -75,39 +73,36 @@ class Partition:
         return np.array(self._bases[:-1], np.int64)[segment] + within.astype(np.int64)
 
     def bounds(self, indices: Integers) -> tuple[Integers, Integers]:
-        """First and last position (both inclusive) of every named range, int64 [n] each."""
+        """Return first and last position (both inclusive) of each named range, int64 [n] each."""
         bases = np.array(self._bases, np.int64)
         segment = np.searchsorted(bases, indices, side="right") - 1
         shifts = np.array(self.shifts, np.uint64)[segment]
         starts = np.array(self.starts, np.int64).view(np.uint64)
         offset = (indices - bases[segment]).astype(np.uint64) << shifts
-        first = starts[segment] + offset
-        ends = np.append(starts[1:], _BIAS) - np.uint64(1)
-        # Compare in the biased domain, where unsigned order is the order of positions.
-        last = np.minimum(
-            (first ^ _BIAS) + ((np.uint64(1) << shifts) - np.uint64(1)), ends[segment] ^ _BIAS
-        )
-        overflow = last < (first ^ _BIAS)
-        last = np.where(overflow, ends[segment] ^ _BIAS, last)
-        return first.view(np.int64), (last ^ _BIAS).view(np.int64)
+        # In the biased domain, unsigned order is the order of positions.
+        first = (starts[segment] + offset) ^ _BIAS
+        end = (np.append(starts[1:], _BIAS) - np.uint64(1))[segment] ^ _BIAS
+        last = np.minimum(first + ((np.uint64(1) << shifts) - np.uint64(1)), end)
+        last = np.where(last < first, end, last)  # the sum overflowed
+        return (first ^ _BIAS).view(np.int64), (last ^ _BIAS).view(np.int64)
 
 
 def uniform(ranges: int) -> Partition:
-    """About `ranges` equal ranges: for hashed positions. Rounded down to a power of two."""
+    """Return equal ranges for hashed positions: `ranges`, rounded down to a power of two."""
     bits = max(min(ranges, RANGES_MAX).bit_length() - 1, 1)
     return Partition((POSITION_MIN,), (64 - bits,))
 
 
 def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
-    """At most about `ranges` ranges of like numbers of rows, from ascending key quantiles.
+    """Return at most about `ranges` ranges of similar size from ascending quantiles of the key.
 
-    Everything below the first and above the last quantile is one or two ranges each: rows beyond
-    the largest key, where inserts go, are then told from all others.
+    Positions below the first and above the last quantile have one or two ranges of their own, so
+    rows inserted beyond the largest key are apart from all others.
     """
     knots = sorted(set(quantiles))
     if not knots:
         return uniform(2)
-    # Too many are thinned evenly, the ends kept: the last one bounds all rows.
+    # Too many knots are thinned evenly; the last one stays, because it bounds all rows.
     stride = -(-(len(knots) - 1) // (SEGMENTS_MAX - 3)) or 1
     knots = [*knots[:-1:stride], knots[-1]]
     starts, shifts = [], []
@@ -126,7 +121,7 @@ def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
 
 
 class RangeSums:
-    """Counts and sums over the ranges of a partition; what one scan fills.
+    """Counts and sums over the ranges of a partition, filled by one scan.
 
     counts: int64 [ranges]; sums: uint64 [ranges], Σ m0 modulo 2^64; total: the digest of all.
     """
@@ -137,22 +132,23 @@ class RangeSums:
         self.total = Digest()
 
     def add(self, indices: Integers, mixed: Mixed) -> None:
-        """Add rows: the range of each, int64 [n], and its mixed fingerprint."""
+        """Add rows: the range of each, int64 [n], and their mixed fingerprints."""
         self.add_hashes(indices, mixed.m0, mixed.digest())
 
     def add_hashes(self, indices: Integers, row_hashes: U64, digest: Digest) -> None:
-        """Add rows: the range and the row hash of each, [n], and the digest of all."""
+        """Add rows: range, int64 [n], and row hash, uint64 [n], of each, and the digest of all."""
         np.add.at(self.counts, indices, 1)
         np.add.at(self.sums, indices, row_hashes)
         self.total += digest
 
     def merge(self, other: RangeSums) -> None:
+        """Add the sums of other rows over the same partition."""
         self.counts += other.counts
         self.sums += other.sums
         self.total += other.total
 
     def coarsened(self, by: int) -> RangeSums:
-        """The sums of the partition coarsened by `by`: 2^by neighbours are one range."""
+        """Return the sums of the coarser partition in which 2^by neighbours are one range."""
         out = RangeSums(coarse_ranges(len(self.counts), by))
         cuts = np.arange(0, len(self.counts), 1 << by)
         out.counts = np.add.reduceat(self.counts, cuts)
@@ -161,16 +157,17 @@ class RangeSums:
         return out
 
     def short_digests(self) -> U64:
-        """uint64 [ranges]: 8 bytes for each range, 0 exactly for the empty ones."""
+        """Return the short digest of each range, uint64 [ranges]; 0 only for empty ranges."""
         return short_digests(self.sums, self.counts)
 
     def to_bytes(self) -> bytes:
-        """The sums for transport between Spark tasks and the driver."""
+        """Return the sums as bytes, between Spark tasks and the driver."""
         head = self.total.count.to_bytes(8, "little") + self.total.sum_bytes()
         return head + self.counts.tobytes() + self.sums.tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RangeSums:
+        """Return the sums that `to_bytes` wrote."""
         ranges = (len(data) - 24) // 16
         out = cls(ranges)
         out.total = Digest(
@@ -182,8 +179,8 @@ class RangeSums:
 
 
 def short_digests(sums: U64, counts: Integers) -> U64:
-    """uint64 [n]: of n sets of rows, from Σ m0 and count of each; 0 exactly for the empty ones."""
-    digests = counts.astype(np.uint64)  # and from here on in place: there may be millions
+    """Return a digest of each set of rows from its Σ m0 and count, uint64 [n]; 0 only if empty."""
+    digests = counts.astype(np.uint64)  # then in place, because there may be millions
     digests *= np.uint64(P3)
     digests += sums
     digests[digests == 0] = 1
@@ -192,19 +189,19 @@ def short_digests(sums: U64, counts: Integers) -> U64:
 
 
 def coarse_ranges(ranges: int, by: int) -> int:
-    """How many ranges a partition of `ranges` has when coarsened by `by`."""
+    """Return the number of ranges after 2^by neighbours became one."""
     return -(-ranges // (1 << by))
 
 
 def strata_of(slots: int) -> int:
-    """How many strata so many slots have: the sparsest holds one or two of them for each cell."""
+    """Return the number of strata: the sparsest has one or two slots per cell."""
     return max((slots // STRATUM_CELLS).bit_length(), 1)
 
 
 def strata(digests: U64, salt: Salt) -> Bytes:
-    """uint8 [strata_of(slots), STRATUM_CELLS]: sums over sampled slots (protocol, section 7).
+    """Return sums modulo 2^8 over sampled slots, uint8 [strata_of(slots), STRATUM_CELLS].
 
-    `digests`: uint64 [slots], the short digests of ranges or the Σ r of a sketch's cells.
+    `digests`, uint64 [slots], are short digests of ranges or Σ r of a sketch's cells.
     """
     count = strata_of(len(digests))
     out = np.zeros((count, STRATUM_CELLS), np.uint64)
@@ -221,10 +218,10 @@ def strata(digests: U64, salt: Salt) -> Bytes:
 
 
 def estimate_differing(ours: Bytes, theirs: Bytes, ranges: int) -> int:
-    """How many of `ranges` slots differ, from the cells that do: the most likely number.
+    """Estimate how many of `ranges` slots differ, at least 1, from two [strata, cells] of `strata`.
 
-    A cell of stratum t holds on average share_t·D/cells differing slots, so it differs with
-    probability (1 − exp(−share_t·D/cells))·255/256, being a byte. At least 1.
+    The most likely D is returned: a cell of stratum t has on average share_t·D/cells differing
+    slots and is one byte, so it differs with probability (1 − exp(−share_t·D/cells))·255/256.
     """
     differing = (ours != theirs).sum(axis=1)
     shares = np.array([2.0 ** -(t + 1) for t in range(len(ours))])

@@ -1,19 +1,19 @@
 """Strict reading of the two agents' TOML files.
 
-A typed reader over `tomllib`: what a table may hold is said once, where it is read; a key that is
-not in that list is refused with the nearest one that is, so that a misspelt limit never passes for
-no limit. Every refusal says the file, the key, what was expected and what stands there.
+The reader of a table lists its keys. An unknown key is refused, with the nearest known one, so a
+misspelt limit never counts as no limit. Each error names the file, the key, what was expected and
+what was found. `config` of either agent puts the values into frozen dataclasses.
 
-Invariants: relative paths are those of the file's folder, never of the working directory. A secret
-comes from a file or the environment, never from a command line or a URL, and no message shows one.
+Invariants: relative paths start at the file's folder, not at the working directory. A secret comes
+from a file or the environment, never from a command line or a URL, and no message shows one.
 
-This is not a schema language: it returns values, and `configure` of either agent puts them into
-frozen dataclasses. Rejected: pydantic (a compiled wheel on the DBA's machine for forty keys).
+Rejected: pydantic (a compiled wheel on the DBA's machine for forty keys).
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import stat
@@ -30,10 +30,10 @@ T = TypeVar("T")
 SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the wrong file
 _ENVIRONMENT = "DRIFTLINE_PASSWORD_"
 
-# `user:password@` as SQLAlchemy reads it, and the query parameters that drivers take for one.
+# `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
 URL_PASSWORDS: Final = (
     *("password", "passwd", "pwd", "passfile"),
-    *("sslpassword", "ssl_key_password"),  # of a key file, which needs none
+    *("sslpassword", "ssl_key_password"),  # of a key file
 )
 _URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
 
@@ -48,12 +48,10 @@ _KINDS: dict[type, str] = {
 
 
 def read(path: Path, keys: Collection[str]) -> TomlTable:
-    """The file's top level, which may hold `keys` and nothing else.
+    """Return the top level of a file, which may hold only `keys`.
 
-    Raises:
-        ConfigurationError: no such file, not TOML (with the line), or an unknown key.
+    Raises ConfigurationError if the file is missing, is not TOML, or holds an unknown key.
     """
-    path = Path(path)
     try:
         values = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -73,7 +71,7 @@ def read(path: Path, keys: Collection[str]) -> TomlTable:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A sentence for someone who wrote `name`: the nearest known name, else all of them."""
+    """Return a sentence with the known name nearest to `name`, else with all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {close[0]!r}?"
@@ -82,9 +80,10 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TomlTable:
-    """One table of a file. `keys` is all it may hold; None leaves its names free.
+    """One table of a file. `keys` are all that it may hold; None allows any name.
 
-    Getters without a default refuse a key that is missing; `default=None` makes it optional.
+    Getters return a typed value, and raise ConfigurationError if the value is of another type or
+    out of bounds, or if it is required and missing.
     """
 
     file: Path
@@ -100,50 +99,58 @@ class TomlTable:
                 raise self.error(key, f"There is no setting {key!r} here.", nearest(key, self.keys))
 
     def where(self, key: str = "") -> str:
-        """Such as `source.toml: server.listen`, or the place of the table itself."""
+        """Return the place of a key, such as `source.toml: server.listen`, or of the table."""
         dotted = ".".join(part for part in (self.name, key) if part)
         return f"{self.file.name}: {dotted}" if dotted else self.file.name
 
     def error(self, key: str, message: str, remedy: str = "") -> ConfigurationError:
-        """A refusal of what stands under `key`."""
+        """Return an error about the value of `key`."""
         return ConfigurationError(message, where=self.where(key), remedy=remedy)
 
     def has(self, key: str) -> bool:
+        """Return True if the file has the key."""
         return key in self.values
 
     def text(self, key: str, *, default: str | None = None) -> str:
+        """Return a string; it is required if there is no default."""
         value = self.optional_text(key)
+        value = default if value is None else value
         if value is None:
-            value = default
-        if value is None:
-            raise self._missing(key, str)
+            raise self.error(key, "The setting is missing; it is a string.", f"Add `{key} = …`.")
         return value
 
     def optional_text(self, key: str) -> str | None:
+        """Return a string that is not empty, or None."""
         value = self._get(key, str)
         if value == "":
             raise self.error(key, "It is empty.", "Remove the line or give it a value.")
         return value
 
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        value = self._get(key, bool)
+    def flag(self, key: str) -> bool:
+        """Return a truth value, False by default."""
+        return bool(self._get(key, bool))
+
+    def integer(self, key: str, *, default: int, least: int) -> int:
+        """Return an integer that is at least `least`."""
+        value = self._get(key, int)
+        if value is not None and value < least:
+            raise self.error(key, f"It must be at least {least}, not {value}.")
         return default if value is None else value
 
-    def integer(self, key: str, *, default: int, least: int = 0) -> int:
-        value = self._get(key, int)
-        return default if value is None else int(self._at_least(key, value, least))
-
-    def optional_number(self, key: str, *, least: float = 0.0) -> float | None:
-        """A count per second, or seconds: above `least`, never NaN or infinite."""
+    def optional_number(self, key: str) -> float | None:
+        """Return a positive finite number, or None."""
         value = self._get(key, float)
-        return None if value is None else self._at_least(key, value, least, strictly=True)
+        if value is not None and not 0 < value < math.inf:
+            raise self.error(key, f"It must be more than 0, not {value:.15g}.")
+        return value
 
-    def number(self, key: str, *, default: float, least: float = 0.0) -> float:
-        value = self.optional_number(key, least=least)
+    def number(self, key: str, *, default: float) -> float:
+        """Return a positive finite number."""
+        value = self.optional_number(key)
         return default if value is None else value
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        """A list of strings, each at most once and none empty."""
+        """Return a list of different strings, none of them empty, or None."""
         value = self._get(key, list)
         if value is None:
             return None
@@ -155,23 +162,22 @@ class TomlTable:
         return tuple(value)
 
     def text_map(self, key: str) -> dict[str, str]:
-        """A table of free names, each with a string."""
+        """Return a table of strings by free names."""
         table = self.table(key, None, required=False)
         return {name: table.text(name) for name in table.values}
 
     def path(self, key: str) -> Path:
-        value = self.optional_path(key)
-        if value is None:
-            raise self._missing(key, str)
-        return value
+        """Return a path, as `resolve` reads it."""
+        return resolve(self.file, self.text(key))
 
     def optional_path(self, key: str) -> Path | None:
-        """Resolved against the folder of the file; `~` is the home folder."""
+        """Return a path, as `resolve` reads it, or None."""
         value = self.optional_text(key)
         return None if value is None else resolve(self.file, value)
 
     def table(self, key: str, keys: Collection[str] | None, *, required: bool = True) -> TomlTable:
-        """The table below `key`; an empty one where it is missing and not required."""
+        """Return the table below `key`. If it is missing, return an empty one, or raise
+        ConfigurationError if it is required."""
         value = self._get(key, dict)
         if value is None and required:
             raise ConfigurationError(
@@ -180,36 +186,32 @@ class TomlTable:
         return TomlTable(self.file, self._below(key), value or {}, keys)
 
     def tables(self, key: str, keys: Collection[str]) -> dict[str, TomlTable]:
-        """The tables `[key.NAME]` by their free names, in the order of the file."""
+        """Return the tables `[key.NAME]` by NAME, in the order of the file."""
         outer = self.table(key, None, required=False)
         return {name: outer.table(name, keys) for name in outer.values}
 
     def password(self, key: str, secret: str) -> str | None:
-        """From the file under `key`, else from the environment as DRIFTLINE_PASSWORD_<SECRET>.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or others can read it.
-        """
+        """Return the password in the file that `key` names, which others must not be able to read,
+        else the one in DRIFTLINE_PASSWORD_<SECRET>."""
         path = self.optional_path(key)
         if path is None:
             return os.environ.get(environment_name(secret))
         try:
             data, exposed = read_secret(path, SECRET_BYTES_MAX + 1)
         except OSError as error:
-            raise self.error(
-                key, f"The password file {path} cannot be read: {error.strerror}."
-            ) from None
+            message = f"The password file {path} cannot be read: {error.strerror}."
+            raise self.error(key, message) from None
         if exposed:
             raise self.error(key, f"The password file {path} {exposed}.", f"Run: chmod 600 {path}")
+        if len(data) > SECRET_BYTES_MAX:
+            raise self.error(key, f"{path} holds more than {SECRET_BYTES_MAX} bytes.")
         try:
-            if len(data) > SECRET_BYTES_MAX:
-                raise self.error(key, f"{path} holds more than {SECRET_BYTES_MAX} bytes.")
             return data.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
             raise self.error(key, f"The password in {path} is not UTF-8.") from None
 
     def url(self, key: str, secret: str) -> str:
-        """A URL without a password in it."""
+        """Return a URL; one with a password in it is refused."""
         value = self.text(key)
         if _URL_PASSWORD.search(value):
             raise self.error(
@@ -235,24 +237,11 @@ class TomlTable:
             raise self.error(key, f"It must be {_KINDS[kind]}, not {_shown(value)}.")
         return value  # type: ignore[return-value]  # an int where a float was asked for
 
-    def _at_least(self, key: str, value: float, least: float, *, strictly: bool = False) -> float:
-        if not (value > least if strictly else value >= least) or value == float("inf"):
-            bound = "more than" if strictly else "at least"
-            raise self.error(key, f"It must be {bound} {least:.15g}, not {value:.15g}.")
-        return value
-
-    def _missing(self, key: str, kind: type) -> ConfigurationError:
-        remedy = f"Add `{key} = …`."
-        return self.error(key, f"The setting is missing; it is {_KINDS[kind]}.", remedy)
-
 
 def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
-    """A file that nobody else should read: its bytes, and how others can; empty if they cannot.
+    """Return the bytes of a secret file, and how others can read it ("" if they cannot).
 
-    The rule is libpq's for keys: nobody but the owner, and where that is root, the file's group.
-
-    Raises:
-        OSError: it cannot be read.
+    The rule is libpq's for keys: only the owner may, and if that is root, also the file's group.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
@@ -266,26 +255,22 @@ def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
 
 
 def resolve(file: Path, value: str) -> Path:
-    """A path as the file means it: relative to the file's folder."""
+    """Return a path of a file: relative to the file's folder; `~` is the home folder."""
     return Path(os.path.normpath(file.parent / Path(value).expanduser()))
 
 
 def environment_name(secret: str) -> str:
-    """The variable that may hold a password: `DRIFTLINE_PASSWORD_` and the name in capitals."""
+    """Return the name of the variable that may hold the password of `secret`."""
     return _ENVIRONMENT + re.sub(r"[^A-Z0-9]", "_", secret.upper())
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as written in an address, is this machine's loopback for certain."""
+    """Return True if a host, as written in an address, is certainly this machine's loopback."""
     return host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 def split_address(table: TomlTable, key: str) -> tuple[str, int]:
-    """`HOST:PORT` under `key`; IPv6 as `[::1]:7443`.
-
-    Raises:
-        ConfigurationError: it is not of that form.
-    """
+    """Return host and port of `HOST:PORT` under `key`; IPv6 is written `[::1]:7443`."""
     value = table.text(key)
     found = address_parts(value)
     if found is None:
@@ -299,7 +284,7 @@ def split_address(table: TomlTable, key: str) -> tuple[str, int]:
 
 
 def address_parts(value: str) -> tuple[str, int] | None:
-    """Host, without brackets, and port of `HOST:PORT`; None where it is not of that form."""
+    """Return host, without brackets, and port of `HOST:PORT`, or None for any other text."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]\s]+):(\d{1,5})", value)
     if match is None or int(match[2]) > 65535:
         return None

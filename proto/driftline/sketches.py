@@ -1,25 +1,18 @@
-"""Set sketches: cells from which the changed keys themselves are read (protocol, section 7).
+"""Set sketches: cells from which the changed keys are decoded (protocol, section 7).
 
 A row is an entry (k, r): k its embedded position, r its row hash in the field of PRIME elements.
-Every entry is added to three cells (Σ r, Σ k·r). Cells add, so the difference of two tables holds
-the difference of two sets: a changed row is one entry there, not two, and a cell that holds a
-single entry gives its k as a quotient. Peeling such cells one after the other reads all of them
-from about 1.25 cells, 10 bytes, per changed row.
+Each entry is added to three cells (Σ r, Σ k·r). Cells add, so the difference of two tables holds
+the difference of two sets, a changed row as one entry. A cell that holds one entry gives its k as a
+quotient. Peeling such cells decodes all entries from about 1.25 cells, 10 bytes, per changed row.
 
-A table folds: with `third` cells in each third, adding `fold` neighbours gives the table of
-third / fold. So both sides fill one fine table in one scan, a coarse one travels, and where it
-does not decode only children of its stuck cells follow: as many as are missing, because a grid may
-be finer up to some cell than behind it. A table refined in part decodes nearly as well as one that
-had been of that size from the start: 4.4 % more cells are needed at worst, half way (density
-evolution of the three thirds, Luby et al. 2001).
+Adding `fold` neighbours of a table of `third` cells in each third gives the table of third / fold.
+So one scan fills one fine table on each side, a coarse table travels, and only children of its
+stuck cells follow, as many as needed, because a grid may be finer up to some cell. A table refined
+in part needs at most 4.4 % more cells (density evolution of the thirds, Luby et al. 2001).
 
-Invariants: a decoder never guesses. It is solved exactly when every cell is zero and the check is
-explained; what nets to zero was no change. What it cannot see, a changed row whose r is the same
-(2^-32), the total does.
-
-After the IBLTs of Goodrich and Mitzenmacher; the cell is the 1-sparse recovery of Ganguly and of
-Cormode and Firmani. Rejected: a ring of 2^64 (quotients are ambiguous, twice the bytes), a count
-and a checksum per cell (a quotient that names another cell's key is found out by its places).
+Source: the IBLTs of Goodrich and Mitzenmacher; the cell is the 1-sparse recovery of Ganguly and of
+Cormode and Firmani. Rejected: a ring of 2^64 (ambiguous quotients, twice the bytes), and a count
+and a checksum per cell (a false quotient does not belong to the cell).
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ from driftline.ranges import POSITION_MAX, POSITION_MIN
 PRIME: Final = 2**32 - 5
 HASHES: Final = 3  # cells of an entry, one in each third
 CELL_BYTES: Final = 8  # two little-endian uint32
-# Of zstd for a list of keys; 19 takes ten times the memory of what is compressed.
+# zstd levels for lists of keys; level 19 takes ten times the memory of its input.
 _LEVEL, _LEVEL_LONG, _LEVEL_KEYS_MAX = 19, 3, 1 << 17
 _P = np.uint64(PRIME)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -49,11 +42,8 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """How positions become k, 0 ≤ k < span: from `base` on, or hashed where `base` is None.
-
-    Raises:
-        MalformedMessage: a span or base out of bounds.
-    """
+    """A map of positions to k, 0 ≤ k < span: from `base` on, or hashed if `base` is None.
+    Raises MalformedMessage if span or base are out of bounds."""
 
     span: int
     base: int | None = None
@@ -67,7 +57,7 @@ class Embedding:
             raise MalformedMessage("A sketch reaches beyond the positions.")
 
     def embed(self, positions: Integers, salt: Salt) -> tuple[U64, Bools]:
-        """k of every position, uint64 [n], and whether it is inside, bool [n]; else k is 0."""
+        """Return k of each position, uint64 [n], 0 outside, and which are inside, bool [n]."""
         if self.base is None:
             hashed = xx_array(positions.view(np.uint64), np.uint64(xx(salt.s1, SPARK_SEED)))
             ks = ((hashed >> _HALF) * np.uint64(self.span)) >> _HALF
@@ -77,12 +67,12 @@ class Embedding:
         return np.where(inside, ks, np.uint64(0)), inside
 
     def positions(self, ks: U64) -> Integers:
-        """int64 [n]: where these k stand; not for a hashed embedding."""
+        """Return the position of each k, int64 [n]; not for a hashed embedding."""
         assert self.base is not None
         return (ks + np.uint64(self.base % (1 << 64))).view(np.int64)
 
     def outside(self) -> tuple[Integers, Integers]:
-        """First and last position (both inclusive) of what is not embedded, int64 [0–2] each."""
+        """Return first and last (inclusive) of ranges that are not embedded, int64 [0–2] each."""
         if self.base is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         zones = [(POSITION_MIN, self.base - 1), (self.base + self.span, POSITION_MAX)]
@@ -92,7 +82,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """Cells of a grid that a finer one refines alike: each parent by a group of children."""
+    """Cells of a grid that a finer one refines alike: each parent into a group of children."""
 
     parents: slice
     children: slice
@@ -101,12 +91,10 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a table is folded: by `fold`, but what would be its first `cut` cells by `finer`.
+    """A folding of the finest table by `fold`, and by `finer` where its first `cut` cells would be.
 
-    Both are 0 where all is folded alike.
-
-    Raises:
-        MalformedMessage: a fold that does not divide what it folds, a cut outside the table.
+    `cut` and `finer` are 0 if all is folded alike. Raises MalformedMessage if a fold does not
+    divide what it folds, or the cut is outside the table.
     """
 
     third: int
@@ -129,14 +117,14 @@ class Grid:
         return self._cell(HASHES * self.third)
 
     def cells(self, places: Integers) -> Integers:
-        """The cells here, int64 [n], in which these cells of the finest table, int64 [n], are."""
+        """Return the cells that hold these cells of the finest table, int64 [n] each."""
         if not self.cut:
             return places // self.fold
         behind = places // self.fold + self._more
         return np.where(places < self._border, places // self.finer, behind)
 
     def folded(self, values: U64) -> U64:
-        """Sums modulo PRIME, uint64 [cells here], of those of the finest table, below PRIME."""
+        """Return sums modulo PRIME, uint64 [cells], of values (below PRIME) of the finest table."""
         spans = [(values[first:end], fold) for first, end, fold in self.spans()]
         parts = [some.reshape(-1, fold).sum(axis=1, dtype=np.uint64) for some, fold in spans]
         out: U64 = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -144,8 +132,8 @@ class Grid:
         return out
 
     def zones(self, finer: Grid) -> list[Zone]:
-        """How another grid refines this one, whose cells it has all cut up or left whole, and any
-        cut between them. Raises MalformedMessage where it does not."""
+        """Return the zones in which a finer grid cuts cells of this one alike; raise
+        MalformedMessage if it does not refine this grid."""
         borders = {0, self._border, finer._border, HASHES * self.third}
         found = []
         for first, end in pairwise(sorted(borders)):
@@ -161,16 +149,16 @@ class Grid:
 
     @property
     def _border(self) -> int:
-        """The first cell of the finest table that is folded by `fold`."""
+        """Return the first cell of the finest table that is folded by `fold`."""
         return self.cut * self.fold
 
     @property
     def _more(self) -> int:
-        """How many cells `finer` adds."""
+        """Return the number of cells that `finer` adds."""
         return self.cut * (self.fold // self.finer - 1) if self.cut else 0
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """First cell, end and fold, in cells of the finest table."""
+        """Return (first cell, end, fold) of each part, in cells of the finest table."""
         behind = (self._border, HASHES * self.third, self.fold)
         return [(0, self._border, self.finer), behind] if self.cut else [behind]
 
@@ -178,7 +166,7 @@ class Grid:
         return self.finer if place < self._border else self.fold
 
     def _cell(self, place: int) -> int:
-        """The cell that begins there, or the end."""
+        """Return the cell that begins at a place of the finest table, or the end."""
         if place < self._border:
             return place // self.finer
         return place // self.fold + self._more
@@ -187,8 +175,8 @@ class Grid:
 class Cells:
     """A table of 3·third cells: r and kr, uint64 or, shrunk, uint32 [3·third], sums modulo PRIME.
 
-    `check` is Σ c(k)·r modulo PRIME of all rows, c another hash of k: what is read from the cells
-    must explain it as well, so that entries which share all of their cells are not taken for one.
+    `check` is Σ c(k)·r modulo PRIME of all rows, c another hash of k. Decoded entries must explain
+    it as well, so entries that share all three cells are not mistaken for one.
     """
 
     def __init__(self, third: int) -> None:
@@ -201,7 +189,7 @@ class Cells:
         return len(self.r)
 
     def add(self, ks: U64, row_hashes: U64, salt: Salt) -> None:
-        """Add rows: their k and their row hashes, uint64 [n] each; at most 2^32 rows in all."""
+        """Add rows by their k and row hashes, uint64 [n] each; at most 2^32 rows in all."""
         r = elements(row_hashes)
         kr = ks * r % _P
         found, checks = places(ks, self.third, salt)
@@ -211,34 +199,35 @@ class Cells:
         self.check = (self.check + checked(checks, r)) % PRIME
 
     def reduce(self) -> None:
-        """Modulo PRIME, where they are: a table may be 35 MB."""
+        """Reduce all sums modulo PRIME in place; a table may take 35 MB."""
         self.r %= _P
         self.kr %= _P
 
     def shrink(self) -> None:
-        """Reduced, and half as large: nothing is added to it any more."""
+        """Reduce the table and halve its memory; nothing can be added afterwards."""
         self.reduce()
         self.r = self.r.astype(np.uint32, copy=False)
         self.kr = self.kr.astype(np.uint32, copy=False)
 
     def merge(self, other: Cells) -> None:
+        """Add the cells of other rows."""
         self.r += other.r
         self.kr += other.kr
         self.reduce()
         self.check = (self.check + other.check) % PRIME
 
     def folded(self, grid: Grid) -> Cells:
-        """The same cells folded, reduced; a table where the grid has no cut."""
+        """Return the reduced cells of a grid; they are a table if the grid has no cut."""
         self.reduce()
         out = Cells(0 if grid.cut else self.third // grid.fold)
         out.r, out.kr = grid.folded(self.r), grid.folded(self.kr)
         return out
 
     def children(self, parent: Grid | None, grid: Grid, stuck: Bools) -> Cells:
-        """What refines the stuck cells, bool [cells of the parent], of one grid to another.
+        """Return the children on a grid of the stuck cells, bool [cells], of a parent grid.
 
-        All children but the last of each, which is what its parent lacks. Without a parent every
-        cell. The result is a list of cells, no table.
+        The last child of each is left out: it is the rest of its parent. Without a parent, all
+        cells are returned. The result is a list of cells, not a table.
         """
         fine = self.folded(grid)
         if parent is None:
@@ -248,25 +237,26 @@ class Cells:
         return out
 
     def sample(self, count: int) -> bytes:
-        """Σ r modulo 2^8 of so many cells, count ≤ len(self), spread evenly."""
+        """Return Σ r modulo 2^8 of `count` evenly spread cells."""
         at = np.arange(count) * len(self) // max(count, 1)
         return (self.r[at] % _P & np.uint64(0xFF)).astype(np.uint8).tobytes()
 
     def differing(self, sample: bytes) -> int:
-        """How many cells of another table's sample differ from ours. Raises MalformedMessage."""
+        """Return how many cells differ from another table's sample; raise MalformedMessage if the
+        sample is too long."""
         if len(sample) > min(SAMPLE_CELLS_MAX, len(self)):
             raise MalformedMessage("A sample of cells is longer than one may be.")
         ours, theirs = (np.frombuffer(s, np.uint8) for s in (self.sample(len(sample)), sample))
         return int(np.count_nonzero(ours != theirs))
 
     def to_bytes(self) -> bytes:
-        """Reduced, as they travel: r and kr of each cell, little-endian uint32."""
+        """Return r and kr of each cell, reduced, as little-endian uint32."""
         self.reduce()
         return np.stack([self.r, self.kr], axis=1).astype("<u4").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Cells:
-        """A list of cells, or a table of 3·third, shrunk. Raises MalformedMessage."""
+        """Return the cells of `to_bytes`, shrunk; raise MalformedMessage for other bytes."""
         if len(data) % CELL_BYTES:
             raise MalformedMessage("A cell is cut off.")
         pairs = np.frombuffer(data, "<u4").reshape(-1, 2)
@@ -283,12 +273,12 @@ def _sent(values: U64, zones: list[Zone], stuck: Bools) -> U64:
 
 
 def elements(row_hashes: U64) -> U64:
-    """uint64 [n] in [1, PRIME): what stands for a row in the cells."""
+    """Return the field element of each row hash, uint64 [n] in 1 to PRIME − 1."""
     return row_hashes % (_P - np.uint64(1)) + np.uint64(1)
 
 
 def places(ks: U64, third: int, salt: Salt) -> tuple[tuple[Integers, Integers, Integers], U64]:
-    """The three cells of every k in a table of this third, int64 [n] each; and c(k)."""
+    """Return the three cells of each k in a table of this third, int64 [n] each, and c(k)."""
     seed = np.uint64(salt.s1)
     a = xx_array(ks, seed)
     b = xx_array(a, seed)
@@ -305,22 +295,22 @@ def places(ks: U64, third: int, salt: Salt) -> tuple[tuple[Integers, Integers, I
 
 
 def checked(checks: U64, r: U64) -> int:
-    """Σ c(k)·r modulo PRIME."""
+    """Return Σ c(k)·r modulo PRIME for c(k) and r, uint64 [n] each."""
     return int((checks * r % _P).sum(dtype=np.uint64)) % PRIME
 
 
 def sampled(differing: int, cells: int) -> int:
-    """How many of these cells a verdict samples, where so many seem to differ; 0: none.
+    """Return the number of cells that a verdict samples if about `differing` differ; 0 for none.
 
-    A byte for each 16 of those that differ, a fiftieth of a sketch that tells them; 256 of the
-    sample would differ at least, for fewer tell their share no better than the strata did.
+    It is a byte for each 16 differing cells, a fiftieth of the sketch that decodes them. If fewer
+    than 256 sampled cells would differ, the strata estimate the share as well.
     """
     count = min(differing // 16, SAMPLE_CELLS_MAX)
     return count if count * differing >= 256 * cells else 0
 
 
 def pack(ks: U64) -> bytes:
-    """Ascending k, uint64 [n], as they travel: their differences in byte planes under zstd."""
+    """Return ascending k, uint64 [n], as bytes: their differences in byte planes under zstd."""
     steps = np.diff(ks.astype("<u4"), prepend=np.zeros(1, "<u4"))
     planes = steps.view(np.uint8).reshape(-1, 4).T
     level = _LEVEL if len(ks) <= _LEVEL_KEYS_MAX else _LEVEL_LONG
@@ -328,9 +318,10 @@ def pack(ks: U64) -> bytes:
 
 
 def unpack(data: bytes, *, span: int, count_max: int) -> U64:
-    """The k of `pack`, at most `count_max`, ascending and below span. Raises MalformedMessage."""
+    """Return the k of `pack`, uint64 [n]; raise MalformedMessage unless they are at most
+    `count_max`, ascending and below `span`."""
     try:
-        # The size that a frame declares is allocated: look at it first.
+        # zstd allocates the size that a frame declares, so check it first.
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= 4 * count_max or size % 4:
             raise MalformedMessage("A list of keys is longer than what it is about.")

@@ -1,15 +1,11 @@
-"""Dates, times and intervals: the integers of PostgreSQL's formats to text and back.
+"""Dates, times and intervals: integers of PostgreSQL's formats to text and back (section 2).
 
-What: the string forms of protocol section 2 for `date`, `timestamp`, `timestamptz`, `time`,
-`timetz` and `interval`, as functions between text and integers. `values` packs the integers.
+`datetime` knows the years 1 to 9999 only, an int32 of days reaches from -5877611 to 5881580. The
+calendar is the proleptic Gregorian one; year 0 is 1 BC. Years begin on 1 March here, so the leap
+day is the last of its year (Hinnant, "chrono-compatible low-level date algorithms").
 
-Why its own calendar: an int32 of days reaches from year -5877611 to 5881580, `datetime` from 1 to
-9999 only. The calendar is the proleptic Gregorian one; years are astronomical (year 0 is 1 BC).
-Days and years are split at 1 March, so that the leap day is the last of its year (the method of
-Hinnant, "chrono-compatible low-level date algorithms").
-
-Invariants: *_from_text(*_text(v)) == v for every integer of the format. Text that writes no moment
-gives None; bounds of the types and the infinities are the caller's.
+Invariants: *_from_text(*_text(v)) == v for every integer of the format. Other text gives None;
+`values` packs the integers and checks the bounds of the types and the infinities.
 """
 
 from __future__ import annotations
@@ -29,9 +25,9 @@ _ZONE = re.compile(r"([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?")
 _INTERVAL = re.compile(r"P(-?[0-9]{1,10})M(-?[0-9]{1,10})DT(-?)([0-9]{1,13})(?:\.([0-9]{1,6}))?S")
 
 
-@lru_cache(maxsize=1 << 16)  # a column of dates has few different ones
+@lru_cache(maxsize=1 << 16)  # a column has few different dates
 def days_from_text(text: str) -> int | None:
-    """Days since 2000-01-01 of `YYYY-MM-DD`."""
+    """Return the days from 2000-01-01 to `YYYY-MM-DD`."""
     match = _DATE.fullmatch(text)
     if match is None:
         return None
@@ -48,7 +44,7 @@ def days_from_text(text: str) -> int | None:
 
 
 def date_text(days: int) -> str:
-    """`YYYY-MM-DD` of days since 2000-01-01; beyond 9999 all digits, before year 0 `-YYYY`."""
+    """Return `YYYY-MM-DD` of days since 2000-01-01; with more digits after 9999, `-` before 0."""
     era, day_of_era = divmod(days + _EPOCH_DAYS, _ERA_DAYS)
     # Leap days so far: one in 1,460 days, none in 36,524, one in 146,096.
     year_of_era = (
@@ -63,7 +59,7 @@ def date_text(days: int) -> str:
 
 
 def clock_from_text(text: str) -> int | None:
-    """Microseconds since midnight of `HH:MM:SS[.ffffff]`, up to and including 24:00:00."""
+    """Return the microseconds since midnight of `HH:MM:SS[.ffffff]`, 24:00:00 included."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         return None
@@ -75,7 +71,7 @@ def clock_from_text(text: str) -> int | None:
 
 
 def clock_text(us: int) -> str:
-    """`HH:MM:SS[.ffffff]` of microseconds since midnight; the fraction ends in no zero."""
+    """Return `HH:MM:SS[.ffffff]` of microseconds since midnight; the fraction ends in no zero."""
     minutes, us = divmod(us, 60_000_000)
     hour, minute = divmod(minutes, 60)
     second, us = divmod(us, 1_000_000)
@@ -83,7 +79,7 @@ def clock_text(us: int) -> str:
 
 
 def timestamp_from_text(text: str) -> int | None:
-    """Microseconds since 2000-01-01 00:00 of `YYYY-MM-DD HH:MM:SS[.ffffff]`."""
+    """Return the microseconds from 2000-01-01 00:00 to `YYYY-MM-DD HH:MM:SS[.ffffff]`."""
     date, _, clock = text.partition(" ")
     days, us = days_from_text(date), clock_from_text(clock)
     if days is None or us is None or us == DAY_US:
@@ -92,12 +88,13 @@ def timestamp_from_text(text: str) -> int | None:
 
 
 def timestamp_text(us: int) -> str:
+    """Return `YYYY-MM-DD HH:MM:SS[.ffffff]` of microseconds since 2000-01-01 00:00."""
     days, us_of_day = divmod(us, DAY_US)
     return f"{date_text(days)} {clock_text(us_of_day)}"
 
 
 def zone_from_text(text: str) -> int | None:
-    """Seconds *west* of UTC of `±HH:MM[:SS]`, whose sign is positive in the east."""
+    """Return the seconds *west* of UTC of `±HH:MM[:SS]`, whose sign is positive in the east."""
     match = _ZONE.fullmatch(text)
     if match is None:
         return None
@@ -109,6 +106,7 @@ def zone_from_text(text: str) -> int | None:
 
 
 def zone_text(west_s: int) -> str:
+    """Return `±HH:MM[:SS]`, positive in the east, of seconds *west* of UTC."""
     minutes, second = divmod(abs(west_s), 60)
     hour, minute = divmod(minutes, 60)
     seconds = f":{second:02d}" if second else ""
@@ -116,7 +114,7 @@ def zone_text(west_s: int) -> str:
 
 
 def interval_from_text(text: str) -> tuple[int, int, int] | None:
-    """(microseconds, days, months) of `P{months}M{days}DT{seconds}[.ffffff]S`."""
+    """Return (microseconds, days, months) of `P{months}M{days}DT{seconds}[.ffffff]S`."""
     match = _INTERVAL.fullmatch(text)
     if match is None:
         return None
@@ -125,7 +123,7 @@ def interval_from_text(text: str) -> tuple[int, int, int] | None:
 
 
 def interval_text(us: int, days: int, months: int) -> str:
-    """Months, days and seconds, each with its own sign: a month is no number of days."""
+    """Return the text of an interval; each part has its own sign, for a month has no fixed days."""
     seconds, fraction_us = divmod(abs(us), 1_000_000)
     sign = "-" if us < 0 else ""
     return f"P{months}M{days}DT{sign}{seconds}{_fraction_text(fraction_us)}S"

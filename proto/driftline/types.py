@@ -1,8 +1,8 @@
 """Declared types, columns and recipes (protocol, sections 2 and 5).
 
-A declared type names a byte format: which bytes stand for a value, nothing about meaning. A recipe
-is everything that must be equal on both sides for equal rows to get equal fingerprints. Names are
-part of the recipe but not of the row key, so renaming a column is seen and recomputes nothing.
+A declared type names a byte format, not a meaning. A recipe is all that must be equal on both sides
+so that equal rows have equal fingerprints. Names are part of the recipe but not of the row key, so
+a renamed column is noticed, and nothing is computed again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blake3 import blake3
 from driftline.errors import MalformedMessage
 from driftline.limits import COLUMNS_MAX, FINGERPRINT_VERSION
 
-# Widths in bytes of the types whose every value has the same length; None: it varies.
+# Bytes of each value by type; None if they vary.
 WIDTHS: Final[dict[str, int | None]] = {
     "bool": 1,
     "int2": 2,
@@ -57,16 +57,13 @@ class DeclaredType:
 
     @property
     def width(self) -> int | None:
-        """Bytes of every value, None where they vary."""
+        """Bytes of each value, or None if they vary."""
         return WIDTHS[self.kind]
 
 
 def parse_type(text: str) -> DeclaredType:
-    """`DeclaredType` from its written form, such as `int8` or `numeric(15,2)`.
-
-    Raises:
-        MalformedMessage: it is none.
-    """
+    """Return the type of a written form, such as `int8` or `numeric(15,2)`; raise
+    MalformedMessage for other text."""
     if text in WIDTHS:
         return DeclaredType(text)
     if match := _NUMERIC.fullmatch(text):
@@ -78,7 +75,7 @@ def parse_type(text: str) -> DeclaredType:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a relation. `ordinal` is its place in the relation, from 0; not in the recipe."""
+    """A column of a relation. `ordinal`, its place from 0, is not part of the recipe."""
 
     name: str
     type: DeclaredType
@@ -88,7 +85,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What both sides must agree on. `columns` stand in tuple order: the key columns first."""
+    """All that both sides must agree on; `columns` are in tuple order, the key columns first."""
 
     columns: tuple[Column, ...]
     key_columns: int
@@ -102,16 +99,17 @@ class Recipe:
 
     @property
     def key(self) -> tuple[Column, ...]:
+        """The key columns."""
         return self.columns[: self.key_columns]
 
     @property
     def integer_key(self) -> bool:
-        """Whether the position of a row is its key (protocol, section 4)."""
+        """True if the position of a row is its key (protocol, section 4)."""
         return self.key_columns == 1 and self.columns[0].type.kind in INTEGER_WIDTHS
 
     @property
     def published_order(self) -> tuple[Column, ...]:
-        """The columns as the relation has them."""
+        """The columns in the order of the relation."""
         return tuple(sorted(self.columns, key=lambda c: c.ordinal))
 
     @property

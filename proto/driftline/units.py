@@ -1,15 +1,12 @@
 """Units: rows compared as one, named by their keys (protocol, section 7).
 
-A unit is a set of k with a short digest of the rows below them: ⟨uid, keys, hash⟩ of Lu, Liu and
-Hyland, where the uid is its number in the order of sending. The warehouse names its keys, so the
-source finds out by comparing keys alone what was inserted and what was deleted; a unit that lost
-keys is hashed again without them (their regrouping); then unequal hashes tell the units in which
-rows were updated (their Algorithm 2).
+A unit is a set of k with a short digest of the rows at them: ⟨uid, keys, hash⟩ of Lu, Liu and
+Hyland; its uid is its number in the order of sending. The warehouse names its keys, so the source
+finds inserts and deletes by comparing keys; a unit that lost keys is hashed again without them
+(their regrouping); then unequal hashes mark the units with updated rows (their Algorithm 2).
 
-Keys travel in runs of units of one size, ascending, so that they cost what their differences cost:
-0.3 bytes where integer keys are dense, 1.2 where keys are hashed.
-
-Rejected: naming rows by key bytes, which cost more than the rows they stand for are worth; a uid on
+Keys travel in runs of units of one size, ascending, as differences: 0.3 bytes each for dense
+integer keys, 1.2 for hashed ones. Rejected: key bytes instead of k, which cost too much; a uid on
 the wire.
 """
 
@@ -29,16 +26,13 @@ from driftline.ranges import short_digests
 from driftline.sketches import pack
 
 ROW_HASH_BYTES: Final = 8
-_NEARLY_ALL = 0.95  # of the units differ: how many changes there are is not to be told any more
+_NEARLY_ALL = 0.95  # of the units differ: beyond it, the number of changes cannot be estimated
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRun:
     """Units of `size` keys each, the last one perhaps of fewer; ks: uint64 [n], ascending.
-
-    Raises:
-        MalformedMessage: no such size.
-    """
+    Raises MalformedMessage if no unit may have this size."""
 
     size: int
     ks: U64
@@ -49,10 +43,11 @@ class UnitRun:
 
     @property
     def units(self) -> int:
+        """The number of units."""
         return -(-len(self.ks) // self.size)
 
     def pieces(self, digests: U64) -> Iterator[tuple[bytes, bytes]]:
-        """What travels, keys and digests (uint64 [units]), in pieces that fit a message."""
+        """Yield keys and digests (uint64 [units]) as bytes, in pieces that fit a message."""
         units = UNIT_KEYS_PER_MESSAGE // self.size
         for at in range(0, self.units, units):
             ks = self.ks[at * self.size : (at + units) * self.size]
@@ -60,13 +55,11 @@ class UnitRun:
 
 
 class UnitSums:
-    """Sums over the units of some runs; what one reading of the rows fills.
+    """Sums over the units of runs, filled by one reading of the rows.
 
-    Runs are let go of as they come: a peer may name every key in a run of its own.
-    counts: rows, int64 [units]; sums: uint64 [units], Σ m0 modulo 2^64.
-
-    Raises:
-        MalformedMessage: a key is named twice, or more than GROUP_KEYS_MAX are.
+    counts: rows, int64 [units]; sums: uint64 [units], Σ m0 modulo 2^64. No run is kept, because a
+    peer may put every key into a run of its own. Raises MalformedMessage if a key is named twice,
+    or more than GROUP_KEYS_MAX keys are.
     """
 
     def __init__(self, runs: Iterable[UnitRun]) -> None:
@@ -91,14 +84,14 @@ class UnitSums:
         return len(self.counts)
 
     def find(self, ks: U64) -> Integers:
-        """int64 [n]: the unit of every k; −1 where none names it."""
+        """Return the unit of each k, int64 [n]; −1 if none names it."""
         at = self._places(ks)
         found = np.full(len(ks), -1, np.int64)
         found[at >= 0] = self._unit[at[at >= 0]]
         return found
 
     def add(self, ks: U64, row_hashes: U64) -> Bools:
-        """Add rows, uint64 [n] each; bool [n]: which of them are in a unit."""
+        """Add rows by k and row hash, uint64 [n] each; return which are in a unit, bool [n]."""
         at = self._places(ks)
         named = at >= 0
         at = at[named]
@@ -108,29 +101,31 @@ class UnitSums:
         return named
 
     def short_digests(self, chosen: Bools | None = None) -> U64:
-        """uint64 [units], or of the chosen units alone (bool [units]): of the rows that were added.
-        Where keys are gone, that is the unit's digest regrouped."""
+        """Return digests of the added rows, uint64 [units], or only of chosen units, bool [units].
+
+        If a unit lost keys, its digest is the regrouped one.
+        """
         if chosen is None:
             return short_digests(self.sums, self.counts)
         return short_digests(self.sums[chosen], self.counts[chosen])
 
     def lost(self) -> Bools:
-        """bool [units]: those with a key below which no row was added."""
+        """Return the units with a key for which no row was added, bool [units]."""
         out = np.zeros(len(self), np.bool_)
         out[self._unit[~self._seen]] = True
         return out
 
     def gone(self) -> U64:
-        """The k, ascending, below which no row was added."""
+        """Return the k for which no row was added, ascending, uint64 [n]."""
         return self._ks[~self._seen].astype(np.uint64)
 
     def ks_of(self, units: Bools, *, seen: bool = False) -> U64:
-        """The k, ascending, of the chosen units (bool [units]); those `seen` alone where asked."""
+        """Return the k of chosen units, bool [units], ascending; `seen`: only those with rows."""
         chosen = units[self._unit]
         return self._ks[chosen & self._seen if seen else chosen].astype(np.uint64)
 
     def all_ks(self) -> U64:
-        """Every k, ascending."""
+        """Return every k, ascending, uint64 [n]."""
         return self._ks.astype(np.uint64)
 
     def _places(self, ks: U64) -> Integers:
@@ -150,14 +145,13 @@ def refines(
     row_bytes: int,
     wait_bytes: int,
 ) -> bool:
-    """Whether row hashes, and one more round trip, are cheaper than shipping every row of the
-    units that differ.
+    """Return True if row hashes and a round trip cost less than all rows of the differing units.
 
     Args:
         rows: in the differing units, at the source.
-        hashes: one for each of them, but one for all of a unit that lost keys.
-        differing: units that differ though they lost no key; the others, `lost` of all `units`, are
-            taken to be changed as seldom.
+        hashes: one for each of these rows; units that lost keys have one each.
+        differing: units that differ although they lost no key; the rate of changes in `lost` units
+            is assumed to be the same.
         row_bytes: of a row on the line.
         wait_bytes: what the line could carry during a round trip.
     """

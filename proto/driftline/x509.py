@@ -1,7 +1,7 @@
-"""The dates and names in a certificate (RFC 5280), read with a few lines of DER.
+"""Read dates and names in a certificate (RFC 5280).
 
-Both agents check certificates before they rely on them, and the package that reads them,
-`cryptography`, is needed for nothing but making them. Nothing is verified here: TLS does that.
+Both agents check certificates before use. `cryptography` could read them, but is needed only to
+make certificates. Nothing is verified here: TLS does that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UTC_TIME = 0x17  # with two digits of the year, 1950 to 2049; else GeneralizedT
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """From when to when it is valid, UTC, and its alternative names: DNS, addresses, URIs."""
+    """Start and end of validity, UTC, and alternative names: DNS, addresses, URIs."""
 
     begins: datetime
     ends: datetime
@@ -33,32 +33,24 @@ class Certificate:
 
 
 def read_pem(data: bytes) -> Certificate:
-    """Read the first certificate of a PEM file.
-
-    Raises:
-        MalformedMessage: it holds none.
-    """
+    """Read the first certificate of a PEM file; raise MalformedMessage if there is none."""
     match = _PEM.search(data)
+    if match is None:
+        raise MalformedMessage("It holds no certificate (no BEGIN CERTIFICATE).")
     try:
-        if match is None:
-            raise ValueError("no BEGIN CERTIFICATE")
         return read_der(base64.b64decode(match[1]))
     except ValueError as error:
         raise MalformedMessage(f"It holds no certificate ({error}).") from None
 
 
 def read_der(data: bytes) -> Certificate:
-    """Read a certificate in DER.
-
-    Raises:
-        MalformedMessage: it is none.
-    """
+    """Read a certificate in DER; raise MalformedMessage for other bytes."""
     try:
         # Certificate { TBSCertificate { [0] version, serialNumber, signature, issuer,
         # validity { notBefore, notAfter }, subject, subjectPublicKeyInfo, …, [3] extensions } … }
         certificate = next(iter(_elements(data)))[1]
         fields = list(_elements(next(iter(_elements(certificate)))[1]))
-        if fields[0][0] == _VERSION:  # version 1 has no field for its version
+        if fields[0][0] == _VERSION:  # absent in version 1
             fields = fields[1:]
         begins, ends = (_time(tag, value) for tag, value in _elements(fields[3][1]))
         extensions = (value for tag, value in fields if tag == _EXTENSIONS)

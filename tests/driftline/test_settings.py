@@ -40,7 +40,7 @@ def test_values_come_back_as_they_stand(tmp_path: Path) -> None:
     )
     assert table.text("text") == "a"
     assert table.flag("flag")
-    assert table.integer("count", default=1) == 3
+    assert table.integer("count", default=1, least=0) == 3
     assert table.optional_number("rate") == 2.0
     assert table.texts("names") == ("x", "y")
     assert table.path("file") == tmp_path / "f"
@@ -100,7 +100,7 @@ def test_a_wrong_value_says_what_was_expected_and_found(
     getters = {
         "text": lambda: table.text("text"),
         "flag": lambda: table.flag("flag"),
-        "count": lambda: table.integer("count", default=1),
+        "count": lambda: table.integer("count", default=1, least=0),
         "rate": lambda: table.optional_number("rate"),
         "names": lambda: table.texts("names"),
         "inner": lambda: table.tables("inner", ("text",)),
