@@ -1,8 +1,7 @@
-"""Warn of columns that can hold what a refresh refuses: what the engines' `warnings` share.
+"""Warnings about columns that can hold values which a refresh refuses, for `Engine.warnings`.
 
-A value that does not fit ends a refresh, perhaps after months in which none came. The catalogue
-tells which columns could hold one; no row is read, so a note says "can" and not "does".
-`docs/types.md` lists the types in Spark, and what each refuses.
+Such a value ends a refresh, perhaps after months. The catalogue tells which columns could hold one;
+no row is read. `docs/types.md` lists the types in Spark, and what each refuses.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _STRING: Final = 'carriers = {{"{name}" = "string"}} at the warehouse takes it'
 
 
 def column_warnings(shape: Shape, warning: Callable[[Column, str], str]) -> list[str]:
-    """Return one note for each column that `warning` has something to say about, in published
-    order.
+    """Return the notes on columns that can hold a refused value, in published order.
 
     Args:
+        shape: the relation.
         warning: takes a column and its form (see `Plan`), and returns a text with `{name}` for the
-            column's name; empty: every value is taken.
+            column's name; empty if every value is accepted.
     """
     forms = {c.name: f for c, f in zip(shape.recipe.columns, plan_of(shape).forms, strict=True)}
     found = [(c.name, warning(c, forms[c.name])) for c in shape.recipe.published_order]
@@ -35,10 +34,9 @@ def column_warnings(shape: Shape, warning: Callable[[Column, str], str]) -> list
 
 
 def spark_warning(column: Column, *, has_nan: bool) -> str:
-    """Return the note on a column that can hold what no date, timestamp or decimal of Spark can.
+    """Return the note on a column that can hold a value which Spark's type cannot, or "".
 
-    Args:
-        has_nan: a numeric column can hold NaN.
+    `has_nan`: a numeric column can hold NaN.
     """
     if column.type.kind in DATES:
         return f"can hold infinity and years before 1 or after 9999; {_SPARK_DATES}; {_STRING}"

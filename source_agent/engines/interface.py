@@ -1,16 +1,14 @@
-"""What the agent asks of a database, whatever the engine: the interface that engines implement.
+"""The interface that every database engine implements: `Engine`, `Session` and, if it can, `Split`.
 
-An `Engine` opens `Session`s. A session is one read-only snapshot of one database: everything read
-through it is of one instant where the engine can (`Consistency.EXACT`), and it says so where it
-cannot. It yields *row bytes* (protocol, section 3) in batches and knows nothing of fingerprints,
-messages or the network.
+An `Engine` opens `Session`s. A session is one read-only snapshot of one database. It yields *row
+bytes* (protocol, section 3) in batches and knows nothing of fingerprints, messages or the network.
 
 Invariants: identifiers come from the DBA's file alone and are quoted by the engine; values from the
-network (key bounds, keys) are bound, never formatted; every statement a session can issue is one of
-the `templates` that `explain` prints.
+network (key bounds, keys) are bound, never formatted; every statement that a session can issue is
+one of the `templates` that `explain` prints.
 
 Rejected: SQLAlchemy's Core for the reads. It decodes every value, which costs three times the scan
-and rounds some types; it is used for what it is good at, connection URLs.
+and rounds some types.
 """
 
 from __future__ import annotations
@@ -28,23 +26,24 @@ from driftline.types import Column, DeclaredType, Recipe
 
 from source_agent.engines.row_security import RowSecurity
 
-BATCH_ROWS = 4_096  # rows hashed and added up at once: numpy is efficient, the rows stay in cache
-BATCH_BYTES = 2 << 20  # a batch is closed here when rows are wide
-BATCH_S = 1.0  # and here when they come slowly: what was read is counted and seen
+# A batch is closed at whichever limit is reached first.
+BATCH_ROWS = 4_096  # numpy is efficient, and the rows stay in the cache
+BATCH_BYTES = 2 << 20
+BATCH_S = 1.0  # rows that come slowly are counted and shown in time
 
 Rows = list[bytes]
 Ask = Callable[..., list[tuple[Any, ...]]]  # a session's `ask`: an SQL text, then its values
 
 
 class Consistency(Enum):
-    """Whether what a session reads is of one instant."""
+    """EXACT if everything that a session reads is from one snapshot, else FUZZY."""
 
     EXACT = "exact"
     FUZZY = "fuzzy"
 
 
 class Fingerprint(Enum):
-    """Who makes what stands for a row while relations are compared (protocol, section 5)."""
+    """The program that computes a relation's fingerprints (protocol, section 5)."""
 
     AGENT = "agent"
     DATABASE = "database"
@@ -52,11 +51,11 @@ class Fingerprint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What the DBA published under a name: a table, or a SELECT of hers. Exactly one is set.
+    """A relation that the DBA published: a table, or a SELECT of hers. Exactly one of them is set.
 
     `key` and `columns` are None where the file leaves them to the primary key and to all columns.
     `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
-    `types` overrides declared types where an engine cannot tell (expressions in SQLite).
+    `types` overrides declared types where an engine cannot know them (expressions in SQLite).
     """
 
     name: str
@@ -72,9 +71,9 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The DBA's budgets for one session; None is no limit.
+    """The DBA's budgets for one session, in seconds; None is no limit.
 
-    `silence_s`: the longest time in which a database that is being read delivers nothing.
+    `silence_s`: the longest time in which a database that is being read may deliver nothing.
     """
 
     statement_s: float | None = None
@@ -86,13 +85,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an engine's own module reads a relation. Nobody else looks inside.
+    """An engine's private instructions for reading a relation; no other room looks inside.
 
-    `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` go with the
-    recipe's columns: the read expression, and how its raw result becomes the value's bytes.
-    `pages` are NOT NULL columns, together unique, by which the relation can be read in pages.
-    `consistency` is what the tables involved allow, before anything else happens. `row_hash` is the
-    expression of a row's hash where the database makes fingerprints, `seed` what it begins with.
+    `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` belong to the
+    recipe's columns: the expression to select, and the name of its conversion to bytes. `pages` are
+    NOT NULL columns, together unique, by which the relation can be read in pages. `consistency` is
+    the best that the tables allow. `row_hash` is the expression of a row's hash if the database
+    computes fingerprints, `seed` the hash's first value.
     """
 
     source: str
@@ -109,12 +108,12 @@ class Plan:
 class Shape:
     """A relation as the database describes it now, and how it is best read.
 
-    `vouched`: a NOT NULL unique constraint covers the key, so neither NULLs nor duplicates exist.
+    `vouched`: a NOT NULL unique constraint covers the key, so it has neither NULLs nor duplicates.
     `ordered`: reading in key order costs no more than reading in any order.
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
-    `notes`: what a DBA or an engineer should know (columns read as text and why), for `check`.
-    `row_security`: None where the engine has none.
+    `notes`: facts for the DBA (such as columns read as text, and why), for `check`.
+    `row_security`: None if the engine has none.
     """
 
     relation: Relation
@@ -128,8 +127,10 @@ class Shape:
     row_security: RowSecurity | None = None
 
     def hashed(self, seed: int) -> Shape:
-        """The relation as its key columns and each row's hash under a seed of 64 signed bits: an
-        int8 named `driftline_hash`. Only where the database makes fingerprints."""
+        """Return the relation as its key columns and an int8 `driftline_hash`, each row's hash.
+
+        Only for a relation whose fingerprints the database computes. `seed` has 64 signed bits.
+        """
         plan = self.plan
         assert plan is not None, "a relation is read by the engine that described it"
         assert plan.row_hash, "this database makes no fingerprints"
@@ -142,29 +143,32 @@ class Shape:
         )
 
     def may_be_null_in(self, first: Positions) -> bool:
-        """Whether ranges that begin at these keys take in a key that is NULL: it stands before
-        every integer, where no constraint vouches that there is none."""
+        """Return True if ranges that begin at `first`, int64 [n], may include a NULL key.
+
+        NULL counts as smaller than every integer, unless a constraint excludes it.
+        """
         return not self.vouched and bool((first == POSITION_MIN).any())
 
 
 @dataclass(frozen=True, slots=True)
 class Privilege:
-    """One thing the login may do, for `check`. `excess`: more than SELECT on what is published."""
+    """A privilege of the login, for `check`. `excess`: more than SELECT on what is published."""
 
     what: str
     excess: bool
 
 
 class Pulse:
-    """When a database last delivered something: a row, some bytes, the end of a statement.
+    """The last time a database delivered something: a row, some bytes, the end of a statement.
 
-    Written by the thread that reads, looked at by another. `at`: seconds of the monotonic clock.
+    The reading thread writes it, another looks at it. `at`: seconds of the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.at = time.monotonic()
 
     def beat(self) -> None:
+        """Record that the database delivered something now."""
         self.at = time.monotonic()
 
 
@@ -172,8 +176,8 @@ class Pulse:
 class Listed:
     """A table or view of the database, for `init`.
 
-    `table` is its name as source.toml has it. `key` are the columns of a unique index that are all
-    NOT NULL, where there is no primary key; empty: there is none, or a primary key.
+    `table` is its name as source.toml has it. `key`: the columns of a unique index, all NOT NULL,
+    if there is one and no primary key.
     """
 
     schema: str
@@ -184,8 +188,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """A limit that a session is under, by the database's own name for it. `is_idle`: it ends a
-    session from which nothing comes."""
+    """A time limit of a session, under the database's name. `is_idle`: it ends idle sessions."""
 
     name: str
     seconds: float
@@ -193,34 +196,36 @@ class TimeLimit:
 
 
 class Session(Protocol):
-    """One read-only snapshot. Not thread-safe but for `interrupt`. Close it."""
+    """One read-only snapshot. Not thread-safe, except `interrupt` and `answers`. Close it."""
 
     @property
     def consistency(self) -> Consistency:
-        """Of everything read so far: FUZZY from the first row on that was not of one instant."""
+        """Consistency of everything read so far: FUZZY as soon as one row is from elsewhere."""
 
     @property
     def as_of(self) -> str:
-        """The instant of the snapshot: ISO 8601, UTC, by the database's clock."""
+        """The time of the snapshot: ISO 8601, UTC, by the database's clock."""
 
     @property
     def time_limits(self) -> Sequence[TimeLimit]:
-        """The limits of time in force: of each kind the tighter one of what the database has for
-        this login and what source.toml says."""
+        """Time limits in force: of each kind the tighter of the login's and source.toml's."""
 
     @property
     def pulse(self) -> Pulse:
-        """Beats when the database delivered something."""
+        """The pulse that beats when the database delivers something."""
+
+    @property
+    def generation(self) -> int:
+        """A number that grows when the session's next reads see other data than the last ones."""
 
     def answers(self, within_s: float) -> bool:
-        """Return True if its server answers a new connection within about so many seconds.
+        """Return True if the server answers a new connection within about `within_s` seconds.
 
-        Called from another thread, while this session waits. A busy server answers, a dead one
-        does not.
+        Another thread calls it while this session waits, to tell a busy server from a dead one.
         """
 
     def describe(self, relation: Relation) -> Shape:
-        """The relation as it is now.
+        """Return the relation as it is now.
 
         Raises:
             ConfigurationError: no such table, column or key, or a type refused by name.
@@ -228,117 +233,116 @@ class Session(Protocol):
         """
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        """Every row once, in batches; with `ordered`, by ascending integer key.
+        """Yield every row once, in batches; if `ordered`, by ascending integer key.
+
+        NULL keys are passed on: the caller finds and refuses them.
 
         Raises:
             ValueDoesNotFit: a value that its declared type cannot hold; names column and key.
-            NullKey: never here; NULLs are passed on and found by the caller.
         """
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
-        """Rows whose integer key lies in one of the disjoint ranges [first, last], both inclusive,
-        by index. Only where `shape.recipe.integer_key`. With `rows_max` it may end when more than
-        so many rows have come, so that the database does not read what nobody wants.
+        """Yield the rows whose integer key lies in one of these ranges, by index. Raises as `scan`.
 
-        Ranges that cover every integer miss no row, whatever its key: what is no integer lies in
-        the range below the next one, or in that which ends at the greatest, and of rows without a
-        key one comes with the range that begins at the least (`Shape.may_be_null_in`).
+        Ranges that together cover every integer miss no row: a key that is no integer belongs to
+        the range of the next smaller one, or to the range that begins at the least integer or ends
+        at the greatest; one row with a NULL key comes with the range that begins at the least.
 
-        Raises: as `scan`."""
-
-    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
-        """The scan in parts, of about `rows_max` rows at most; None: only `scan` can read it, or
-        it is too small to be worth it."""
-
-    def pause(self) -> None:
-        """The caller is about to wait for the network. Where readers block writers the snapshot is
-        given up here (and `generation` counts on if the data changed before the next read)."""
-
-    @property
-    def generation(self) -> int:
-        """Grows when what is read now is no longer what was read before."""
-
-    def interrupt(self) -> None:
-        """From another thread: ends what is running, and what would run next, with an error there.
-
-        For a session that nobody needs any more; only `close` is left to do with it, and must not
-        be called before this returns. It returns within seconds, also when the server is dead, and
-        ends the wait of the thread that reads. Raises nothing; does nothing where nothing runs.
+        Args:
+            shape: a relation with `recipe.integer_key`.
+            first, last: disjoint ranges, int64 [n] each, both inclusive.
+            rows_max: it may end after more rows than that, so that the database does not read
+                rows that the caller will not use.
         """
 
-    def close(self) -> None: ...
+    def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
+        """Return the scan in parts of about `rows_max` rows at most.
+
+        None if only `scan` can read the relation, or if it is too small to be worth it.
+        """
+
+    def pause(self) -> None:
+        """Prepare for a wait for the network: end the snapshot if readers block writers.
+
+        `generation` grows if the data has changed before the next read.
+        """
+
+    def interrupt(self) -> None:
+        """End the running statement and every later one with an error in the reading thread.
+
+        Any thread may call it, for a session that is not needed any more: call only `close` then,
+        after this has returned. It returns within seconds, also if the server is dead. Raises
+        nothing.
+        """
+
+    def close(self) -> None:
+        """Close the connection, and with it the snapshot."""
 
 
 class Split(Protocol):
-    """One scan in parts that together are every row once, whoever reads which, in any order."""
+    """A scan in parts, which several processes read in any order; together they are every row."""
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> Session:
+        """The session that reads the parts."""
 
     @property
-    def parts(self) -> int: ...
+    def parts(self) -> int:
+        """The number of parts."""
 
     @property
     def join(self) -> Callable[[], Split]:
-        """Opens a session of its own over the same snapshot, with the same parts. It can be pickled
-        for another process; the snapshot lasts as long as the session that was split.
+        """A function that opens another session over the same snapshot, with the same parts.
 
-        Raises:
-            DatabaseUnavailable, DatabaseRefused.
+        It can be pickled for another process. The snapshot lasts as long as the session that was
+        split. The function raises DatabaseUnavailable or DatabaseRefused.
         """
 
     def read(self, part: int) -> Iterator[Rows]:
-        """As `Session.scan`, of one part, 0 ≤ part < parts."""
+        """Yield the rows of one part, 0 ≤ part < parts. Raises as `Session.scan`."""
 
     def note(self, rows: int) -> None:
-        """So many more rows were read elsewhere. Raises what ends a scan between two batches."""
+        """Note that another process has read `rows` more. Raises if the scan must end."""
 
     def wait(self) -> None:
-        """Nothing is read here while others read, and no statement runs: the session is kept from
-        being taken for idle. Raises as `note`."""
+        """Keep the session from being closed as idle while others read. Raises as `note`."""
 
 
 class Engine(Protocol):
-    """One database, named by the DBA's URL."""
+    """One database, named by the DBA's URL.
+
+    Every method that asks the database raises DatabaseUnavailable or DatabaseRefused.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The engine's name, such as `postgresql`."""
 
     def open(self) -> Session:
-        """A new read-only snapshot.
-
-        Raises:
-            DatabaseUnavailable: it does not answer. DatabaseRefused: it refuses the login.
-        """
+        """Open a session with a new read-only snapshot."""
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
-        """What the login may do, from the privilege catalogues; it never tries to write."""
+        """Return the login's privileges from the catalogues, without trying to write."""
 
     def scan_cost(self, shape: Shape) -> str:
-        """One line on what a full scan costs: rows, bytes and plan, from catalogue and EXPLAIN."""
+        """Return one line on the cost of a full scan: rows, bytes and plan, from EXPLAIN."""
 
     def warnings(self, shape: Shape) -> list[str]:
         """Return a note for each column that can hold what a refresh refuses, for `check`."""
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
-        """The least-privilege script that a DBA runs as herself, for this engine; `connections`
-        are allowed at once: two exchanges, a description, one to spare."""
+        """Return the least-privilege script that a DBA runs as herself.
+
+        `connections` are allowed at once: two exchanges, a description, one to spare.
+        """
 
     def listed(self) -> list[Listed]:
-        """The tables and views of this database that are not the server's own, by name.
-
-        Raises:
-            DatabaseUnavailable, DatabaseRefused.
-        """
+        """Return the tables and views of the database that are not the server's own, by name."""
 
     def attempts(self, relation: Relation) -> list[str]:
-        """The SQL texts by which this relation is described, though it be refused.
-
-        Raises:
-            DatabaseUnavailable, DatabaseRefused: there is no session to describe it with.
-        """
+        """Return the SQL texts that describing a relation issues, even if it is refused."""
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        """Every SQL text this agent can issue for these relations, each once."""
+        """Return every SQL text that this agent can issue for these relations, each once."""

@@ -1,12 +1,11 @@
-"""Values that go into a row as they are: numbers that `struct` knows, bytes behind their length.
+"""Values that go into a row unchanged: numbers that `struct` packs, bytes behind their length.
 
-Most columns are of these two kinds, and between two values of bytes everything is of a fixed width:
-so one call of `struct` per row and run of such columns makes all of it, the lengths included, and
-one join puts the row together. No line of Python runs per value: SQLite's rows are encoded in 0.5
-instead of 1.0 µs (TPC-H orders).
+Most columns are of these two kinds. One call of `struct` per row packs a run of fixed-width columns
+with their lengths, and one join puts the row together; no line of Python runs per value. SQLite's
+rows are encoded in 0.5 instead of 1.0 µs (TPC-H orders).
 
-Invariants: `joined` makes the very bytes that the columns' own encoders make, or raises; it guesses
-nothing. A NULL makes it raise, so columns that have any are left to their own encoder.
+Invariants: `joined` makes the same bytes as the columns' own encoders, or raises. A NULL makes it
+raise, so columns that have any are left to their own encoder.
 """
 
 from __future__ import annotations
@@ -37,13 +36,15 @@ _FORMATS: Final = {
 
 
 def _anything(_: Values) -> None:
-    """Leaves the check to `struct`."""
+    """Leave the check to `struct`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Encodes a type of a fixed width; `convert` makes its int or float. `check` raises for a block
-    with a value that must not be here and that `struct` would take."""
+    """Encoder of a fixed-width type; `convert` makes its int or float.
+
+    `check` raises for a block with a value that is refused though `struct` would pack it.
+    """
 
     kind: str
     convert: Callable[[Any], Any] | None = None
@@ -51,10 +52,11 @@ class Fixed:
 
     @property
     def form(self) -> str:
+        """The format of `struct` for a value behind its width."""
         return "i" + _FORMATS[self.kind]
 
     def given(self, values: Values) -> list[Iterable[Any]]:
-        """What is packed for each row: the width, and the value."""
+        """Return what `form` packs for each row: the width, and the value."""
         self.check(values)
         width = struct.calcsize(">" + _FORMATS[self.kind])
         return [repeat(width), values if self.convert is None else map(self.convert, values)]
@@ -68,8 +70,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Encodes values that are bytes already; `check` raises for a block with one that must not be
-    here."""
+    """Encoder of values that are bytes already; `check` raises for a block with a refused one."""
 
     check: Callable[[Values], object] = _anything
 
@@ -79,7 +80,7 @@ class Raw:
 
 
 def behind_length(values: Values) -> list[bytes]:
-    """Each behind its length."""
+    """Return each value, of bytes, behind its length."""
     try:
         return list(map(add, map(_short_length, map(len, values)), values))
     except (IndexError, TypeError):  # one that is longer, or a NULL
@@ -88,17 +89,16 @@ def behind_length(values: Values) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def packer(form: str) -> Callable[..., bytes]:
-    """`pack` of a format of `struct`."""
+    """Return the `pack` of a format of `struct`."""
     return struct.Struct(form).pack
 
 
 def joined(
     columns: Sequence[Values], encoders: Sequence[ColumnEncoder], has_null: Sequence[bool]
 ) -> list[bytes]:
-    """Row bytes from columns; those that `has_null` by their own encoders, piece by piece.
+    """Return row bytes made from columns; a column with NULLs is encoded by its own encoder.
 
-    Raises:
-        Whatever struct, len or an encoder raises for a value that does not fit, or a NULL.
+    Raises what `struct`, `len` or an encoder raises for a value that does not fit, or a NULL.
     """
     form = ">h"
     given: list[Iterable[Any]] = [repeat(len(columns), len(columns[0]))]

@@ -25,9 +25,9 @@ _WHERE = "database.url"
 class EngineKind:
     """A database engine that a URL may name.
 
-    `name` is the engine's and that of pip's extra. `opens` is the module that has `from_url(url,
-    password, limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+`
-    in a URL; empty: none. `is_file`: the URL names a file, no host and no login.
+    `name` is also that of pip's extra. `opens` is the module that has `from_url(url, password,
+    limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+` in a URL;
+    empty: none. `is_file`: the URL names a file, no host and no login.
     """
 
     name: str
@@ -55,8 +55,9 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
     """Return the engine that a URL names; nothing is contacted yet.
 
     Args:
-        password: used instead of one in the URL; None leaves it to the URL and the driver's own
-            files.
+        url: the DBA's `database.url`.
+        password: used instead of the URL's; None leaves it to the URL and the driver's own files.
+        limits: for the sessions of the engine.
 
     Raises:
         ConfigurationError: not a URL, an unknown database or driver, or a driver not installed.

@@ -1,13 +1,10 @@
-"""From a DBA's `Relation` and a catalogue's column names to the tuple order; no I/O.
+"""From a DBA's `Relation` and a catalogue's columns to the tuple order and a SELECT; no I/O.
 
-What the three engines have in common before any SQL is written: names are split and quoted, names
-that do not exist are refused with the nearest that does, the key comes first (protocol, section 3).
+All engines share these steps: names are split and quoted, unknown names are refused with the
+nearest known one, the key comes first (protocol, section 3).
 
 Invariants: every name in SQL text has passed `quote`; a name is taken as it is written, never
-folded to lower or upper case, because the file names a column and does not write SQL.
-
-Rejected: SQLAlchemy's quoting. It quotes only where it believes it must, so that one name is
-written in two ways.
+folded to lower or upper case. Rejected: SQLAlchemy's quoting, which writes one name in two ways.
 """
 
 from __future__ import annotations
@@ -30,10 +27,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column as a catalogue describes it, with the expression that reads it losslessly.
-
-    `form` is the engine's own word for how the raw value becomes bytes.
-    """
+    """A column with the expression that reads it without loss; `form`: see `Plan.forms`."""
 
     name: str
     type: DeclaredType
@@ -45,8 +39,10 @@ class ReadColumn:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an engine knows of a relation beyond its columns; see `Shape` and `Plan`. `row_hash` is
-    None where the engine has no hash that the warehouse can make as well."""
+    """An engine's knowledge of a relation beyond its columns; see `Shape` and `Plan`.
+
+    `row_hash` is None if the engine has no hash that the warehouse can compute too.
+    """
 
     source: str
     vouched: bool = False
@@ -68,41 +64,37 @@ class Order:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """The names of the key's columns."""
         return self.names[: self.key_columns]
 
 
 def quote(name: str, mark: str = '"') -> str:
-    """`name` as an identifier of SQL."""
+    """Quote a name as an identifier of SQL."""
     return mark + name.replace(mark, mark * 2) + mark
 
 
 def split_name(text: str, mark: str = '"') -> tuple[str, ...]:
-    """The parts of a table's name: split on dots outside quotes, quotes removed."""
-    parts, current, is_quoted = [], "", False
-    position = 0
-    while position < len(text):
-        letter = text[position]
-        if letter == mark and is_quoted and text[position + 1 : position + 2] == mark:
-            current += mark
-            position += 1
-        elif letter == mark:
-            is_quoted = not is_quoted
-        elif letter == "." and not is_quoted:
-            parts.append(current)
-            current = ""
+    """Split a table's name on the dots outside quotes, and remove the quotes."""
+    parts, pieces = [""], text.split(mark)
+    for i, piece in enumerate(pieces):
+        if i % 2:  # inside quotes
+            parts[-1] += piece
+        elif not piece and 0 < i < len(pieces) - 1:  # a doubled mark
+            parts[-1] += mark
         else:
-            current += letter
-        position += 1
-    return (*parts, current)
+            first, *others = piece.split(".")
+            parts[-1] += first
+            parts += others
+    return tuple(parts)
 
 
 def join_name(parts: Sequence[str], mark: str = '"') -> str:
-    """A table's name as `split_name` takes it apart: parts are quoted where they must be."""
+    """Join parts to a table's name that `split_name` splits; quote those that need it."""
     return ".".join(quote(p, mark) if mark in p or "." in p or not p else p for p in parts)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """A remedy that names what was probably meant, else what there is."""
+    """Return a remedy: the known name that was probably meant, else the first known ones."""
     folded = {k.lower(): k for k in reversed(known)}
     if close := difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5):
         return f"Did you mean {folded[close[0]]!r}?"
@@ -113,6 +105,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def unknown_table(relation: Relation, known: Sequence[str]) -> ConfigurationError:
+    """Return the error for a table that is not among the `known` ones."""
     return ConfigurationError(
         f"The table {relation.table!r} does not exist.",
         remedy=nearest(relation.table or "", known),
@@ -120,15 +113,17 @@ def unknown_table(relation: Relation, known: Sequence[str]) -> ConfigurationErro
     )
 
 
-def query_text(query: str) -> str:
-    """A DBA's SELECT as a derived table, without its alias."""
-    return f"(\n{query.strip().rstrip(';').rstrip()}\n)"
+def derived_table(relation: Relation, mark: str = '"') -> str:
+    """Return the query of a relation as SQL after FROM."""
+    query = (relation.query or "").strip().rstrip(";").rstrip()
+    return f"(\n{query}\n) AS {quote(ALIAS, mark)}"
 
 
 def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) -> Order:
-    """Which columns are published, in tuple order.
+    """Return the columns that are published, in tuple order.
 
     Args:
+        relation: as the DBA published it.
         known: every column of the relation, in its order.
         primary: the primary key, in key order; empty for none.
 
@@ -173,7 +168,11 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
 
 
 def declared(relation: Relation, column: str) -> DeclaredType | None:
-    """The type that the file gives to a column, if it does."""
+    """Return the type that the file gives to a column, or None.
+
+    Raises:
+        ConfigurationError: it is no type.
+    """
     text = dict(relation.types).get(column)
     if text is None:
         return None
@@ -188,7 +187,7 @@ def declared(relation: Relation, column: str) -> DeclaredType | None:
 
 
 def refuse_types(relation: Relation, engine: str) -> None:
-    """For engines that know the type of everything themselves."""
+    """Raise ConfigurationError if the file sets types: the engine knows them all."""
     if relation.types:
         raise ConfigurationError(
             f"{engine} knows the types of its columns; `types` is for SQLite.",
@@ -217,6 +216,7 @@ def each_column(
 
 
 def refused_type(relation: Relation, column: str, what: str, remedy: str) -> ConfigurationError:
+    """Return the error for a column that cannot be read; `what` is wrong with it."""
     return ConfigurationError(
         f"The column {column!r} {what}.", remedy=remedy, where=f"{relation.name}.{column}"
     )
@@ -240,10 +240,17 @@ def shape(
     found: Sequence[ReadColumn],
     access: Access,
 ) -> Shape:
-    """Everything put together; `found` holds the columns of `order`, in its order.
+    """Return the shape of a relation.
+
+    Args:
+        relation: as the DBA published it.
+        known: the names of all its columns, in its own order.
+        order: the published ones, in tuple order.
+        found: the columns of `order`, in its order.
+        access: everything else that the engine knows.
 
     Raises:
-        ConfigurationError: the file wants fingerprints of a database that makes none.
+        ConfigurationError: the file demands that the database compute fingerprints; it cannot.
     """
     by_database = relation.fingerprint is Fingerprint.DATABASE
     if by_database and access.row_hash is None:
@@ -276,6 +283,7 @@ def shape(
 
 
 def refused_fingerprint(relation: Relation, why: str) -> ConfigurationError:
+    """Return the error for a relation whose fingerprints its database cannot compute."""
     return ConfigurationError(
         why,
         remedy='Remove `fingerprint = "database"`; the agent makes fingerprints everywhere.',
@@ -284,7 +292,7 @@ def refused_fingerprint(relation: Relation, why: str) -> ConfigurationError:
 
 
 def plan_of(shape: Shape) -> Plan:
-    """The plan of a shape that an engine described."""
+    """Return the plan of a shape that an engine described."""
     assert shape.plan is not None, "a shape is read by the engine that described it"
     return shape.plan
 

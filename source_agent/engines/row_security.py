@@ -1,8 +1,7 @@
-"""The policies by which a database decides which rows the login sees, and how they are told.
+"""The policies by which a database decides which rows the login sees, and their message.
 
-A published relation is what the login may see of it. What a policy says stays at the source: its
-condition may name customers. Its table, its name and a digest are told, so that the warehouse can
-say which policy came, went or says something else.
+A policy's condition stays at the source, because it may name customers. The warehouse receives its
+table, its name and a digest, so that it can say which policy was added, removed or changed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ _DOMAIN = b"driftline row security\n"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A condition under which the database shows rows to the login. `name` is empty for a table
-    that shows it none; `digest`, 8 bytes, is of what the policy says."""
+    """A condition under which the database shows rows to the login; `digest`, 8 bytes, is its hash.
+
+    `name` is empty for a table that shows the login no row.
+    """
 
     table: str
     name: str
@@ -34,12 +35,12 @@ class RowSecurity:
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that change when a policy comes, goes or says something else."""
+        """16 bytes that change when a policy is added, removed or changed."""
         parts = [f"{p.table}\0{p.name}\0{p.digest.hex()}\n".encode() for p in self.policies]
         return blake3.blake3(_DOMAIN + b"".join(parts)).digest(length=16)
 
     def message(self) -> pb.RowSecurity:
-        """Return what the warehouse is told: the digest of all, and the first policies."""
+        """Return the message to the warehouse: the digest of all, and the first policies."""
         listed = [
             pb.Policy(table=policy.table, name=policy.name, digest=policy.digest)
             for policy in self.policies[:POLICIES_MAX]

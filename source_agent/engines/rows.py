@@ -1,15 +1,13 @@
-"""Row bytes from an engine's raw values, a column at a time (protocol, section 3).
+"""Row bytes from a driver's Python values, a column at a time (protocol, section 3).
 
-For the engines whose driver hands out Python values. A block of rows is turned into columns, each
-column encoded at once, and the pieces of each row joined (`plain`), so that little is called once
-per value.
+A block of rows is turned into columns, each column encoded at once, and the pieces of each row
+joined (`plain_values`), so that few functions are called once per value.
 
-Invariants: a value becomes the bytes of its declared type or the whole read fails with
-`ValueDoesNotFit`, naming column, value and key; nothing is ever coerced silently. Blocks are small
-(`BLOCK_ROWS`, fewer when rows are wide), so memory is flat.
+Invariants: a value becomes the bytes of its declared type, or the whole read fails with
+`ValueDoesNotFit`, naming column, value and key; nothing is coerced silently. Blocks are small, so
+memory stays flat.
 
-Rejected: generating one encoder function per shape as source text. It cannot be read, and `exec`
-has no place in an agent that a DBA is to trust.
+Rejected: generating an encoder per shape as source text. A DBA is to trust this agent: no `exec`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from __future__ import annotations
 import struct
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -30,6 +28,7 @@ from driftline.values import string_encoder
 
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Pulse, Rows, Shape
 from source_agent.engines.plain_values import NULL, ColumnEncoder, Values, behind_length, joined
+from source_agent.engines.relations import plan_of
 from source_agent.printable import printable_row
 
 BLOCK_ROWS = 512  # fetched and encoded at once: a sudden wide row costs at most this many of them
@@ -41,7 +40,7 @@ _UNFIT = (ValueDoesNotFit, UnicodeError, struct.error, ValueError, TypeError, Ov
 
 
 def variable(encode: Callable[[Any], bytes]) -> ColumnEncoder:
-    """Of any type, by a function of one value."""
+    """Return the column encoder of a type that `encode` encodes one value at a time."""
 
     def column(values: Values) -> list[bytes]:
         return behind_length([None if v is None else encode(v) for v in values])
@@ -50,33 +49,33 @@ def variable(encode: Callable[[Any], bytes]) -> ColumnEncoder:
 
 
 def check_utf8(values: Values) -> None:
-    """Of text that came as bytes: checked at once, since no character spans a zero byte."""
+    """Raise UnicodeError if one of these bytes objects is not UTF-8."""
     try:
-        together = b"\0".join(values)
+        text = b"\0".join(values)  # all at once: no character spans a zero byte
     except TypeError:
-        together = b"\0".join([v for v in values if v is not None])
-    if not together.isascii():
-        together.decode()
+        text = b"\0".join([v for v in values if v is not None])
+    if not text.isascii():
+        text.decode()
 
 
 def from_text(type: DeclaredType, suffix: str = "") -> ColumnEncoder:
-    """Of ASCII text that came as bytes, in the string form of the protocol less `suffix`."""
+    """Return the encoder of ASCII bytes in the protocol's string form without its `suffix`."""
     encode = string_encoder(type)
     return variable(lambda v: encode(v.decode() + suffix))
 
 
 def decimal_text(type: DeclaredType) -> ColumnEncoder:
-    """Of a number that came as text in bytes, with exactly `scale` decimals."""
+    """Return the encoder of decimal numbers in ASCII bytes, with exactly `scale` decimals."""
     if (type.precision or 99) <= DOUBLE_DIGITS:
         return short_decimals(type)
     return variable(decimal_encoder(type))
 
 
 def short_decimals(type: DeclaredType) -> ColumnEncoder:
-    """Of numbers with at most 15 digits, as float, int or text in bytes: whole blocks in numpy.
+    """Return the encoder of numbers with at most 15 digits: float, int, or text in bytes.
 
-    A double holds 15 decimal digits: the number with `scale` decimals that is nearest to the double
-    is the value if, divided again, it is that very double; else the value has more decimals.
+    A double holds 15 decimal digits. The number with `scale` decimals that is nearest to the double
+    is the value if it reads back as the same double; else the value has more decimals.
     """
     precision, scale = type.precision or 0, type.scale or 0
     behind = -(-scale // 4)  # base-10000 digits behind the point
@@ -117,9 +116,9 @@ def short_decimals(type: DeclaredType) -> ColumnEncoder:
 
 
 def decimal_encoder(type: DeclaredType) -> Callable[[bytes], bytes]:
-    """Of numeric(p,s) written with exactly s decimals, as every database writes it.
+    """Return the encoder of one numeric(p,s) with exactly s decimals, as databases write it.
 
-    Faster than the definition in `values`, which gets whatever looks different.
+    It is faster than `string_encoder`, which encodes every other form.
     """
     scale = type.scale or 0
     groups = -(-scale // 4)  # base-10000 digits behind the point
@@ -151,8 +150,8 @@ def decimal_encoder(type: DeclaredType) -> Callable[[bytes], bytes]:
     return encode
 
 
-def printable(value: object) -> str:
-    """A raw value in an error: short, one line, only printable characters."""
+def _printable(value: object) -> str:
+    """Return a raw value as text for an error: short, one line, only printable characters."""
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
     if isinstance(value, bytes):
@@ -167,19 +166,16 @@ def printable(value: object) -> str:
 
 
 class RowEncoder:
-    """Turns blocks of an engine's raw rows, in tuple order, into row bytes."""
+    """Encode blocks of an engine's raw rows, in tuple order, as row bytes."""
 
-    def __init__(
-        self, shape: Shape, encoders: Sequence[ColumnEncoder], *, remedies: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, shape: Shape, encoders: Iterable[ColumnEncoder]) -> None:
         self._shape = shape
         self._name = shape.relation.name
         self._encoders = tuple(encoders)
-        self._remedies = tuple(remedies)
         self._has_null = [False] * len(self._encoders)
 
     def __call__(self, block: Sequence[tuple[Any, ...]]) -> Rows:
-        """Row bytes of a block of at least one row.
+        """Return the row bytes of a block of at least one row.
 
         Raises:
             ValueDoesNotFit: a value its declared type cannot hold.
@@ -195,8 +191,11 @@ class RowEncoder:
         return rows
 
     def _one_by_one(self, columns: Sequence[Values], block: Sequence[tuple[Any, ...]]) -> Rows:
-        """After what did not fit: a NULL, which is noted for the next blocks, or a refusal, which
-        names each column of the block that has such a value."""
+        """Encode a block with a value that did not fit.
+
+        A NULL is noted for the next blocks. Other values are refused, in one error that names every
+        column that has one.
+        """
         refused = []
         for number, values in enumerate(columns):
             try:
@@ -206,8 +205,7 @@ class RowEncoder:
             self._has_null[number] |= any(v is None for v in values)
         if refused:
             names = [error.where.removeprefix(f"{self._name}.") for error in refused]
-            shared = "" if self._remedies else _as_text(names)
-            raise together(refused, where=self._name, remedy=shared) from None
+            raise together(refused, where=self._name, remedy=_as_text(names)) from None
         return joined(columns, self._encoders, self._has_null)
 
     def _explain(
@@ -223,21 +221,28 @@ class RowEncoder:
             raise reason
         value = row[number]
         kind = _STORED.get(type(value), "")
-        remedy = self._remedies[number] if self._remedies else ""
         return ValueDoesNotFit(
-            f"The value {printable(value)!r}{kind} is not one of the type {column.type}, "
+            f"The value {_printable(value)!r}{kind} is not one of the type {column.type}, "
             f"in the row with key {self._key(row)}.",
-            remedy=remedy or _as_text([column.name]),
+            remedy=_as_text([column.name]),
             where=f"{self._name}.{column.name}",
-            details={"value": printable(value), "key": self._key(row)},
+            details={"value": _printable(value), "key": self._key(row)},
         )
 
     def _key(self, row: tuple[Any, ...]) -> str:
-        return ", ".join(map(printable, row[: self._shape.recipe.key_columns]))
+        return ", ".join(map(_printable, row[: self._shape.recipe.key_columns]))
 
     def _too_large(self, block: Sequence[tuple[Any, ...]], rows: Rows) -> LimitExceeded:
         row = max(zip(map(len, rows), block, strict=True), key=lambda pair: pair[0])[1]
         return _too_large(self._shape, self._key(row), max(map(len, rows)))
+
+
+def row_encoder(
+    shape: Shape, encoders: Mapping[str, Callable[[DeclaredType], ColumnEncoder]]
+) -> RowEncoder:
+    """Return the row encoder of a shape; `encoders` make a column's encoder, by its form."""
+    forms = zip(plan_of(shape).forms, shape.recipe.columns, strict=True)
+    return RowEncoder(shape, [encoders[form](column.type) for form, column in forms])
 
 
 def _as_text(names: Sequence[str]) -> str:
@@ -246,22 +251,17 @@ def _as_text(names: Sequence[str]) -> str:
     return f"Set as_text = [{listed}], or publish a query that casts {which}."
 
 
-_STORED = {bytearray: " (TEXT)", bytes: "", int: " (INTEGER)", float: " (REAL)"}
+_STORED = {bytearray: " (TEXT)", int: " (INTEGER)", float: " (REAL)"}  # SQLite's storage classes
 
 
 def check_size(shape: Shape, rows: Rows) -> None:
-    """Of rows that the database encoded, at least one.
-
-    Raises:
-        LimitExceeded: one is above ROW_BYTES_MAX.
-    """
+    """Raise LimitExceeded if one of these rows, at least one, is larger than ROW_BYTES_MAX."""
     row = max(rows, key=len)
     if len(row) > ROW_BYTES_MAX:
         raise _too_large(shape, printable_row(row, shape.recipe), len(row))
 
 
 def _too_large(shape: Shape, key: str, size: int) -> LimitExceeded:
-    """`size` in bytes."""
     return LimitExceeded(
         f"The row with key {key} has {size:,} bytes, more than {ROW_BYTES_MAX:,}.",
         remedy="Leave its largest column out with `columns`, or the row with `where`.",
@@ -272,7 +272,10 @@ def _too_large(shape: Shape, key: str, size: int) -> LimitExceeded:
 def timely(
     source: Iterator[tuple[Any, ...]], pulse: Pulse
 ) -> Callable[[int], Sequence[tuple[Any, ...]]]:
-    """A `fetchmany` over rows as they come: what came in BATCH_S is handed out, and seen."""
+    """Return a `fetchmany` over rows that beats the pulse and returns after BATCH_S at the latest.
+
+    A row that takes longer is waited for.
+    """
 
     def fetch(count: int) -> Sequence[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
@@ -294,8 +297,13 @@ def batches(
     *,
     block_rows: int = BLOCK_ROWS,
 ) -> Iterator[Rows]:
-    """Batches of about BATCH_ROWS rows or BATCH_BYTES from a cursor's `fetchmany`, or its like;
-    smaller where they come slowly."""
+    """Yield batches of about BATCH_ROWS rows, BATCH_BYTES or BATCH_S, whichever is reached first.
+
+    Args:
+        fetch: a cursor's `fetchmany`, or a function like it.
+        encode: makes row bytes of a block.
+        block_rows: the most rows that are fetched at once.
+    """
     rows: Rows = []
     size = 0
     step = 16
@@ -317,11 +325,10 @@ def batches(
 def spooled(
     batches: Iterator[Rows], *, then: Callable[[], object] = lambda: None
 ) -> Iterator[Rows]:
-    """Yield the same batches, all read before the first is handed out.
+    """Yield the same batches after all of them have been read into a temporary file.
 
-    For engines whose readers block writers: the database is let go of at its own speed, whatever
-    the caller waits for. They wait in an unnamed temporary file, so that memory stays flat. `then`
-    is called when all have been read, before the first is handed out: it lets go of the database.
+    For engines whose readers block writers: the database is released at its own speed, however
+    slow the caller is. `then` releases it; it is called before the first batch is yielded.
     """
     with TemporaryFile() as file:
         sizes = []

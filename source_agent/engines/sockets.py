@@ -1,6 +1,6 @@
-"""Sockets of database drivers: keep-alive, and an end that whoever reads them notices.
+"""Sockets of database drivers: keep-alive, and an end that the reading thread notices.
 
-Drivers keep their sockets to themselves; here they are reached by descriptor, which stays theirs.
+Drivers hide their sockets; here they are reached by descriptor, which the driver still owns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_COUNT: Final = 3
-UNACKNOWLEDGED_MS_MAX: Final = 20_000  # TCP_USER_TIMEOUT: of what we have sent
+UNACKNOWLEDGED_MS_MAX: Final = 20_000  # TCP_USER_TIMEOUT, for data that we have sent
 
 _OPTIONS: Final = {
     "TCP_KEEPIDLE": KEEPALIVE_IDLE_S,
@@ -25,8 +25,7 @@ _OPTIONS: Final = {
 
 
 def keep_alive(number: int) -> None:
-    """Have the kernel notice that the other machine is gone. Does nothing for a Unix socket, nor
-    where the system has no such option."""
+    """Let the kernel notice that the other machine is gone, if socket and system support it."""
     with contextlib.suppress(OSError), _duplicate(number) as duplicate:
         if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
             duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -36,7 +35,7 @@ def keep_alive(number: int) -> None:
 
 
 def shut(number: int) -> None:
-    """End a connection under whoever waits for it: they read its end."""
+    """End a connection: a thread that waits for it reads its end."""
     with contextlib.suppress(OSError), _duplicate(number) as duplicate:
         duplicate.shutdown(socket.SHUT_RDWR)
 

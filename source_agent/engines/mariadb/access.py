@@ -1,7 +1,6 @@
 """MariaDB and MySQL: what the login may do, what a scan costs, what to grant, what errors mean.
 
-The DBA's side of the engine; see `postgresql_access`. Privileges come from information_schema,
-which shows a login its own.
+The DBA's side of the engine. Privileges come from information_schema, which shows a login its own.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from pymysql import Error, OperationalError
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.mariadb import settings, types
 from source_agent.engines.mariadb.sql import (
+    EXPLAIN,
     MARK,
     STATEMENTS,
     empty_sql,
-    explain_sql,
     page_sql,
     probe_sql,
     range_sql,
@@ -35,7 +34,6 @@ from source_agent.engines.relations import (
     plan_of,
     quote,
     scan_sql,
-    select_sql,
     split_name,
 )
 from source_agent.printable import counted
@@ -63,52 +61,50 @@ ORDER BY table_schema, table_name, index_name, seq_in_index"""
 SIZE = """
 SELECT table_rows, data_length FROM information_schema.tables
 WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"""
-CATALOGUE: Final = (
-    USER_PRIVILEGES,
-    SCHEMA_PRIVILEGES,
-    TABLE_PRIVILEGES,
-    COLUMN_PRIVILEGES,
-    LISTED,
-    UNIQUE,
-    SIZE,
-)
+PRIVILEGES: Final = (USER_PRIVILEGES, SCHEMA_PRIVILEGES, TABLE_PRIVILEGES, COLUMN_PRIVILEGES)
+CATALOGUE: Final = (*PRIVILEGES, LISTED, UNIQUE, SIZE)
 
 # Server and client error numbers: mysqld_error.h, errmsg.h.
 _REFUSED_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698, 1862, 4151, 2054, 2059, 2061}
 _NOT_GRANTED: Final = {1142, 1143, 1227, 1345, 1370}
 _NOT_FOUND: Final = {1054, 1052, 1060, 1064, 1146, 1356, 1109, 1247, 1305}
-_TIMED_OUT: Final = {1969, 3024}
-_LOCKED: Final = {1205}
 CLIENT_ERRORS: Final = 2000
 _LOST_CONNECTION: Final = 2013
-_LOST: Final = {1213, 1412, 1020, 1033}
 _UNAVAILABLE: Final = {
     *(1040, 1053, 1077, 1080, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 4031),
     *range(2000, 2049),
 }
+_TRY_LATER: Final = "Try again later."
+_TIMED_OUT: Final = (
+    "Raise statement_timeout_s of the file or the account's own limit, whichever is shorter, or "
+    "publish less of it."
+)
+_ERRORS: Final[tuple[tuple[set[int], type[DriftlineError], str], ...]] = (
+    (_NOT_FOUND, ConfigurationError, "Correct the table or the query in the file."),
+    ({1969, 3024}, DatabaseRefused, _TIMED_OUT),
+    ({1205}, DatabaseUnavailable, "Someone holds a lock on it; try again later."),
+    ({1213, 1412, 1020, 1033}, SnapshotLost, ""),
+    (_UNAVAILABLE, DatabaseUnavailable, _TRY_LATER),
+)
 
 
 def driver_arguments(parameters: dict[str, str]) -> dict[str, Any]:
-    """The URL's parameters as PyMySQL's keyword arguments.
+    """Return the URL's parameters as PyMySQL's keyword arguments.
 
     Raises:
-        ConfigurationError: one that it does not know.
+        ConfigurationError: a parameter is not known.
     """
     texts = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "bind_address"}
     flags = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
-    found: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if name in texts:
-            found[name] = value
-        elif name in flags:
-            found[name] = value.lower() in {"1", "true", "yes", "on"}
-        elif name != "charset":  # which is always utf8mb4
-            raise ConfigurationError(
-                f"The URL's parameter {name!r} is not known.",
-                remedy=f"Known are: {', '.join(sorted(texts | flags))}.",
-                where="database.url",
-            )
-    return found
+    if unknown := parameters.keys() - texts - flags - {"charset"}:  # which is always utf8mb4
+        raise ConfigurationError(
+            f"The URL's parameter {min(unknown)!r} is not known.",
+            remedy=f"Known are: {', '.join(sorted(texts | flags))}.",
+            where="database.url",
+        )
+    on = {"1", "true", "yes", "on"}
+    given = {name: value for name, value in parameters.items() if name in texts}
+    return given | {n: v.lower() in on for n, v in parameters.items() if n in flags}
 
 
 def _parts(error: Error) -> tuple[int, str]:
@@ -123,12 +119,13 @@ def is_said_by_server(error: Error) -> bool:
 
 
 def is_silence(error: Error) -> bool:
-    """Return True if the driver gave up a read of its socket. The server does not know."""
+    """Return True if the driver gave up a read of its socket, of which the server is unaware."""
     number, text = _parts(error)
     return number == _LOST_CONNECTION and "timed out" in text
 
 
 def connect_error(error: Error, where: str) -> DriftlineError:
+    """Return the error that a user sees if a connection to `where` fails."""
     number, text = _parts(error)
     if number in _REFUSED_LOGIN:
         return DatabaseRefused(
@@ -142,53 +139,33 @@ def connect_error(error: Error, where: str) -> DriftlineError:
 
 
 def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
-    """The error that a user sees for one of PyMySQL's."""
+    """Return the error that a user sees for one of PyMySQL's."""
     number, text = _parts(error)
     where = relation.name if relation else ""
     message = f"MariaDB says: {text} (error {number})."
     if number in _NOT_GRANTED:
         what = relation.table if relation and relation.table else "every table it reads"
-        return DatabaseRefused(
-            message,
-            where=where,
-            remedy=f"As an administrator: GRANT SELECT ON {what} TO the agent.",
-        )
-    if number in _NOT_FOUND:
-        return ConfigurationError(
-            message, where=where, remedy="Correct the table or the query in the file."
-        )
-    if number in _TIMED_OUT:
-        return DatabaseRefused(
-            message,
-            where=where,
-            remedy="Raise statement_timeout_s of the file or the account's own limit, whichever is"
-            " shorter, or publish less of it.",
-        )
-    if number in _LOCKED:
-        return DatabaseUnavailable(
-            message, where=where, remedy="Someone holds a lock on it; try again later."
-        )
-    if number in _LOST:
-        return SnapshotLost(message, where=where)
+        remedy = f"As an administrator: GRANT SELECT ON {what} TO the agent."
+        return DatabaseRefused(message, where=where, remedy=remedy)
     if is_silence(error):
         return DatabaseUnavailable(
             f"MariaDB has sent nothing for too long: {text}.",
             where=where,
             remedy="Find out what the agent's session waits for. Raise database.silence_timeout_s"
-            " where a statement needs longer before its first row.",
+            " if a statement needs longer before its first row.",
         )
-    if number in _UNAVAILABLE or (not number and isinstance(error, OperationalError)):
-        return DatabaseUnavailable(message, where=where, remedy="Try again later.")
+    for numbers, kind, remedy in _ERRORS:
+        if number in numbers:
+            return kind(message, where=where, remedy=remedy)
+    if not number and isinstance(error, OperationalError):
+        return DatabaseUnavailable(message, where=where, remedy=_TRY_LATER)
     return DatabaseRefused(message, where=where)
 
 
 def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[Privilege]:
-    """See `Engine.privileges`."""
-    published = set()
-    for relation in relations:
-        if relation.table is not None:
-            parts = split_name(relation.table, MARK)
-            published.add((parts[0] if len(parts) == 2 else database, parts[-1]))
+    """Return what `Engine.privileges` returns; `database` is the one that the URL names."""
+    tables = [split_name(r.table, MARK) for r in relations if r.table is not None]
+    published = {(parts[0] if len(parts) == 2 else database, parts[-1]) for parts in tables}
     has_queries = any(r.query for r in relations)
     found = []
     for place, what, grantable in ask(USER_PRIVILEGES):
@@ -197,23 +174,23 @@ def privileges(ask: Ask, relations: Sequence[Relation], database: str) -> list[P
         if grantable == "YES":
             found.append(Privilege("GRANT OPTION on everything", excess=True))
     for schema, what, grantable in ask(SCHEMA_PRIVILEGES):
-        option = " with GRANT OPTION" if grantable == "YES" else ""
-        found.append(Privilege(f"{what} on every table of {schema}{option}", excess=True))
+        on = f"every table of {schema}"
+        found.append(Privilege(f"{what} on {on}{_option(grantable)}", excess=True))
     for sql in (TABLE_PRIVILEGES, COLUMN_PRIVILEGES):
         for schema, table, what, grantable in ask(sql):
             is_needed = what == "SELECT" and grantable != "YES"
             is_published = (schema, table) in published or has_queries
-            option = " with GRANT OPTION" if grantable == "YES" else ""
-            found.append(
-                Privilege(
-                    f"{what} on {schema}.{table}{option}", excess=not (is_needed and is_published)
-                )
-            )
+            text = f"{what} on {schema}.{table}{_option(grantable)}"
+            found.append(Privilege(text, excess=not (is_needed and is_published)))
     return list(dict.fromkeys(found))
 
 
+def _option(grantable: str | None) -> str:
+    return " with GRANT OPTION" if grantable == "YES" else ""
+
+
 def listed(ask: Ask) -> list[Listed]:
-    """See `Engine.listed`."""
+    """Return what `Engine.listed` returns."""
     indexes: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
     for schema, table, index, column, nullable in ask(UNIQUE):
         of_table = indexes.setdefault((schema or "", table or ""), {})
@@ -234,8 +211,8 @@ def listed(ask: Ask) -> list[Listed]:
 
 
 def scan_cost(ask: Ask, shape: Shape) -> str:
-    """See `Engine.scan_cost`."""
-    plan = [row for row in ask(explain_sql(select_sql(shape))) if row[2] is not None]
+    """Return what `Engine.scan_cost` returns."""
+    plan = [row for row in ask(EXPLAIN + scan_sql(shape)) if row[2] is not None]
     # EXPLAIN: id, select_type, table, then in MySQL partitions, type; MySQL has 12 columns.
     access = ", ".join(f"{row[2]}: {row[4 if len(row) > 10 else 3]}" for row in plan)
     rows, size = shape.rows_expected, None
@@ -250,7 +227,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
 def grants(
     relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
 ) -> str:
-    """See `Engine.grants`."""
+    """Return what `Engine.grants` returns."""
     account = "'" + login.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
     budget = f" MAX_STATEMENT_TIME {limits.statement_s:g}" if limits.statement_s else ""
     lines = [
@@ -264,9 +241,8 @@ def grants(
             lines.append(f"-- {relation.name}: GRANT SELECT on every table that its query reads")
             continue
         parts = split_name(relation.table, MARK)
-        table = ".".join(
-            quote(p, MARK) for p in (parts if len(parts) == 2 else (database, parts[0]))
-        )
+        schema = parts[0] if len(parts) == 2 else database
+        table = f"{quote(schema, MARK)}.{quote(parts[-1], MARK)}"
         columns = ""
         if relation.columns is not None and relation.key is not None:
             names = dict.fromkeys(relation.key + relation.columns)
@@ -280,13 +256,12 @@ def grants(
 
 
 def templates(shapes: Sequence[Shape]) -> list[str]:
-    """See `Engine.templates`."""
+    """Return what `Engine.templates` returns."""
     reads = []
     for shape in shapes:
         plan = plan_of(shape)
         empty = empty_sql(plan.source)
-        reads += [empty, probe_sql(shape), explain_sql(empty)]
-        reads += [explain_sql(scan_sql(shape))]
+        reads += [empty, probe_sql(shape), EXPLAIN + empty, EXPLAIN + scan_sql(shape)]
         if plan.pages:
             reads += [page_sql(shape, is_first=first) for first in (True, False)]
         else:

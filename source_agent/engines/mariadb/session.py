@@ -1,20 +1,17 @@
 """MariaDB and MySQL: one read-only snapshot, read unbuffered as the text that the server writes.
 
-The driver is told to decode nothing (`use_unicode=False`, no converters): it would make floats and
-datetimes of values, which rounds some and refuses others. `rows` makes the row bytes.
+The driver decodes nothing (`use_unicode=False`, no converters): it would make floats and datetimes
+of values, which rounds some and refuses others. `rows` makes the row bytes.
 
 Invariants: the session's default and the transaction itself are READ ONLY; everything that a text
-form depends on is pinned. InnoDB tables are read in one consistent snapshot. Other engines have
-none, and block their writers while a result is unread: they are read in pages by a unique key, or
-spooled where there is none, so that the server has let go of the table before the caller waits for
-anything; the session then says FUZZY.
+form depends on is pinned. InnoDB tables are read in one consistent snapshot. Other engines have no
+snapshots and block their writers while a result is unread: such a table is read in pages by a
+unique key or, if it has none, spooled; the session is then FUZZY.
 
-Rejected: SQL_BUFFER_RESULT, which is documented to free the tables early. In MariaDB 10.11 writers
-of a MyISAM table still ran into their lock timeout while rows were left to read.
+Rejected: SQL_BUFFER_RESULT. MariaDB 10.11 still blocks writers of a MyISAM table under it.
 Rejected: joining a derived table of key bounds. It is a quarter faster than `OR`s of BETWEEN
-(0.33 s against 0.44 s for 7,000 ranges of 11 keys in 1.5 M TPC-H orders), but leans on "range
-checked for each record", which may fall back to a full scan for *each* range. A list of ORs is one
-range access of the index or, at worst, one scan for all of its ranges.
+(0.33 s against 0.44 s for 7,000 ranges of 11 keys in 1.5 M TPC-H orders), but the optimizer may
+fall back to a full scan for *each* range; with ORs it makes one scan at worst.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ from source_agent.engines.mariadb.sql import (
     page_sql,
     range_sql,
 )
-from source_agent.engines.mariadb.values import BINDERS, encoder
+from source_agent.engines.mariadb.values import BINDERS, ENCODERS
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
 from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
@@ -66,10 +63,7 @@ class MariadbSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     def __init__(
-        self,
-        connection: pymysql.Connection[Cursor],
-        limits: Limits,
-        connect: Connector,
+        self, connection: pymysql.Connection[Cursor], limits: Limits, connect: Connector
     ) -> None:
         super().__init__()
         self._connection, self._connect = connection, connect
@@ -98,7 +92,6 @@ class MariadbSession(SnapshotSession):
             self._connection.close()
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
-        """The rows of a small result, as text."""
         cursor = self._execute(self._connection.cursor(Cursor), sql, values, None)
         return [
             tuple(v.decode() if isinstance(v, bytes) else v for v in row)
@@ -106,7 +99,7 @@ class MariadbSession(SnapshotSession):
         ]
 
     def fields(self, sql: str) -> Sequence[types.Field]:
-        """See `types.MariadbCatalogue`. The driver keeps flags and character set to itself."""
+        # The driver's public description leaves out flags and character set.
         cursor = self._execute(self._connection.cursor(Cursor), sql, (), None)
         return cast("Sequence[types.Field]", cursor._result.fields)
 
@@ -119,12 +112,11 @@ class MariadbSession(SnapshotSession):
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)
         if plan_of(shape).pages:
-            found = rows.batches(self._pages(shape), encoder(shape), block_rows=PAGE_ROWS)
-            return self._settled(found, shape.relation)
-        found = self._settled(
-            self._read(shape, scan_sql(shape, ordered=ordered), ()), shape.relation
-        )
-        return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
+            encode = rows.row_encoder(shape, ENCODERS)
+            yield from rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
+        else:
+            yield from self._read(shape, scan_sql(shape, ordered=ordered), ())
+        settings.refuse_changed(self.ask, self._shown, shape.relation)
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
@@ -133,42 +125,36 @@ class MariadbSession(SnapshotSession):
         self.note_consistency(shape)
         if shape.may_be_null_in(first):
             yield from self._read(shape, null_key_sql(shape, MARK), ())
-        # The server must not read what nobody wants: the driver reads every result to its end.
+        # The server must not read more than is wanted: the driver reads every result to its end.
         left = ROWS_MAX if rows_max is None else rows_max + 1
         for start in range(0, len(first), RANGES_PER_SELECT):
             bounds = np.stack((first, last), axis=1)[start : start + RANGES_PER_SELECT]
             # Always the same statement: the last range is repeated, which an OR does not mind.
             values = bounds.ravel().tolist()
             values += values[-2:] * (RANGES_PER_SELECT - len(bounds))
-            found = self._read(shape, range_sql(shape), [*values, left])
-            is_exact = plan_of(shape).consistency is Consistency.EXACT
-            for batch in found if is_exact else rows.spooled(found):
+            for batch in self._read(shape, range_sql(shape), [*values, left]):
                 left -= len(batch)
                 yield batch
-        self._refuse_changed(shape.relation)
-
-    def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
-        """Yield rows; at their end, raise if a stored function has changed a setting."""
-        yield from found
-        self._refuse_changed(relation)
-
-    def _refuse_changed(self, relation: Relation) -> None:
-        """Raise DatabaseRefused if settings on which text forms depend have changed."""
-        settings.refuse_changed(self.ask, self._shown, relation)
+        settings.refuse_changed(self.ask, self._shown, shape.relation)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
+        """Return the batches of a statement; spooled if its table's writers wait for it."""
+        found = self._stream(shape, sql, values)
+        return found if plan_of(shape).consistency is Consistency.EXACT else rows.spooled(found)
+
+    def _stream(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         cursor = self._connection.cursor(SSCursor)
         self._execute(cursor, sql, values, shape.relation)
         self._open_cursor = cursor
         try:
-            found = rows.timely(iter(cursor.read_next, None), self.pulse)
-            yield from rows.batches(found, encoder(shape))
+            fetch = rows.timely(iter(cursor.read_next, None), self.pulse)
+            yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS))
         except pymysql.Error as error:
             raise self._failed(error, shape.relation) from error
         self._open_cursor = None
 
     def _pages(self, shape: Shape) -> Callable[[int], Sequence[tuple[Any, ...]]]:
-        """A `fetchmany` that reads each block by a statement of its own, after the last key."""
+        """Return a `fetchmany` that issues a statement for each block, after the last key."""
         plan = plan_of(shape)
         names = [c.name for c in shape.recipe.columns]
         places = [names.index(page) for page in plan.pages]
@@ -176,7 +162,6 @@ class MariadbSession(SnapshotSession):
         after: list[object] = []
 
         def fetch(count: int) -> Sequence[tuple[Any, ...]]:
-            # (a, b, c) > (x, y, z), written out so that the index is used.
             values = [v for i in range(len(after)) for v in after[: i + 1]]
             sql = page_sql(shape, is_first=not after)
             cursor = self._connection.cursor(Cursor)
@@ -188,7 +173,7 @@ class MariadbSession(SnapshotSession):
         return fetch
 
     def _failed(self, error: pymysql.Error, relation: Relation | None) -> DriftlineError:
-        """Translate an error, and end a statement that nobody reads any longer."""
+        """Translate an error; end the statement if the driver has given up reading its result."""
         if access.is_silence(error):
             self._connect.interrupt(self._connection)
         return translate(error, relation)
@@ -220,36 +205,23 @@ def _forget(cursor: SSCursor) -> None:
 
 
 class MariadbEngine:
-    """Implement `interface.Engine`.
-
-    `parameters` are the URL's: unix_socket, ssl_ca, ssl_cert, ssl_key.
-    """
+    """Implement `interface.Engine`."""
 
     name = "mariadb"
 
-    def __init__(
-        self,
-        *,
-        host: str,
-        port: int,
-        user: str,
-        password: str,
-        database: str,
-        parameters: dict[str, str],
-        limits: Limits,
-    ) -> None:
-        self._limits = limits
-        self._database = database
+    def __init__(self, url: URL, password: str | None, limits: Limits) -> None:
+        parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
+        host, port = url.host or "localhost", url.port or 3306
+        self._limits, self._database = limits, url.database or ""
         self._where = parameters.get("unix_socket") or f"{host}:{port}"
         arguments = {
             "host": host,
             "port": port,
-            "user": user,
-            "password": password,
-            "database": database,
-            **access.driver_arguments(parameters),
+            "user": url.username or "",
+            "password": password or str(url.password or ""),
+            "database": self._database,
         }
-        self._connect = Connector(arguments)
+        self._connect = Connector(arguments | access.driver_arguments(parameters))
 
     def open(self) -> MariadbSession:
         try:
@@ -292,19 +264,15 @@ class MariadbEngine:
 
 
 def from_url(url: URL, password: str | None, limits: Limits) -> MariadbEngine:
-    """Return the engine that a URL names. See `registry.connect`."""
+    """Return the engine that a URL names.
+
+    Raises:
+        ConfigurationError: no database in the URL, or an unknown parameter.
+    """
     if not url.database:
         raise ConfigurationError(
             "The URL names no database.",
             remedy="Write it as mariadb://user@host/database.",
             where="database.url",
         )
-    return MariadbEngine(
-        host=url.host or "localhost",
-        port=url.port or 3306,
-        user=url.username or "",
-        password=password or str(url.password or ""),
-        database=url.database,
-        parameters={name: ",".join(values) for name, values in url.normalized_query.items()},
-        limits=limits,
-    )
+    return MariadbEngine(url, password, limits)

@@ -1,10 +1,8 @@
 """MariaDB and MySQL: the settings of a session, its limits of time, and whether they still hold.
 
 A stored function that a view or a query calls may change a variable of the session for good. So
-those on which text forms depend are compared after every read, and what was read under others is
-refused. `sql_mode` is restored by the server when the function ends.
-
-Not found: a function that changes a variable and restores it before the same row is finished.
+the variables on which text forms depend are compared after every read, and rows read under others
+are refused. Not found: a function that changes a variable and restores it within the same row.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def pin(ask: Ask, limits: Limits) -> Shown:
 
 
 def time_limits(ask: Ask) -> list[TimeLimit]:
-    """See `Session.time_limits`."""
+    """Return what `Session.time_limits` returns."""
     found = []
     for name, text in ask(TIME_LIMITS):
         seconds = float(text or 0) / (1000 if name == "max_execution_time" else 1)
@@ -68,7 +66,7 @@ def time_limits(ask: Ask) -> list[TimeLimit]:
 
 
 def refuse_changed(ask: Ask, before: Shown, relation: Relation) -> None:
-    """Raise DatabaseRefused if a variable is no longer what it was when the session opened."""
+    """Raise DatabaseRefused if a variable has another value than when the session opened."""
     pairs = zip(WATCHED, before, ask(SHOWN)[0], strict=True)
     if changed := [name for name, was, now in pairs if was != now]:
         for sql in (DRIVER[0], *SETTINGS):  # for the relations that follow in this session

@@ -1,16 +1,10 @@
-"""MariaDB and MySQL: from a relation and the catalogue to a `Shape`; who vouches for its key.
+"""MariaDB and MySQL: from a relation and the catalogue to a `Shape`; what makes its key unique.
 
 Invariants: what is described is what the login may read now; a relation whose tables are not all
 known to be InnoDB is FUZZY. InnoDB refuses to read a table that was made or rewritten after the
-snapshot (1412), but reads an older one that bears the name only since, and one that has lost a
-partition. The catalogue's CREATE_TIME is when a table's file was last touched by such, in whole
-seconds: a table of a later second than the snapshot's is refused, once its lock is there. A time
-in the future is of a clock that went wrong, and says nothing.
-
-Negative zero (tried on 10.11.19): a DOUBLE column never holds one, however it is written; a FLOAT
-only through underflow (-1e-46). The server writes `0` for both zeroes in every numeric form (x,
-x * 1e0, CAST, CONCAT, FORMAT, JSON, ROUND, SIGN); what tells them is ATAN2(x, -1), POINT(x, 0),
-COLUMN_CREATE and SFORMAT.
+snapshot (1412), but reads an older table that was renamed since, and one that has lost a partition.
+CREATE_TIME is then later, in whole seconds: a table of a later second than the snapshot's is
+refused, as soon as it is locked. A time in the future is from a wrong clock and is ignored.
 
 Rejected: result metadata for tables. It cannot tell UUID or INET6 from CHAR, nor a column's
 character set; for queries there is nothing else.
@@ -26,14 +20,13 @@ from typing import Final, Protocol
 from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
 
 from source_agent.engines.interface import Consistency, Relation, Shape
-from source_agent.engines.mariadb.sql import MARK, empty_sql, explain_sql, probe_sql
+from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column
 from source_agent.engines.relations import (
-    ALIAS,
     Access,
     arrange,
+    derived_table,
     each_column,
-    query_text,
     quote,
     refuse_types,
     shape,
@@ -109,17 +102,17 @@ class Field(Protocol):
 
 
 class MariadbCatalogue(Protocol):
-    """What describing needs of a session."""
+    """The part of a session that `describe` uses."""
 
     @property
     def as_of(self) -> str:
-        """See `Session.as_of`."""
+        """The time of the snapshot, as in `Session.as_of`."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
-        """The rows of a catalogue query, as text."""
+        """Return the rows of a catalogue query, as text."""
 
     def fields(self, sql: str) -> Sequence[Field]:
-        """The columns of a SELECT, of which no row is read."""
+        """Return the columns of a SELECT that reads no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +125,10 @@ class _Index:
 
 
 def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
-    """See `Session.describe`."""
+    """Return what `Session.describe` returns. Raises ConfigurationError, SnapshotLost."""
     refuse_types(relation, "MariaDB")
     if relation.table is None:
-        source = f"{query_text(relation.query or '')} AS {quote(ALIAS, MARK)}"
+        source = derived_table(relation, MARK)
         return _describe(session, relation, source, _of_metadata(session.fields(empty_sql(source))))
     parts = split_name(relation.table, MARK)
     if not 1 <= len(parts) <= 2 or not all(parts):
@@ -159,21 +152,14 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     made = _describe(
         session, relation, source, described, indexes, is_innodb, engine or "", int(count or 0)
     )
-    if is_innodb:
-        _refuse_renamed(session, relation, session.ask(CREATED, schema, name))
-    return made
-
-
-def _refuse_renamed(
-    session: MariadbCatalogue, relation: Relation, created: Sequence[tuple[str | None, ...]]
-) -> None:
     second = session.as_of[:19].replace("T", " ")
-    if any((time or "") > second for (time,) in created):
+    if is_innodb and any((at or "") > second for (at,) in session.ask(CREATED, schema, name)):
         raise SnapshotLost(
             f"The table {relation.table} was altered or replaced after the snapshot was taken, and "
             "MariaDB cannot show what was in it.",
             where=relation.name,
         )
+    return made
 
 
 def _describe(
@@ -213,8 +199,8 @@ def _describe(
 def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
     """Return the columns by which a table is read in pages; none if it has to be spooled.
 
-    ORDER BY looks at the first `max_sort_length` bytes of a value. An index over whole columns,
-    unless it is a hash, has no longer ones.
+    ORDER BY compares only the first `max_sort_length` bytes of a value. No value of a B-tree over
+    whole columns is longer.
     """
     if unique is None or not (unique.is_btree and unique.is_whole):
         return ()
@@ -276,13 +262,13 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
 
 
 def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
-    """Whether every table behind a query or view must be InnoDB.
+    """Return True if every table behind a query or view is known to be InnoDB.
 
-    EXPLAIN is allowed only to who may read all of them, and who may read a table sees it in the
-    catalogue: if all that is visible there is InnoDB, so is what is read.
+    A login that may EXPLAIN the query may read all of its tables, and sees every table that it may
+    read in the catalogue. So if all tables there are InnoDB, those of the query are.
     """
     try:
-        session.ask(explain_sql(empty_sql(source)))
+        session.ask(EXPLAIN + empty_sql(source))
     except DatabaseRefused:
         return False
     engines = [(e or "").lower() for _, e, kind in session.ask(TABLES) if kind == "BASE TABLE"]

@@ -1,13 +1,13 @@
-"""MariaDB and MySQL: how each type is read, and how what was read becomes bytes.
+"""MariaDB and MySQL: how each type is read, and how the text that comes becomes bytes.
 
 The text protocol's text is exact for every type but FLOAT, which the server rounds to six digits:
-it is read as a double, and packed as the single it is.
+it is read as a double, and packed as a single.
 
-Invariants: a column is read in a form whose text is lossless under `mariadb_sql.SETTINGS`,
-or refused by name; zero dates, which no calendar has, are refused by value when met. Text in a
-character set that Unicode does not hold completely is refused: the server would write `?`, and a
-change from one such character to another would be missed. MariaDB writes a negative zero as `0`:
-its sign is asked for with ATAN2(x, -1), which is π or −π.
+Invariants: a column is read in a form whose text is lossless under `sql.SETTINGS`, or refused by
+name; zero dates are refused by value. Text in a character set that Unicode does not hold completely
+is refused: the server would write `?`, and a change between two such characters would be missed.
+The server writes a negative zero as `0` in every numeric form (tried on 10.11.19, where a FLOAT
+has one only through underflow): its sign is read with ATAN2(x, -1), which is π or −π.
 
 Rejected: CAST(… AS DOUBLE) for FLOAT. MySQL has it only since 8.0.17; `* 1e0` is as exact.
 """
@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 from driftline.types import DeclaredType, parse_type
 
 from source_agent.engines import rows
-from source_agent.engines.interface import Relation, Shape
+from source_agent.engines.interface import Relation
 from source_agent.engines.mariadb.sql import MARK
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
-from source_agent.engines.relations import ReadColumn, plan_of, quote, refused_type
+from source_agent.engines.relations import ReadColumn, quote, refused_type
 
-# Every character of these has its own in Unicode, and back. MySQL's latin1 is cp1252, completed.
+# Character sets that convert to Unicode and back without loss. MySQL's latin1 is cp1252, completed.
 # fmt: off
 _LOSSLESS_CHARSETS: Final = frozenset((
     "ascii", "latin1", "latin2", "latin5", "latin7", "utf8", "utf8mb3", "utf8mb4", "ucs2",
@@ -73,12 +73,15 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "text": bytes.decode,
     "date": bytes.decode,
 }
-# Collations that do not pad: MariaDB's by name, and those that MySQL has since 8.0.
+# Collations that do not pad: MariaDB's, by name, and those that MySQL has since 8.0.
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 
 
 class Described(NamedTuple):
-    """A column as catalogue or metadata has it; `precision` is bits for BIT."""
+    """A column as the catalogue or a result's metadata describes it; for BIT, `precision` is bits.
+
+    `collation` is empty if it is not known.
+    """
 
     name: str
     type: str
@@ -88,18 +91,11 @@ class Described(NamedTuple):
     is_nullable: bool
     charset: str
     written: str
-    collation: str = ""  # empty where it is not known
-
-
-def encoder(shape: Shape) -> rows.RowEncoder:
-    forms = plan_of(shape).forms
-    return rows.RowEncoder(
-        shape, [ENCODERS[f](c.type) for f, c in zip(forms, shape.recipe.columns, strict=True)]
-    )
+    collation: str = ""
 
 
 def column(relation: Relation, column: Described) -> ReadColumn:
-    """The read expression of one column. Forms: see `ENCODERS`."""
+    """Return the read expression of one column, or raise the error that refuses its type."""
     quoted = quote(column.name, MARK)
     as_text = column.name in relation.as_text
     is_foreign = bool(column.charset) and column.charset not in _LOSSLESS_CHARSETS
@@ -127,11 +123,11 @@ def column(relation: Relation, column: Described) -> ReadColumn:
 
 
 def can_page(column: Described, found: ReadColumn) -> bool:
-    """Return whether a table can be read in pages by this column without losing rows.
+    """Return True if a table can be read in pages by this column without losing rows.
 
-    ORDER BY and `>` must agree about each pair of values, and values must be bindable. They do not
-    agree for ENUM and SET, which are sorted by number and compared as strings, nor for CHAR under a
-    collation that does not pad, which is sorted with the spaces that a comparison lacks.
+    Its values must be bindable, and ORDER BY and `>` must agree about them. They do not for ENUM
+    and SET, which are sorted by number and compared as strings, nor for CHAR under a collation that
+    does not pad, which is sorted with the spaces that a comparison lacks.
     """
     if found.read != quote(column.name, MARK) or found.form not in BINDERS:
         return False
@@ -142,7 +138,7 @@ def can_page(column: Described, found: ReadColumn) -> bool:
 
 
 def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
-    """Read expression, declared type and form; three empty strings for none."""
+    """Return read expression, declared type and form; three empty strings if there is none."""
     kind = column.type
     if kind in _INTEGERS:
         declared = _INTEGERS[kind][column.is_unsigned]
@@ -156,12 +152,8 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
         read = f"IF({quoted} = 0 AND ATAN2({quoted}, -1e0) < 0, '-0', {quoted} * 1e0)"
         return read, "float4" if kind == "float" else "float8", "float"
     if kind == "bit":
-        is_narrow = column.precision <= 63
-        return (
-            f"({quoted} + 0)",
-            "int8" if is_narrow else "numeric(20,0)",
-            "int" if is_narrow else "decimal",
-        )
+        declared, form = ("int8", "int") if column.precision <= 63 else ("numeric(20,0)", "decimal")
+        return f"({quoted} + 0)", declared, form
     if kind == "year":
         return f"({quoted} + 0)", "int2", "int"
     if kind in _DATES:

@@ -1,12 +1,11 @@
-"""MariaDB and MySQL: connections, and waits that end, whatever becomes of the server.
+"""MariaDB and MySQL: connections, and waits that end even if the server is dead.
 
 Every read of a socket has a limit: `connect_s` during the login, `ANSWER_S` for a statement about
 catalogues or settings, `silence_s` while rows are read. The driver counts each read by itself, so
-a result that takes long but keeps coming is no silence.
+a long result that keeps coming is no silence.
 
-Not possible here: the server looks at its client only when it writes. A statement that computes for
-an hour before its first row does so although the agent was killed, unless max_statement_time ends
-it; an agent that lives kills it (`interrupt`).
+Not possible here: the server looks at its client only when it writes. If the agent was killed, a
+statement that computes for an hour before its first row runs on until max_statement_time ends it.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from source_agent.engines.mariadb.access import is_said_by_server
 from source_agent.engines.mariadb.sql import KILL
 from source_agent.engines.sockets import keep_alive, shut
 
-ANSWER_S: Final = 60.0  # of a statement that reads catalogues or settings, lock_timeout_s apart
+ANSWER_S: Final = 60.0  # for a statement about catalogues or settings, plus lock_timeout_s
 KILL_S: Final = 5
 
 
 class Connector:
-    """Makes connections to one server, as the same user."""
+    """Connect to one server, always as the same user.
+
+    `arguments` are the driver's, without its limits of time.
+    """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        """`arguments` are the driver's, its limits of time apart."""
         self._arguments = arguments
 
     def __call__(self, within_s: float) -> pymysql.Connection[Cursor]:
-        """A connection on which no single wait is longer than this, in seconds.
-
-        Raises:
-            pymysql.Error.
-        """
+        """Return a connection whose single waits last at most `within_s`. Raises pymysql.Error."""
         seconds = max(1, round(within_s))
         connection = pymysql.connect(
             connect_timeout=seconds,
@@ -55,8 +52,10 @@ class Connector:
         return connection
 
     def answers(self, within_s: float) -> bool:
-        """See `engine.Session.answers`. By a login: who hangs up before it is soon refused by the
-        server (max_connect_errors)."""
+        """Return what `Session.answers` returns.
+
+        It logs in: a client that hangs up before is soon refused (max_connect_errors).
+        """
         try:
             self(within_s).close()
         except pymysql.Error as error:
@@ -66,14 +65,14 @@ class Connector:
         return True
 
     def interrupt(self, connection: pymysql.Connection[Cursor]) -> None:
-        """End what runs on a connection, and the connection under whoever reads it."""
+        """End the statement that runs on a connection, and the connection while it is read."""
         with (
             contextlib.suppress(pymysql.Error, OSError),
             contextlib.closing(self(KILL_S)) as other,
             other.cursor() as cursor,
         ):
             cursor.execute(KILL, (connection.thread_id(),))  # type: ignore[no-untyped-call]
-        # Also where the server was not reached: nobody here waits any longer.
+        # Also if the server was not reached: the reading thread must not wait any longer.
         sock = connection._sock  # type: ignore[attr-defined]
         if sock is not None:
             with contextlib.suppress(OSError):

@@ -22,13 +22,12 @@ from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
 from source_agent.engines.relations import (
-    ALIAS,
     Access,
     Order,
     ReadColumn,
     arrange,
+    derived_table,
     plan_of,
-    query_text,
     quote,
     refuse_types,
     scan_sql,
@@ -132,7 +131,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     if table is not None:
         source, known = table.source, table.columns
     else:
-        source = f"{query_text(relation.query or '')} AS {quote(ALIAS)}"
+        source = derived_table(relation)
         known = tuple(name for name, _, _ in session.row_description(f"SELECT * FROM {source}"))
     order = arrange(relation, known, table.primary if table else ())
     found = _columns(session, relation, source, order, table.not_null if table else frozenset())

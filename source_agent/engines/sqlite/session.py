@@ -52,7 +52,7 @@ from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.sqlite import access, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
-from source_agent.engines.sqlite.values import encoder
+from source_agent.engines.sqlite.values import ENCODERS
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
 _ANY_CLASS: Final = (
@@ -224,7 +224,9 @@ class SqliteSession(SnapshotSession):
         every = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
         found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
-            yield from rows.batches(rows.timely(found, self.pulse), encoder(shape))
+            yield from rows.batches(
+                rows.timely(found, self.pulse), rows.row_encoder(shape, ENCODERS)
+            )
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Pages in stored order, each a statement that is over before its rows are handed out."""
@@ -243,7 +245,7 @@ class SqliteSession(SnapshotSession):
             return [row[:-width] for row in block]
 
         with self._errors(shape.relation):
-            yield from rows.batches(fetch, encoder(shape), block_rows=PAGE_ROWS)
+            yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS), block_rows=PAGE_ROWS)
 
     def _begin(self) -> None:
         """A transaction, if none is open, with its first read, which takes the snapshot."""

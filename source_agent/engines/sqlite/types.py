@@ -30,14 +30,13 @@ from driftline.types import DeclaredType
 
 from source_agent.engines.interface import Listed, Relation, Shape
 from source_agent.engines.relations import (
-    ALIAS,
     Access,
     ReadColumn,
     arrange,
     declared,
+    derived_table,
     join_name,
     plan_of,
-    query_text,
     quote,
     select_sql,
     shape,
@@ -120,7 +119,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         rows = session.ask(XINFO.format(schema="main", name=quote(name)))
         table = _table(session, name, rows)
     else:
-        source = f"{query_text(relation.query or '')} AS {quote(ALIAS)}"
+        source = derived_table(relation)
         rows = session.query_columns(relation.query or "")
     # hidden: 1 is a virtual table's parameter; 2 and 3 are generated columns.
     columns = {row[1]: row[2] for row in rows if row[6] != 1}

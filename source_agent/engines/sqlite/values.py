@@ -15,18 +15,9 @@ from driftline.types import DeclaredType
 from driftline.values import encode_float4, string_encoder
 
 from source_agent.engines import rows
-from source_agent.engines.interface import Shape
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
-from source_agent.engines.relations import plan_of
 
 _NONE: Final = type(None)
-
-
-def encoder(shape: Shape) -> rows.RowEncoder:
-    """The row encoder of a shape that `sqlite_types` described."""
-    forms = plan_of(shape).forms
-    pairs = zip(forms, shape.recipe.columns, strict=True)
-    return rows.RowEncoder(shape, [_FORMS[form](column.type) for form, column in pairs])
 
 
 def _only(*classes: type) -> Callable[[Values], None]:
@@ -90,7 +81,7 @@ def _tagged(value: int | float | bytes | bytearray) -> bytes:
     return b"t:" + bytes(value)
 
 
-_FORMS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
+ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
     "int": lambda type: Fixed(type.kind),  # struct packs no other class
     "bool": lambda _: _of(rows.variable(_bool), int),
     "real": _real,

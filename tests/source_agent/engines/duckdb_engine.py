@@ -44,14 +44,13 @@ from source_agent.engines.interface import (
     TimeLimit,
 )
 from source_agent.engines.relations import (
-    ALIAS,
     Access,
     ReadColumn,
     arrange,
+    derived_table,
     each_column,
     null_key_sql,
     plan_of,
-    query_text,
     quote,
     refuse_types,
     refused_type,
@@ -106,7 +105,7 @@ def _describe(session: Any, relation: Relation) -> Shape:
     refuse_types(relation, "DuckDB")
     if relation.table is None:
         query = (relation.query or "").strip().rstrip("; \n")
-        source, table, primary = f"{query_text(query)} AS {quote(ALIAS)}", query, ()
+        source, table, primary = derived_table(relation), query, ()
     else:
         parts, tables = split_name(relation.table), [name for (name,) in session.ask(TABLES)]
         if len(parts) != 1 or parts[0] not in tables:
