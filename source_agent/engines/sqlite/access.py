@@ -10,7 +10,7 @@ import os
 import shlex
 import sqlite3
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from driftline.errors import (
     ConfigurationError,
@@ -22,26 +22,41 @@ from driftline.errors import (
 )
 from driftline.limits import ROW_BYTES_MAX
 
-from source_agent.engines.interface import Privilege, Relation, Shape
+from source_agent.engines.interface import Ask, Privilege, Relation, Shape
 from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
 from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
 from source_agent.printable import counted
 
-_UNAVAILABLE: Final = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_NOMEM")
-_LOCKED: Final = ("SQLITE_BUSY", "SQLITE_LOCKED")
-_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
-_FORBIDDEN: Final = ("SQLITE_AUTH", "SQLITE_PERM", "SQLITE_READONLY")
-
-
-class SqliteReader(Protocol):
-    @property
-    def is_wal(self) -> bool: ...
-
-    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]: ...
+EXPLAIN_PLAN: Final = "EXPLAIN QUERY PLAN "
+_ERRORS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
+    (("SQLITE_BUSY_SNAPSHOT",), SnapshotLost, ""),
+    (
+        ("SQLITE_BUSY", "SQLITE_LOCKED"),
+        DatabaseUnavailable,
+        "A writer holds it; try again, or raise lock_timeout_s.",
+    ),
+    (
+        ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_NOMEM"),
+        DatabaseUnavailable,
+        "The agent must be able to read the file and, in WAL mode, -wal and -shm.",
+    ),
+    (
+        ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"),
+        DatabaseRefused,
+        "Run PRAGMA integrity_check on it.",
+    ),
+    (
+        ("SQLITE_AUTH", "SQLITE_PERM", "SQLITE_READONLY"),
+        DatabaseRefused,
+        "A relation may only read tables of the file itself.",
+    ),
+    (("",), ConfigurationError, "Correct the table or the query in the file."),
+)  # by how the error's name begins
 
 
 def missing(path: Path) -> DatabaseUnavailable:
+    """Return the error for a file that does not exist."""
     return DatabaseUnavailable(
         f"The file {str(path)!r} does not exist.",
         remedy="Check database.url: an absolute path has four slashes, sqlite:////path/to/file.",
@@ -49,16 +64,9 @@ def missing(path: Path) -> DatabaseUnavailable:
 
 
 def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None) -> DriftlineError:
-    """The error that a user sees for one of sqlite3's."""
+    """Return the error that a user sees for one of sqlite3's."""
     name = getattr(error, "sqlite_errorname", "") or ""
     where = relation.name if relation else ""
-    message = f"SQLite says of {str(path)!r}: {error}."
-    if name == "SQLITE_BUSY_SNAPSHOT":
-        return SnapshotLost(message, where=where)
-    if name.startswith(_LOCKED):
-        return DatabaseUnavailable(
-            message, where=where, remedy="A writer holds it; try again, or raise lock_timeout_s."
-        )
     if name == "SQLITE_INTERRUPT":
         return DatabaseRefused(
             f"Reading {str(path)!r} took longer than the file allows.",
@@ -71,25 +79,12 @@ def translate(error: sqlite3.Error, path: Path, relation: Relation | None = None
             where=where,
             remedy="Leave its largest column out with `columns`, or the row with `where`.",
         )
-    if name.startswith(_UNAVAILABLE):
-        return DatabaseUnavailable(
-            message,
-            where=where,
-            remedy="The agent must be able to read the file and, in WAL mode, -wal and -shm.",
-        )
-    if name.startswith(_DAMAGED):
-        return DatabaseRefused(message, where=where, remedy="Run PRAGMA integrity_check on it.")
-    if name.startswith(_FORBIDDEN):
-        return DatabaseRefused(
-            message, where=where, remedy="A relation may only read tables of the file itself."
-        )
-    return ConfigurationError(
-        message, where=where, remedy="Correct the table or the query in the file."
-    )
+    kind, remedy = next((k, r) for names, k, r in _ERRORS if name.startswith(names))
+    return kind(f"SQLite says of {str(path)!r}: {error}.", where=where, remedy=remedy)
 
 
 def privileges(path: Path) -> list[Privilege]:
-    """See `Engine.privileges`. What the operating system would let this process do."""
+    """Return what the operating system lets this process do, for `Engine.privileges`."""
     if not path.exists():
         raise missing(path)
     found = []
@@ -103,20 +98,16 @@ def privileges(path: Path) -> list[Privilege]:
     return found
 
 
-def plan_sql(shape: Shape) -> str:
-    return f"EXPLAIN QUERY PLAN {scan_sql(shape)}"
-
-
-def scan_cost(session: SqliteReader, shape: Shape, path: Path) -> str:
-    """See `Engine.scan_cost`."""
-    steps = "; ".join(str(row[3]) for row in session.ask(plan_sql(shape)))
+def scan_cost(ask: Ask, shape: Shape, path: Path, *, is_wal: bool) -> str:
+    """Return what `Engine.scan_cost` returns."""
+    steps = "; ".join(str(row[3]) for row in ask(EXPLAIN_PLAN + scan_sql(shape)))
     rows = f"about {counted(shape.rows_expected, 'row')}" if shape.rows_expected else "rows unknown"
-    mode = "WAL: blocks nobody" if session.is_wal else "no WAL: writers wait while it reads"
+    mode = "WAL: blocks nobody" if is_wal else "no WAL: writers wait while it reads"
     return f"{rows} in a file of {path.stat().st_size / 2**20:,.1f} MiB; {steps} ({mode})"
 
 
 def grants(path: Path, login: str) -> str:
-    """See `Engine.grants`."""
+    """Return what `Engine.grants` returns."""
     file, user = shlex.quote(str(path)), shlex.quote(login)
     folder = shlex.quote(str(path.parent))
     group = shlex.quote(f"{login}-readers")
@@ -138,9 +129,9 @@ def grants(path: Path, login: str) -> str:
 
 
 def templates(shape: Shape) -> list[str]:
-    """The SQL texts about one relation; see `Engine.templates`."""
+    """Return the SQL texts about one relation, for `Engine.templates`."""
     plan = plan_of(shape)
-    texts = [scan_sql(shape), f"EXPLAIN {scan_sql(shape)}", plan_sql(shape)]
+    texts = [scan_sql(shape), f"EXPLAIN {scan_sql(shape)}", EXPLAIN_PLAN + scan_sql(shape)]
     if shape.relation.query is not None:
         texts += view_sql(shape.relation.query)
     else:

@@ -1,19 +1,17 @@
 """SQLite: one read-only snapshot of a file, through Python's own sqlite3.
 
 Invariants: the file is opened with `mode=ro`, the connection is `query_only`, and an authorizer
-allows reading and nothing else; each of the three alone would do. In WAL mode the snapshot is held
-from the first read to `close`. In the other journal modes a reader blocks the writers: there no
-statement is open while the caller has the rows, so that `pause` can end the transaction at any
-time, and `generation` says whether the data changed before the next one began.
+allows reading alone; each of the three would be enough. In WAL mode the snapshot is held from the
+first read to `close`. In the other journal modes a reader blocks the writers: no statement is open
+while the caller has the rows, so that `pause` can end the transaction at any time, and `generation`
+says if the data changed before the next one began. A table is then read in pages; views, queries
+and ranges are spooled first.
 
 Text comes as `bytearray` and blobs as `bytes` (`text_factory`): it is the fastest way to see the
-storage class of a value, and it lets text that is not UTF-8 through to where its key can be named.
-
-What cannot be paged outside WAL, views and queries, is spooled before it is handed out, and so are
-the rows of ranges. The transaction ends when the last of them is in the file.
+storage class of a value, and text that is not UTF-8 gets as far as the error that names its key.
 
 Rejected: one statement left open outside WAL, with `pause` ending the transaction under it. SQLite
-lets go of the file only when the last statement is over, and the rest would be of another instant.
+releases the file only when the last statement has ended, and later rows would be of another time.
 """
 
 from __future__ import annotations
@@ -60,6 +58,7 @@ _ANY_CLASS: Final = (
     "class is refused by name; as_text takes every value"
 )
 _INSTRUCTIONS_PER_TICK: Final = 100_000  # of SQLite's machine: about a millisecond
+Statement = tuple[str, Sequence[object]]  # with its values
 
 QUERY_ONLY = "PRAGMA query_only = 1"
 JOURNAL_MODE = "PRAGMA main.journal_mode"
@@ -68,17 +67,8 @@ BEGIN = "BEGIN"
 COMMIT = "COMMIT"
 FIRST_READ = "SELECT count(*) FROM main.sqlite_master"
 AS_OF = "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
-STATEMENTS: Final = (
-    QUERY_ONLY,
-    JOURNAL_MODE,
-    DATA_VERSION,
-    AS_OF,
-    BEGIN,
-    FIRST_READ,
-    COMMIT,
-    types.TABLES,
-    types.STATISTICS,
-)
+OPENING: Final = (QUERY_ONLY, JOURNAL_MODE, DATA_VERSION, AS_OF, BEGIN, FIRST_READ, COMMIT)
+STATEMENTS: Final = (*OPENING, types.TABLES, types.STATISTICS)
 
 _PRAGMAS: Final = {"data_version", "table_xinfo", "index_list", "index_xinfo"}
 _FORBIDDEN_FUNCTIONS: Final = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
@@ -142,13 +132,12 @@ class SqliteSession(SnapshotSession):
             raise
 
     @property
-    def time_limits(self) -> list[TimeLimit]:
-        """Return the limits of source.toml; a file has none of its own."""
-        limits = self._limits
-        found = [TimeLimit("lock_timeout_s", limits.lock_s, False)]
-        if limits.statement_s is not None:
-            found.append(TimeLimit("statement_timeout_s", limits.statement_s, False))
-        return found
+    def time_limits(self) -> list[TimeLimit]:  # those of source.toml; a file has none
+        limits = {
+            "lock_timeout_s": self._limits.lock_s,
+            "statement_timeout_s": self._limits.statement_s,
+        }
+        return [TimeLimit(name, s, is_idle=False) for name, s in limits.items() if s is not None]
 
     def answers(self, within_s: float) -> bool:  # noqa: ARG002 - there is no server
         return True
@@ -156,9 +145,7 @@ class SqliteSession(SnapshotSession):
     def pause(self) -> None:
         if self.is_wal:
             return
-        # The file stays locked until the last statement is over, also of a read that failed.
-        for cursor in list(self._cursors):
-            cursor.close()
+        self._end_statements()
         if self._connection.in_transaction:
             self.ask(COMMIT)
 
@@ -168,20 +155,21 @@ class SqliteSession(SnapshotSession):
             self._connection.interrupt()
 
     def close(self) -> None:
-        # A statement that was not read to its end, kept alive by an error, would keep its lock.
-        for cursor in list(self._cursors):
-            cursor.close()
+        self._end_statements()
         self._connection.close()
 
+    def _end_statements(self) -> None:
+        # A statement that was not read to its end, kept alive by an error, keeps the file locked.
+        for cursor in list(self._cursors):
+            cursor.close()
+
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of a small result, with text as str."""
         with self._errors():
             found = self._execute(sql, values).fetchall()
         return [tuple(v.decode() if isinstance(v, bytearray) else v for v in row) for row in found]
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
-        """See `types.SqliteCatalogue`. A view of its own, on a connection of its own: this one may
-        create nothing. The file is as read-only there as here."""
+        # A connection of its own creates the view in memory: this one may create nothing.
         with contextlib.closing(_connect(self._path, self._limits.lock_s)) as connection:
             connection.text_factory = str
             with self._errors():
@@ -197,29 +185,26 @@ class SqliteSession(SnapshotSession):
         return shape
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        pages = plan_of(shape).pages
-        if self.is_wal:
-            return self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
-        if pages and (shape.ordered or not ordered):
+        if not self.is_wal and plan_of(shape).pages and (shape.ordered or not ordered):
             return self._paged(shape)
-        found = self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
-        return rows.spooled(found, then=self.pause)
+        return self._read(shape, iter([(scan_sql(shape, ordered=ordered), ())]))
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
-        found = self._read(shape, _in_ranges(shape, first, last), rows_max=rows_max)
-        return found if self.is_wal else rows.spooled(found, then=self.pause)
+        return self._read(shape, _in_ranges(shape, first, last), rows_max)
 
     def _read(
-        self,
-        shape: Shape,
-        statements: Iterator[tuple[str, Sequence[object]]],
-        *,
-        rows_max: int | None = None,
+        self, shape: Shape, statements: Iterator[Statement], rows_max: int | None = None
     ) -> Iterator[Rows]:
-        """The rows of each statement, one after the other."""
+        """Return the batches of some statements; spooled if writers wait for them."""
+        found = self._stream(shape, statements, rows_max)
+        return found if self.is_wal else rows.spooled(found, then=self.pause)
+
+    def _stream(
+        self, shape: Shape, statements: Iterator[Statement], rows_max: int | None
+    ) -> Iterator[Rows]:
         self._begin()
         every = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
         found = islice(every, None if rows_max is None else rows_max + 1)
@@ -229,7 +214,7 @@ class SqliteSession(SnapshotSession):
             )
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
-        """Pages in stored order, each a statement that is over before its rows are handed out."""
+        """Yield pages in stored order; each is a statement that ends before its rows are used."""
         width = len(plan_of(shape).pages)
         after: tuple[Any, ...] = ()
 
@@ -248,7 +233,7 @@ class SqliteSession(SnapshotSession):
             yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS), block_rows=PAGE_ROWS)
 
     def _begin(self) -> None:
-        """A transaction, if none is open, with its first read, which takes the snapshot."""
+        """Begin a transaction, if none is open, and take the snapshot by its first read."""
         if self._connection.in_transaction:
             return
         self.ask(BEGIN)
@@ -278,11 +263,11 @@ class SqliteSession(SnapshotSession):
             raise translate(error, self._path, relation) from error
 
 
-def _in_ranges(
-    shape: Shape, first: Positions, last: Positions
-) -> Iterator[tuple[str, Sequence[object]]]:
-    """Statements and values, perhaps millions. A key of SQLite may be of any class and between two
-    integers: no range leaves a gap to the next one, nor at the ends."""
+def _in_ranges(shape: Shape, first: Positions, last: Positions) -> Iterator[Statement]:
+    """Yield statements, perhaps millions, that read the ranges without gaps between neighbours.
+
+    A key of SQLite may have any class and lie between two integers.
+    """
     if shape.may_be_null_in(first):
         yield null_key_sql(shape, MARK), ()
     closed, open_ = range_sql(shape), range_sql(shape, is_open=True)
@@ -303,18 +288,15 @@ class SqliteEngine:
     def open(self) -> SqliteSession:
         return SqliteSession(self._path, self._limits)
 
-    def privileges(
-        self,
-        relations: Sequence[Relation],  # noqa: ARG002 - privileges are those of the file
-    ) -> list[Privilege]:
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
         return access.privileges(self._path)
 
     def scan_cost(self, shape: Shape) -> str:
         with contextlib.closing(self.open()) as session:
-            return access.scan_cost(session, shape, self._path)
+            return access.scan_cost(session.ask, shape, self._path, is_wal=session.is_wal)
 
     def warnings(self, shape: Shape) -> list[str]:
-        # SQLite's numbers are never NaN, but in TEXT everything is allowed that the type can say.
+        # SQLite's numbers are never NaN, but its text may be.
         notes = column_warnings(shape, lambda c, f: spark_warning(c, has_nan=f == "string"))
         return [*notes, _ANY_CLASS]
 
@@ -337,14 +319,12 @@ class SqliteEngine:
         return [*issued, *(view_sql(relation.query) if relation.query is not None else ())]
 
     def templates(self, shapes: Sequence[Shape]) -> list[str]:
-        texts = list(STATEMENTS)
-        for shape in shapes:
-            texts += access.templates(shape)
-        return list(dict.fromkeys(texts))
+        texts = [text for shape in shapes for text in access.templates(shape)]
+        return list(dict.fromkeys((*STATEMENTS, *texts)))
 
 
 def from_url(url: URL, _password: str | None, limits: Limits) -> SqliteEngine:
-    """Return the engine that a URL names. See `registry.connect`."""
+    """Return the engine that a URL names. Raises ConfigurationError if it names no file."""
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(
             "The URL names no file.",

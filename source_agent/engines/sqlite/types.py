@@ -1,8 +1,8 @@
 """SQLite: from a relation and the schema to a `Shape`; what each declared type is read as.
 
-SQLite's columns have no types, its values do. A column whose declaration promises one storage class
-is read as that, and a value of another class is refused by name; any other column is read as
-*tagged text*, which holds every value of every class, and no two of them alike:
+In SQLite values have types, columns do not. A column whose declaration promises one storage class
+is read as that, and a value of another class is refused by name. Any other column is read as
+*tagged text*, in which every value of every class has a text of its own:
 
     i:123          INTEGER            r:0.1    REAL, shortest form that reads back (inf, -inf)
     t:abc          TEXT               b:00ff   BLOB, in hexadecimal digits
@@ -14,8 +14,8 @@ Rules, in this order (https://sqlite.org/datatype3.html#determination_of_column_
 exactly BLOB → bytea; REAL, FLOA, DOUB → float8; BOOL… → int8; DECIMAL(p,s) and NUMERIC(p,s) with
 p ≤ 15 → numeric(p,s), since a double holds 15 digits; DATE…, TIME… → text; all others → tagged.
 
-Rejected: looking at the values to find out their type. Tomorrow's row may be of another class, and
-the recipe would change with it.
+Rejected: finding the type from the values. Tomorrow's row may be of another class, and the recipe
+would change with it.
 """
 
 from __future__ import annotations
@@ -50,30 +50,29 @@ VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
-# Around columns. A name in "…" that no column bears any more is read as a text of these letters.
-MARK: Final = "`"
+MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
-_RENAMED = re.compile(r"(.+):\d+")  # what a view calls a second column of one name
+_RENAMED = re.compile(r"(.+):\d+")  # a view's name for a second column of one name
 ROWIDS: Final = ("rowid", "_rowid_", "oid")
 _COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
 
 
 class SqliteCatalogue(Protocol):
-    """What describing needs of a session."""
+    """The part of a session that `describe` uses."""
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of a small statement, with text as str."""
+        """Return the rows of a small statement, with text as str."""
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
-        """table_xinfo of a view that holds the query."""
+        """Return table_xinfo of a view that holds the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """`is_unique` under collations of SQLite's own: another may tell equal texts apart."""
+    """An index. `is_unique`: and its collations, all SQLite's own, distinguish no equal texts."""
 
     columns: tuple[str | None, ...]
     is_unique: bool
@@ -83,8 +82,10 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table by its schema. `rowid` is the name under which it can be asked for, if there is one;
-    `alias` the column that is the rowid."""
+    """A table's schema. `rowid`: the name by which it can be read; `alias`: the column that is it.
+
+    Both are empty if there is none.
+    """
 
     name: str
     is_stored: bool
@@ -96,7 +97,10 @@ class _Table:
     rows: int
 
     def vouches(self, key: tuple[str, ...]) -> bool:
-        """A PRIMARY KEY alone does not: SQLite lets NULLs into most of them."""
+        """Return True if a constraint keeps NULLs and duplicates out of the key.
+
+        A PRIMARY KEY alone does not: SQLite accepts NULLs in most of them.
+        """
         return bool(self.alias and self.alias in key) or any(
             i.is_unique and not i.is_partial and set(i.columns) <= set(key) & self.not_null
             for i in self.indexes
@@ -104,14 +108,14 @@ class _Table:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """SQL of what orders the table as it is stored."""
+        """SQL of the columns that order the table as it is stored."""
         if self.rowid:
             return (self.rowid,)
         return tuple(quote(name, MARK) for name in self.primary) if self.is_stored else ()
 
 
 def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
-    """See `Session.describe`."""
+    """Return what `Session.describe` returns."""
     table = None
     if relation.table is not None:
         name = _table_name(session, relation)
@@ -149,7 +153,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
 
 
 def listed(session: SqliteCatalogue) -> list[Listed]:
-    """See `Engine.listed`."""
+    """Return what `Engine.listed` returns."""
     found = []
     for name, _, _ in session.ask(TABLES):
         if name.startswith("sqlite_"):
@@ -207,19 +211,15 @@ def _table(session: SqliteCatalogue, name: str, rows: list[tuple[Any, ...]]) -> 
 
 
 def _rowid(session: SqliteCatalogue, name: str, columns: Sequence[str]) -> str:
-    """A table WITHOUT ROWID has none, and columns may take all three of its names."""
+    """Return the name of the rowid, or "": WITHOUT ROWID, or columns took all three names."""
     for rowid in ROWIDS:
         if rowid not in columns:
             try:
-                session.ask(rowid_sql(name, rowid))
+                session.ask(f"SELECT {rowid} FROM main.{quote(name)} LIMIT 0")
             except ConfigurationError:
                 return ""
             return rowid
     return ""
-
-
-def rowid_sql(name: str, rowid: str) -> str:
-    return f"SELECT {rowid} FROM main.{quote(name)} LIMIT 0"
 
 
 def _indexes(session: SqliteCatalogue, name: str) -> list[_Index]:
@@ -233,7 +233,7 @@ def _indexes(session: SqliteCatalogue, name: str) -> list[_Index]:
 
 
 def _rows_expected(session: SqliteCatalogue, name: str) -> int:
-    """From ANALYZE, where somebody has run it."""
+    """Return the row count of the last ANALYZE, or 0."""
     try:
         rows = session.ask(STATISTICS, name)
     except ConfigurationError:
@@ -245,7 +245,6 @@ def _rows_expected(session: SqliteCatalogue, name: str) -> int:
 def _column(
     relation: Relation, name: str, written: str, is_nullable: bool, is_stored: bool
 ) -> ReadColumn:
-    """Forms: see `sqlite.encoder`."""
     read = quote(name, MARK)
     if name in relation.as_text:
         return ReadColumn(name, DeclaredType("text"), read, "tagged", is_nullable)
@@ -295,20 +294,22 @@ def _by_declaration(written: str) -> tuple[DeclaredType, str]:
 
 
 def view_sql(query: str) -> tuple[str, str]:
-    """Return what makes a view of a query, in memory, and what asks for its columns."""
+    """Return the statements that make a view of a query, in memory, and describe its columns."""
     columns = XINFO.format(schema="temp", name="driftline_relation")
     return VIEW.format(query=query.strip().rstrip(";")), columns
 
 
 def range_sql(shape: Shape, *, is_open: bool = False) -> str:
-    """From a key on and before another. Text and blobs stand behind all numbers: `is_open` reads
-    them, too, and has no other key."""
+    """Return the SELECT of the keys from one on and before another; `is_open`: without an end.
+
+    Text and blobs are greater than all numbers: only an open range includes them.
+    """
     key = quote(shape.recipe.columns[0].name, MARK)
     return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:
-    """One page in stored order, after a position; the position's columns come last."""
+    """Return the SELECT of one page in stored order; the columns of its position come last."""
     pages = plan_of(shape).pages
     names = ", ".join(pages)
     tail = f"\nORDER BY {names}\nLIMIT ?"

@@ -1,8 +1,8 @@
 """SQLite: raw values, whose Python class is their storage class, to the bytes of declared types.
 
-`int` is INTEGER, `float` REAL, `bytearray` TEXT, `bytes` BLOB (see `sqlite`). The forms are those
-that `sqlite_types` gives to columns. A value of another class than its form's is refused: it is
-never converted, because 1 and '1' would become one and a change between them be missed.
+`int` is INTEGER, `float` REAL, `bytearray` TEXT, `bytes` BLOB (see `session`). `types` gives each
+column its form. A value of another class than the form's is refused, never converted: 1 and '1'
+would become equal, and a change between them be missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONE: Final = type(None)
 
 
 def _only(*classes: type) -> Callable[[Values], None]:
-    """A check that a block holds values of these storage classes alone."""
+    """Return a check that a block holds only values of these storage classes."""
     allowed = frozenset((*classes, _NONE))
 
     def check(values: Values) -> None:
@@ -32,7 +32,7 @@ def _only(*classes: type) -> Callable[[Values], None]:
 
 
 def _of(column: ColumnEncoder, *classes: type) -> ColumnEncoder:
-    """`column` for values of these storage classes."""
+    """Return the encoder `column`, restricted to values of these storage classes."""
     check = _only(*classes)
 
     def checked(values: Values) -> list[bytes]:
