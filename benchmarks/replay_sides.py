@@ -33,7 +33,7 @@ from benchmarks.floor import floor_bytes
 from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.batches import Batch
-from source_agent.scan.shipper import Shipper
+from source_agent.scan.frame_builder import FrameBuilder
 from tests.harness.exchange_pair import Pair
 from tests.harness.histories import Commit, History, Row, apply
 from tests.reference.rows import row_bytes
@@ -193,11 +193,11 @@ class Copy:
 
     def load_bytes(self, salt: Salt) -> int:
         """Of the messages in which a load would ship all of this, in the order of the keys."""
-        shipper = Shipper(self.recipe, salt, level=LOAD_LEVEL)
+        builder = FrameBuilder(self.recipe, salt, level=LOAD_LEVEL)
         order = np.argsort(self._where if self.recipe.integer_key else self.rows)
         mixed = mix(salt, self._hi[order], self._lo[order])
         everything = Batch(gather(list(self.rows[order])), self._where[order], mixed)
-        messages = [*shipper.add(everything), *shipper.flush()]
+        messages = [*builder.add(everything), *builder.flush()]
         return sum(reply.ByteSize() + FRAMING_BYTES for reply in messages)
 
     def _keys(self, rows: set[bytes]) -> set[bytes]:

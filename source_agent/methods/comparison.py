@@ -2,9 +2,8 @@
 
 A comparison is a generator of replies over an iterator of requests. The opening decides which
 method answers (`registry`); a method that cannot finish hands over to the one that the warehouse
-asks for next. If the opening names a tile, only the rows of the tile exist (`scan.tile`).
-
-This module knows no gRPC server, no engine and no method: it takes a `Session` and yields messages.
+asks for next. If the opening names a tile, only the rows of the tile exist (`scan.tile`). This
+module knows no gRPC server, no engine and no method.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from source_agent.engines.interface import Session, Shape
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
+from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.reader import Tally
-from source_agent.scan.shipper import Shipper
 from source_agent.scan.tile import reader_of
 from source_agent.scan.workers import WorkerPool
 
@@ -30,7 +29,7 @@ _LEVEL_MAX = 19  # of zstd
 
 
 class Comparison:
-    """One relation of one exchange. `answer` is the whole conversation."""
+    """One relation of one exchange."""
 
     def __init__(
         self,
@@ -42,9 +41,7 @@ class Comparison:
     ) -> None:
         """Parse and check an opening; read nothing.
 
-        Args:
-            tally: counts what this comparison reads.
-            pool: processes that may read parts of the scan.
+        tally: counts what this comparison reads; pool: processes that may read parts of the scan.
 
         Raises:
             VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
@@ -53,8 +50,8 @@ class Comparison:
         self._answer = registry.answer_to(heard)
         reader = reader_of(session, shape, opening, salt=heard.salt, tally=tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
-        shipper = Shipper(shape.recipe, heard.salt, level=level)
-        self._scan = Scan(reader, shipper, heard.ours, pool)
+        frames = FrameBuilder(shape.recipe, heard.salt, level=level)
+        self._scan = Scan(reader, frames, heard.ours, pool)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.

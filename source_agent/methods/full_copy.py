@@ -1,8 +1,7 @@
-"""Full copy at the source: ship every row, whatever the warehouse has.
+"""Full copy at the source: send every row, whatever the warehouse has.
 
-It answers a load, when the warehouse has no rows, and goes on after a comparison that would cost
-more than a copy. Rows are shipped in key order where that costs nothing. Memory: the rows of one
-frame.
+It answers a load, when the warehouse has no rows, and continues a comparison that would cost more
+than a copy. Rows are sent in key order where that costs nothing. Memory: the rows of one frame.
 """
 
 from __future__ import annotations
@@ -31,30 +30,25 @@ class EverythingSent:
     def replies(
         self,
         scan: Scan,
-        hear: Hear,  # noqa: ARG002 - the opening says all
+        hear: Hear,  # noqa: ARG002 - no request follows
     ) -> Generator[pb.Reply, None, Answered]:
-        """Ship every row."""
         total = yield from send_everything(scan)
         return Answered(total, equal=total == scan.ours)
 
 
 def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
-    """Ship all rows in one scan, in key order where that is free; return their digest."""
+    """Send all rows in one scan, in key order where that is free; return their digest."""
     scan.reader.tally.phase = "ship"
     total = Digest()
     for batch in scan.reader.scan(ordered=scan.reader.shape.ordered):
         total += batch.mixed.digest()
-        yield from scan.shipper.add(batch)
-    yield from scan.shipper.flush()
+        yield from scan.frames.add(batch)
+    yield from scan.frames.flush()
     return total
 
 
 def send_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, None, Answered]:
-    """Ship all rows after they were compared.
-
-    Raises:
-        SnapshotLost: they are not the rows that were compared.
-    """
+    """Send all rows after a comparison. Raise SnapshotLost if they changed since."""
     total = yield from send_everything(scan)
     scan.reader.check_snapshot(total == at.sums.total)
     return Answered(total)

@@ -1,12 +1,11 @@
 """Groups at the source: units of rows that the warehouse names by their keys (protocol, section 7).
 
 The three steps of Lu, Liu and Hyland in one pass over the rows. Rows whose keys the warehouse did
-not name are shipped as they come: they are new, or likely to change and therefore not compared.
-Named keys without rows were deleted. The remaining rows of each unit are hashed and compared, which
-regroups the units that lost keys. Units that differ are shipped whole, or by row hashes where that
-is cheaper (`units.refines`).
+not name are sent at once: they are new, or likely to change and therefore not compared. Named keys
+without rows were deleted. The remaining rows of each unit are hashed and compared. Units that
+differ are sent whole, or by row hashes where that is cheaper (`units.refines`).
 
-A *part* reads the named keys and some ranges by index, and nothing else: for sources that cannot
+A *part* reads the named keys and some ranges by index, and nothing else, for sources that cannot
 afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 """
 
@@ -42,25 +41,19 @@ class GroupsCompared:
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self | None:
-        """Return the answer if the opening has groups.
-
-        Raises:
-            MalformedMessage: the groups are not well formed.
-            ConfigurationError: a part of a relation that cannot be read by an index.
-        """
+        """Return the answer if the opening has groups; raises as `grouping_of`."""
         parameters = request_validation.grouping_of(opening.message, opening.shape)
         return None if parameters is None else cls(parameters)
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
-        """Receive the units, then read the rows; if totals differ, ship what differs."""
-        # Heard before the scan: a malformed message costs the database nothing.
+        # Before the scan, so that a malformed message costs the database nothing.
         units, digests = request_validation.units(hear(), hear, self.parameters.embedding)
         regrouping = Regrouping(scan, self.parameters, units)
         yield from regrouping.read()
         if regrouping.total == scan.ours:
             return Answered(regrouping.total, equal=True)
         differs, lost = regrouping.differing(digests)
-        del digests  # up to GROUP_KEYS_MAX of them: free memory before rows are shipped
+        del digests  # up to GROUP_KEYS_MAX: free memory before rows are sent
         yield from regrouping.answer(differs, lost, hear)
         return Answered(regrouping.total)
 
@@ -71,38 +64,32 @@ class Regrouping:
     def __init__(
         self, scan: Scan, parameters: request_validation.GroupParameters, units: UnitSums
     ) -> None:
-        self._reader, self._shipper, self._salt = scan.reader, scan.shipper, scan.reader.salt
+        self._scan, self._reader, self._salt = scan, scan.reader, scan.reader.salt
         self._parameters, self._units = parameters, units
         self.total = Digest()
 
     def read(self) -> Iterator[pb.Reply]:
-        """Read what is compared, once; ship the rows that are in no unit.
-
-        Raises:
-            LimitExceeded: a part is larger than was allowed.
-        """
+        """Read what is compared, once; send the rows that are in no unit. Raises as `part`."""
         for batch in self._batches():
             self.total += batch.mixed.digest()
             ks, inside = self._parameters.embedding.embed(batch.positions, self._salt)
             named = np.zeros(len(inside), np.bool_)
             named[inside] = self._units.add(ks[inside], batch.mixed.m0[inside])
-            yield from self._shipper.pick(batch, ~named)
-        yield from self._shipper.flush()
+            yield from self._scan.frames.pick(batch, ~named)
+        yield from self._scan.frames.flush()
 
     def differing(self, digests: U64) -> tuple[Bools, Bools]:
         """Return which units differ, and which of these lost keys, bool [units] each.
 
-        Args:
-            digests: of the warehouse's units, uint64 [units].
+        digests: of the warehouse's units, uint64 [units].
         """
         lost = self._units.lost()
         return lost | (self._units.short_digests() != digests), lost
 
     def answer(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
-        """Ship the units that differ, or hashes of their rows; name the keys without rows.
+        """Send the units that differ, or hashes of their rows; name the keys without rows.
 
-        Args:
-            differs, lost: bool [units], from `differing`.
+        differs, lost: bool [units], from `differing`.
         """
         units, gone = self._units, self._units.gone()
         rows, kept, losers = int(units.counts[differs].sum()), differs & ~lost, int(lost.sum())
@@ -122,14 +109,14 @@ class Regrouping:
             return
         self._reader.tally.phase = "ship"
         for batch, _ in self._again(differs):
-            yield from self._shipper.add(batch)
-        yield from self._shipper.flush()
+            yield from self._scan.frames.add(batch)
+        yield from self._scan.frames.flush()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
     def _refine(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
-        """Send hashes of the differing units, then ship the rows that the warehouse wants.
+        """Send hashes of the differing units, then the rows that the warehouse wants.
 
-        One hash for every row, but a single one for all rows of a unit that lost keys.
+        One hash for every row, but one for all rows of a unit that lost keys.
         """
         self._reader.tally.phase = "identify"
         found, units = Identified(), self._units
@@ -154,15 +141,12 @@ class Regrouping:
         asked[np.flatnonzero(keep)[request_validation.wanted(hear, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
-        yield from send_wanted(
-            self._reader, self._shipper, found, wanted, total=self._rows_to_search
-        )
+        yield from send_wanted(self._scan, found, wanted, total=self._rows_to_search)
 
     def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
-        """Read the rows of these units again; yield them, and the unit of every row, int64 [rows].
+        """Read the rows of these units again; yield them with the unit of every row, int64 [rows].
 
-        Raises:
-            SnapshotLost: they are not the rows that were compared.
+        Raise SnapshotLost if they changed since the comparison.
         """
         units = self._units
         rows = hashes = 0
@@ -192,7 +176,7 @@ class Regrouping:
 
     @property
     def _rows_to_search(self) -> int | None:
-        """The rows among which some are found again; None for a part, which is never scanned."""
+        """Number of rows to search for some of them; None for a part, which is never scanned."""
         return None if self._parameters.part is not None else self.total.count
 
     def _batches(self) -> Iterator[Batch]:
@@ -209,8 +193,7 @@ class Regrouping:
     ) -> Iterator[tuple[Positions, Positions]]:
         """Yield the positions of these k as ranges, ZONE_KEYS at a time, neighbours joined.
 
-        Args:
-            without: ranges to leave out, int64 [n] first and last, ascending and disjoint.
+        without: ranges to leave out, int64 [n] first and last, ascending and disjoint.
         """
         for at in range(0, len(ks), ZONE_KEYS):
             where = self._parameters.embedding.positions(ks[at : at + ZONE_KEYS])

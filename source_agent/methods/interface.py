@@ -1,11 +1,9 @@
 """The interface of a comparison method at the source.
 
-An *answer* recognises its opening, adds up what it needs in one scan, and replies. If the method
-cannot finish, because more differs than the warehouse expected, the answer hands over its sums and
-the warehouse's next request, and a *continuation* goes on from there.
-
-A new method is one module with a class like `MethodAnswer`, and one line in `registry`. A method
-sees an exchange only through `Scan`: it knows no engine and no server.
+An *answer* recognises its opening, adds up what it needs in one scan, and replies. If more differs
+than the warehouse expected, it hands over its sums and the warehouse's next request, and a
+*continuation* goes on from there. A new method is one module with a class like `MethodAnswer`, and
+one line in `registry`. A method sees an exchange only through `Scan`: no engine and no server.
 """
 
 from __future__ import annotations
@@ -20,29 +18,28 @@ from driftline.ranges import Partition, RangeSums
 
 from source_agent.methods.request_validation import Hear, HeardOpening
 from source_agent.scan.accumulators import Accumulator
+from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.reader import Reader
-from source_agent.scan.shipper import Shipper
 from source_agent.scan.workers import WorkerPool, fill
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The exchange that a method answers: rows to read, and rows to ship.
+    """The exchange that a method answers: rows to read, and rows to send.
 
-    reader: of the relation, in one snapshot; shipper: to `flush` before any other reply;
-    ours: the warehouse's total; pool: processes that may read parts of a scan.
+    reader: of the relation, in one snapshot; frames: to `flush` before any other reply; ours: the
+    warehouse's total; pool: processes that may read parts of a scan.
     """
 
     reader: Reader
-    shipper: Shipper
+    frames: FrameBuilder
     ours: Digest
     pool: WorkerPool | None = None
 
     def fill(self, *accumulators: Accumulator) -> None:
         """Read every row once, shared with the pool, and add it to every accumulator.
 
-        Raises:
-            NullKey, ValueDoesNotFit, SnapshotLost: see `Reader.scan`.
+        Raises the errors of `Reader.scan`.
         """
         fill(self.reader, accumulators, self.pool)
 
@@ -57,10 +54,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The state from which a continuation goes on; `request` asks for it.
-
-    sums: of the source, over the ranges of the partition.
-    """
+    """The state from which a continuation goes on: its request, and the source's range sums."""
 
     sums: RangeSums
     partition: Partition
@@ -72,10 +66,10 @@ class MethodAnswer(Protocol):
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self | None:
-        """Return the answer to this opening, or None if it opens another method. Reads nothing.
+        """Return the answer to this opening, or None if it is for another method. Read nothing.
 
         Raises:
-            MalformedMessage, ConfigurationError: it opens this method, but cannot be answered.
+            MalformedMessage, ConfigurationError: this method cannot answer it.
         """
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:

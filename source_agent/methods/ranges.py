@@ -1,9 +1,9 @@
 """Ranges at the source: compare sums over ranges, and refine those that differ by row hashes.
 
 The answer estimates how much differs (a verdict). If the warehouse then sends the digests of its
-ranges, whatever it opened with, `refine` goes on: it reads the rows of differing ranges again, by
-index where they are few. Rows of ranges that are empty at the warehouse are shipped; for the others
-the row hashes are sent (`row_hashes`).
+ranges, whatever it opened with, `refine` reads the rows of differing ranges again, by index where
+they are few. Rows of ranges that are empty at the warehouse are sent; for the others the row hashes
+are sent (`row_hashes`).
 
 Memory is bounded by RANGES_MAX, ROW_HASHES_MAX and ROWS_HELD_BYTES, never by the table.
 """
@@ -45,7 +45,6 @@ class RangesCompared:
         return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
-        """Compare totals; if they differ, send a verdict and hand over what is asked for."""
         totals = RangeTotals(self.partition)
         scan.fill(totals)
         sums = totals.sums
@@ -59,19 +58,17 @@ class RangesCompared:
 def differing_slots(
     theirs: npt.NDArray[np.uint8], slots: npt.NDArray[np.uint64], salt: Salt
 ) -> int:
-    """Return how many of these slots, digests of ranges or cells [n], seem to differ.
+    """Estimate how many slots, digests of ranges or cells [n], differ from the warehouse's.
 
-    Args:
-        theirs: the warehouse's strata of its slots, uint8 [strata, STRATUM_CELLS].
+    theirs: the warehouse's strata, uint8 [strata, STRATUM_CELLS].
     """
     return estimate_differing(theirs, strata(slots, salt), len(slots))
 
 
 def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes = b"") -> pb.Reply:
-    """Return the reply to a difference, which says how large it seems.
+    """Return the reply to a difference: the source's total, and an estimate of how much differs.
 
     Args:
-        total: of the source's rows.
         differing: ranges, or cells of the finest table, that seem to differ.
         stuck: compressed bitmap of the cells that did not decode; empty without a sketch.
         sample: of the source's cells (`Cells.sample`).
@@ -88,11 +85,11 @@ def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes 
 
 
 def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
-    """Go on with the warehouse's digests of ranges; ship everything if too many rows differ.
+    """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 
     Raises:
         MalformedMessage: the request is something else, or has another number of digests.
-        SnapshotLost: the rows are not those that were compared.
+        SnapshotLost: the rows changed since the comparison.
     """
     by, ours = request_validation.digests(at.request, hear, at.partition.ranges)
     coarse = at.sums.coarsened(by)
@@ -111,18 +108,16 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
     order, hashes = found.in_order()
     yield from send_hashes(hashes)
     wanted = order[request_validation.wanted(hear, len(hashes))]
-    yield from send_wanted(scan.reader, scan.shipper, found, wanted, total=total.count)
+    yield from send_wanted(scan, found, wanted, total=total.count)
     return Answered(total)
 
 
 def _identify(
     scan: Scan, partition: Partition, coarse: RangeSums, by: int, *, reading: Bools, hashed: Bools
 ) -> Generator[pb.Reply, None, Identified]:
-    """Read the coarse ranges in `reading`; ship those that are not in `hashed`, note the others.
+    """Read the coarse ranges in `reading`; send those that are not in `hashed`, keep the others.
 
-    Args:
-        by: the coarsening, as a power of two.
-        reading, hashed: bool [coarse ranges].
+    by: the coarsening, as a power of two; reading, hashed: bool [coarse ranges].
     """
     found, reader = Identified(), scan.reader
     if not reading.any():
@@ -137,9 +132,9 @@ def _identify(
         part, at = batch.take(reading[at]), at[reading[at]]
         rows += len(at)
         total += int(part.mixed.m0.sum(dtype=np.uint64))
-        yield from scan.shipper.pick(part, ~hashed[at])
+        yield from scan.frames.pick(part, ~hashed[at])
         found.add(part.take(hashed[at]), slot_of[at[hashed[at]]])
-    yield from scan.shipper.flush()
+    yield from scan.frames.flush()
     agrees = total & MASK64 == int(coarse.sums[reading].sum(dtype=np.uint64))
     reader.check_snapshot(rows == expected and agrees)
     return found

@@ -13,8 +13,8 @@ from source_agent.methods.ranges import RangesCompared, refine
 from source_agent.methods.request_validation import HeardOpening
 from source_agent.methods.sketch import SketchDecoded
 
-# Groups and sketches come first, because they refuse an opening of no rows, which is otherwise a
-# load. Ranges come last, because every opening has ranges.
+# Groups and sketches come first: they refuse an opening of no rows, which else is a load. Ranges
+# come last: every opening has ranges.
 ANSWERS: tuple[type[MethodAnswer], ...] = (
     GroupsCompared,
     SketchDecoded,
@@ -26,17 +26,10 @@ CONTINUATIONS: Mapping[str, Continuing] = {"whole": send_again, "digests": refin
 
 
 def answer_to(opening: HeardOpening) -> MethodAnswer:
-    """Return the answer of the first method that recognises this opening.
-
-    Raises:
-        MalformedMessage, ConfigurationError: see `MethodAnswer.heard`.
-    """
+    """Return the answer of the first method that recognises this opening; raises as `heard`."""
     return next(answer for method in ANSWERS if (answer := method.heard(opening)) is not None)
 
 
 def continuation_of(request: pb.Request) -> Continuing:
-    """Return the continuation that the request asks for.
-
-    If there is none, return `refine`, which refuses any request but digests.
-    """
+    """Return the continuation of this request, or `refine`, which refuses unknown requests."""
     return CONTINUATIONS.get(request.WhichOneof("message") or "", refine)

@@ -1,11 +1,9 @@
 """Parse and check what the warehouse sends (protocol, section 9).
 
-The one boundary of an exchange at the source: the code behind it may trust sizes, counts and the
-partition. A bad opening is refused here before anything is read. Messages that come in pieces are
-bounded by what was asked for, so a warehouse can neither fill the memory nor keep the source busy
-with empty pieces.
-
-This module reads no row and sends nothing. Callers pass `hear`, which waits for the next request.
+This is the only place where the source validates messages of an exchange: the other modules trust
+sizes, counts and the partition. A malformed opening is refused before anything is read. Messages in
+pieces are bounded by what was asked for, so a warehouse can neither fill the memory nor keep the
+source busy with empty pieces. Callers pass `hear`, which waits for the next request.
 """
 
 from __future__ import annotations
@@ -18,12 +16,7 @@ import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest, Salt
-from driftline.errors import (
-    ConfigurationError,
-    MalformedMessage,
-    RecipeChanged,
-    VersionMismatch,
-)
+from driftline.errors import ConfigurationError, MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
@@ -42,16 +35,16 @@ from driftline.units import UnitRun, UnitSums
 from source_agent.engines.interface import Shape
 
 _SALT_BYTES = _SUM_BYTES = 16
+_EMPTY = "A piece of a message holds nothing."
 
 Hear = Callable[[], pb.Request]  # waits for the warehouse's next request
 
 
 @dataclass(frozen=True, slots=True)
 class HeardOpening:
-    """An opening; the fields that all methods have in common are parsed and checked.
+    """An opening, with the fields of all methods parsed and checked.
 
-    salt: of this exchange and relation; ours: the warehouse's total; partition: of the key domain,
-    for range sums.
+    ours: the warehouse's total; partition: of the key domain, for range sums.
     """
 
     message: pb.Open
@@ -62,7 +55,7 @@ class HeardOpening:
 
 
 def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
-    """Parse and check the fields of an opening that all methods have in common. Read nothing.
+    """Parse and check the fields that all methods have in common.
 
     Raises:
         VersionMismatch, MalformedMessage, RecipeChanged.
@@ -82,18 +75,14 @@ def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
 
 
 def check_release(request: pb.Request) -> None:
-    """Refuse an `Open` of another release that this one would answer wrongly.
-
-    Raises:
-        VersionMismatch: a protocol, a feature or a field that this source does not know.
-    """
+    """Raise VersionMismatch if an `Open` has an unknown protocol, feature or field."""
     check_protocol(request.open.protocol)
     check_fields(request)
     check_features(request.open.features)
 
 
 def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
-    """Return the error with which a request outside of an exchange is refused."""
+    """Return the error that refuses a request outside of an exchange."""
     try:
         check_fields(request)  # it may be a message that only a newer release has
     except VersionMismatch as error:
@@ -102,10 +91,7 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
 
 
 def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
-    """Return the warehouse's strata of its slots, uint8 [strata, STRATUM_CELLS].
-
-    Args:
-        slots: the number of ranges or cells that the strata describe.
+    """Return the warehouse's strata of `slots` ranges or cells, uint8 [strata, STRATUM_CELLS].
 
     Raises:
         MalformedMessage: they are strata of another number of slots.
@@ -117,7 +103,6 @@ def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
 
 
 def _partition(opening: pb.Open) -> Partition:
-    """Return the partition in an opening. Raises MalformedMessage."""
     if len(opening.start_steps) > SEGMENTS_MAX:
         raise MalformedMessage(f"A partition has at most {SEGMENTS_MAX} segments.")
     starts, at = [], 0
@@ -129,10 +114,9 @@ def _partition(opening: pb.Open) -> Partition:
 
 @dataclass(frozen=True, slots=True)
 class SketchParameters:
-    """Parameters of a sketch.
+    """Parameters of a sketch of 3 · `third` cells.
 
-    third: a third of its number of cells; fold: of the cells that follow the opening, 0 if none do;
-    check: of the warehouse's rows (`Cells`).
+    fold: of the cells that follow the opening, 0 if none do; check: of the warehouse's rows.
     """
 
     embedding: Embedding
@@ -142,11 +126,7 @@ class SketchParameters:
 
 
 def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
-    """Return the sketch in an opening, None if it has none.
-
-    Raises:
-        MalformedMessage: its size, embedding or check is not allowed.
-    """
+    """Return the sketch in an opening, or None. Raise MalformedMessage if it is not allowed."""
     if not opening.HasField("sketch"):
         return None
     said = opening.sketch
@@ -162,9 +142,9 @@ def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
 class GroupParameters:
     """Parameters of groups.
 
-    row_bytes, wait_bytes: price row hashes (`units.refines`); part: the ranges of positions, int64
-    [n] first and last, that are read in addition to the named keys, None if all rows are compared;
-    rows_max: the largest number of rows to read for a part.
+    row_bytes, wait_bytes: price row hashes (`units.refines`); part: ranges of positions to read in
+    addition to the named keys, int64 [n] first and last, None to compare all rows; rows_max: the
+    most rows to read for a part.
     """
 
     embedding: Embedding
@@ -175,7 +155,7 @@ class GroupParameters:
 
 
 def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
-    """Return the parameters of the groups in an opening, None if it has none.
+    """Return the groups in an opening, or None.
 
     Raises:
         MalformedMessage: they contradict the opening, or their ranges are not allowed.
@@ -209,7 +189,6 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
 
 
 def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
-    """Return the embedding of a sketch or of groups. Raises MalformedMessage."""
     if not said.hashed and not shape.recipe.integer_key:
         raise MalformedMessage("Only an integer key can be embedded as it is.")
     return Embedding(said.span, None if said.hashed else said.base)
@@ -235,13 +214,9 @@ def _runs(
     first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray
 ) -> Iterator[UnitRun]:
     """Yield each run as it comes, and append its digests to `digests`."""
-    request, keys = first, 0
-    while True:
+    keys = 0
+    for request in _pieces("units", first, hear):
         said = request.units
-        if request.WhichOneof("message") != "units":
-            raise MalformedMessage("Units were expected.")
-        if not said.ks and not said.last:
-            raise MalformedMessage("A piece of a message holds nothing.")
         if said.ks:
             most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
             run = UnitRun(said.size, unpack(said.ks, span=embedding.span, count_max=most))
@@ -250,9 +225,8 @@ def _runs(
             digests += said.digests
             keys += len(run.ks)
             yield run
-        if said.last:
-            return
-        request = hear()
+        elif not said.last:
+            raise MalformedMessage(_EMPTY)
 
 
 def cells(
@@ -269,24 +243,19 @@ def cells(
         MalformedMessage: no grid, another number of cells, values that are no elements of the
             field, or another message.
     """
-    data = bytearray()
-    request, grid = first, _grid(first, third)
-    size = expected(grid) * CELL_BYTES
-    while True:
-        said = request.cells
-        _add(data, said.cells, size, said.last)
-        if said.last:
-            if len(data) != size:
-                raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
-            return grid, Cells.from_bytes(data)
-        request = hear()
+    grid = _grid(first, third)
+    data, size = bytearray(), expected(grid) * CELL_BYTES
+    for request in _pieces("cells", first, hear):
         if _grid(request, third) != grid:
             raise MalformedMessage("The cells of one message were folded differently.")
+        _add(data, request.cells.cells, size, request.cells.last)
+    if len(data) != size:
+        raise MalformedMessage(f"{len(data)} bytes of cells came, not {size}.")
+    return grid, Cells.from_bytes(data)
 
 
 def _grid(request: pb.Request, third: int) -> Grid:
-    if request.WhichOneof("message") != "cells":
-        raise MalformedMessage("Cells were expected.")
+    _expect("cells", request)
     return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
 
 
@@ -300,23 +269,17 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
     Raises:
         MalformedMessage: another number of digests, or another message.
     """
-    data = bytearray()
-    request = first
-    while True:
-        said = request.digests
-        if request.WhichOneof("message") != "digests":
-            raise MalformedMessage("Digests were expected.")
-        if said.coarsen >= ranges.bit_length():
-            raise MalformedMessage(f"Coarsening by {said.coarsen} leaves no ranges to compare.")
-        if said.coarsen != first.digests.coarsen:
+    data, coarsen = bytearray(), first.digests.coarsen
+    if coarsen >= ranges.bit_length():
+        raise MalformedMessage(f"Coarsening by {coarsen} leaves no ranges to compare.")
+    size = coarse_ranges(ranges, coarsen) * 8
+    for request in _pieces("digests", first, hear):
+        if request.digests.coarsen != coarsen:
             raise MalformedMessage("The digests of one relation were coarsened differently.")
-        expected = coarse_ranges(ranges, said.coarsen) * 8
-        _add(data, said.digests, expected, said.last)
-        if said.last:
-            if len(data) != expected:
-                raise MalformedMessage(f"{len(data) // 8} digests came, not {expected // 8}.")
-            return said.coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
-        request = hear()
+        _add(data, request.digests.digests, size, request.digests.last)
+    if len(data) != size:
+        raise MalformedMessage(f"{len(data) // 8} digests came, not {size // 8}.")
+    return coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
 
 
 def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
@@ -328,15 +291,9 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
     Raises:
         MalformedMessage: a bitmap of another length, or another message.
     """
-    data = bytearray()
-    size = (hashes + 7) // 8
-    is_last = False
-    while not is_last:
-        request = hear()
-        if request.WhichOneof("message") != "wanted":
-            raise MalformedMessage("A bitmap of wanted rows was expected.")
-        is_last = request.wanted.last
-        _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, is_last)
+    data, size = bytearray(), (hashes + 7) // 8
+    for request in _pieces("wanted", hear(), hear):
+        _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, request.wanted.last)
     try:
         # zstd allocates the size that a frame declares, so check it first.
         if zstandard.frame_content_size(data) != size:
@@ -348,10 +305,26 @@ def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(bits)
 
 
+def _pieces(kind: str, first: pb.Request, hear: Hear) -> Iterator[pb.Request]:
+    """Yield the requests of one message up to its last piece; raise MalformedMessage on others."""
+    request = first
+    while True:
+        _expect(kind, request)
+        yield request
+        if getattr(request, kind).last:
+            return
+        request = hear()
+
+
+def _expect(kind: str, request: pb.Request) -> None:
+    if request.WhichOneof("message") != kind:
+        raise MalformedMessage(f"A message of {kind} was expected.")
+
+
 def _add(data: bytearray, piece: bytes, limit: int, is_last: bool) -> None:
     """Append a piece. Raise MalformedMessage above `limit` bytes, or if it is empty, not last."""
     if not piece and not is_last:
-        raise MalformedMessage("A piece of a message holds nothing.")
+        raise MalformedMessage(_EMPTY)
     data += piece
     if len(data) > limit:
         raise MalformedMessage(f"More than the {limit} bytes of a message came.")

@@ -1,6 +1,6 @@
-"""Send row hashes, then ship the rows that the warehouse wants: shared by ranges and groups.
+"""Send row hashes, then the rows that the warehouse wants: shared by ranges and groups.
 
-The wanted rows are shipped from memory if they fit in ROWS_HELD_BYTES, else they are read again.
+Wanted rows are sent from memory if they fit in ROWS_HELD_BYTES, else they are read again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.columns import Block
 from driftline.errors import LimitExceeded
 from driftline.limits import DIGESTS_PER_MESSAGE
 
+from source_agent.methods.interface import Scan
 from source_agent.scan.batches import Identified, choose_counted
-from source_agent.scan.reader import Reader
-from source_agent.scan.shipper import Shipper
 
 
 def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:
@@ -47,14 +45,9 @@ def send_hashes(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
 
 
 def send_wanted(
-    reader: Reader,
-    shipper: Shipper,
-    found: Identified,
-    wanted: npt.NDArray[np.int64],
-    *,
-    total: int | None,
+    scan: Scan, found: Identified, wanted: npt.NDArray[np.int64], *, total: int | None
 ) -> Iterator[pb.Reply]:
-    """Ship the wanted rows from memory, or read them again.
+    """Send the wanted rows from memory, or read them again.
 
     Args:
         found: rows whose hashes were sent.
@@ -62,14 +55,21 @@ def send_wanted(
         total: the number of all rows, None if no scan is wanted (`Reader.find`).
 
     Raises:
-        SnapshotLost: a wanted row is not there any more.
+        SnapshotLost: a wanted row no longer exists.
     """
     if not len(wanted):
         return
+    reader, frames = scan.reader, scan.frames
     reader.tally.phase = "ship"
     if found.blocks is not None:
-        yield from _send_held(reader, shipper, found.blocks, wanted)
-        yield from shipper.flush()
+        start = 0
+        for block in found.blocks:
+            end = start + len(block)
+            mine = np.sort(wanted[(wanted >= start) & (wanted < end)]) - start
+            if len(mine):
+                yield from frames.add(reader.batch(block.take(mine)))
+            start = end
+        yield from frames.flush()
         return
     hashes, left = np.unique(np.concatenate(found.hashes)[wanted], return_counts=True)
     where = np.unique(np.concatenate(found.positions)[wanted])
@@ -78,18 +78,6 @@ def send_wanted(
         part = batch.take(where[place] == batch.positions)
         found_at = np.minimum(np.searchsorted(hashes, part.mixed.m0), len(hashes) - 1)
         named = hashes[found_at] == part.mixed.m0
-        yield from shipper.pick(part, choose_counted(left, found_at, named))
-    yield from shipper.flush()
+        yield from frames.pick(part, choose_counted(left, found_at, named))
+    yield from frames.flush()
     reader.check_snapshot(not left.any())
-
-
-def _send_held(
-    reader: Reader, shipper: Shipper, blocks: list[Block], wanted: npt.NDArray[np.int64]
-) -> Iterator[pb.Reply]:
-    """Ship the wanted rows, int64 [n] of all rows in these blocks."""
-    ends = np.cumsum([len(b) for b in blocks])
-    for number, block in enumerate(blocks):
-        start = int(ends[number]) - len(block)
-        mine = np.sort(wanted[(wanted >= start) & (wanted < ends[number])]) - start
-        if len(mine):
-            yield from shipper.add(reader.batch(block.take(mine)))

@@ -1,13 +1,13 @@
 """Sketches at the source: fill one in the scan, decode it against the warehouse's cells, answer.
 
 It takes one round trip if the cells suffice: they come with the opening, and the source answers
-with its rows below every decoded k, and with the k below which it has no rows. Rows outside the
-embedding are new to the warehouse and are always shipped. Cells that do not decode are reported;
-the warehouse then sends more cells, or goes on with another method. More cells are decoded with the
-table that the scan filled, so only the changed rows are read twice.
+with its rows below every decoded k, and with the k that have no rows. Rows outside the embedding
+are new to the warehouse and are always sent. If cells do not decode, the warehouse sends more, or
+continues with another method. More cells are decoded with the table that the scan filled, so only
+changed rows are read twice.
 
-Memory is bounded by THIRD_CELLS_MAX, never by the table of rows. The cells, up to 35 MB, are local
-to `_decode`, so that they are freed before a row is shipped.
+Memory is bounded by THIRD_CELLS_MAX, not by the number of rows. The cells, up to 35 MB, are local
+to `_decode`, so that they are freed before a row is sent.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ from source_agent.scan.batches import Batch, join_neighbours
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """Result of decoding.
-
-    ks: every k that changed, uint64 [n] ascending; outside: rows that are not embedded; total: of
-    all rows.
-    """
+    """Every k that changed, uint64 [n] ascending; the number of rows outside; the total."""
 
     ks: U64
     outside: int
@@ -68,18 +64,17 @@ class SketchDecoded:
         return cls(sketch, opening.partition, strata)
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
-        """Decode what changed and ship it; hand over if another method is asked for."""
         found = yield from self._decode(scan, hear)
         if not isinstance(found, _Decoded):
             return found
-        yield from self._ship(scan, found)
+        yield from self._send(scan, found)
         return Answered(found.total)
 
     def _decode(
         self, scan: Scan, hear: Hear
     ) -> Generator[pb.Reply, None, _Decoded | Answered | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding."""
-        # Heard before the scan: a malformed message costs the database nothing.
+        # Before the scan, so that a malformed message costs the database nothing.
         heard = self._cells(hear(), hear, len) if self.sketch.fold else None
         salt = scan.reader.salt
         totals = RangeTotals(self.partition)
@@ -110,18 +105,14 @@ class SketchDecoded:
     def _cells(
         self, first: pb.Request, hear: Hear, expected: Callable[[Grid], int]
     ) -> tuple[Grid, Cells]:
-        """Return the warehouse's cells and their grid.
-
-        Raises:
-            MalformedMessage: they are malformed, or came more than CELLS_TAKEN_MAX times.
-        """
+        """Return the warehouse's grid and cells; refuse them after CELLS_TAKEN_MAX times."""
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         return request_validation.cells(first, hear, self.sketch.third, expected)
 
-    def _ship(self, scan: Scan, found: _Decoded) -> Iterator[pb.Reply]:
-        """Ship the rows below every decoded k and outside; then name the k without rows."""
+    def _send(self, scan: Scan, found: _Decoded) -> Iterator[pb.Reply]:
+        """Send the rows below every decoded k and outside; then name the k without rows."""
         ks, reader, total = found.ks, scan.reader, found.total.count
         has_rows = np.zeros(len(ks), np.bool_)
         if len(ks) or found.outside:
@@ -134,8 +125,8 @@ class SketchDecoded:
                 named = inside & (ks[at] == k) if len(ks) else np.zeros(len(k), np.bool_)
                 has_rows[at[named]] = True
                 outside += len(inside) - int(np.count_nonzero(inside))
-                yield from scan.shipper.pick(batch, named | ~inside)
-            yield from scan.shipper.flush()
+                yield from scan.frames.pick(batch, named | ~inside)
+            yield from scan.frames.flush()
             is_whole = rows == total or not self._scans(scan, found)
             reader.check_snapshot(outside == found.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
@@ -160,7 +151,7 @@ class SketchDecoded:
 
 
 def _stuck(decoder: Decoder) -> bytes:
-    """Return the compressed bitmap of the cells that did not come to zero; empty before any."""
+    """Return the compressed bitmap of the cells that are not zero; empty before any came."""
     if decoder.grid is None:
         return b""
     bitmap = np.packbits(decoder.stuck, bitorder="little").tobytes()

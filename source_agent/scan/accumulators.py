@@ -1,10 +1,8 @@
 """Accumulators that one scan of a relation fills: sums over ranges, and the cells of a sketch.
 
-An accumulator takes the hashes of rows in any order and from any process. Sums commute, so a scan
-shared by several processes gives the bytes that one process would have given
-(`tests/source_agent/scan/test_workers.py`). An accumulator is added to by one process alone.
-
-This module reads no rows and knows no method: an answer of `methods/` chooses its accumulators.
+An accumulator takes the hashes of rows in any order and from any process: sums commute, so a shared
+scan gives the bytes that one process gives. Only one process adds to an accumulator. This module
+reads no rows and knows no method: an answer of `methods/` chooses its accumulators.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Hashed:
 
     @classmethod
     def of(cls, batch: Batch) -> Hashed:
-        """Return the positions, row hashes and digest of a batch; fingerprints its rows."""
+        """Return the positions, row hashes and digest of a batch."""
         return cls(batch.positions, batch.mixed.m0, batch.mixed.digest())
 
     @classmethod
@@ -44,16 +42,8 @@ class Hashed:
         return cls(np.frombuffer(positions, np.int64), np.frombuffer(row_hashes, np.uint64), digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the arrays as bytes.
-
-        A pickled array has a dtype object of its own, with which `np.add.at` takes five times as
-        long and more.
-        """
-        return Hashed.from_bytes, (
-            self.positions.tobytes(),
-            self.row_hashes.tobytes(),
-            self.digest,
-        )
+        """Pickle the arrays as bytes: with a pickled dtype `np.add.at` is five times as slow."""
+        return Hashed.from_bytes, (self.positions.tobytes(), self.row_hashes.tobytes(), self.digest)
 
 
 class Accumulator(Protocol):
@@ -71,7 +61,6 @@ class RangeTotals:
         self.sums = RangeSums(partition.ranges)
 
     def add(self, rows: Hashed) -> None:
-        """Add rows to their ranges and to the total."""
         indices = self._partition.indices(rows.positions)
         self.sums.add_hashes(indices, rows.row_hashes, rows.digest)
 
@@ -80,13 +69,12 @@ class SketchCells:
     """The cells of a sketch, `cells`, and the number of rows that it does not embed, `outside`."""
 
     def __init__(self, embedding: Embedding, third: int, salt: Salt) -> None:
-        """Set all 3 · `third` cells to zero. salt: of the exchange."""
+        """Set all 3 · `third` cells to zero."""
         self._embedding, self._salt = embedding, salt
         self.cells = Cells(third)
         self.outside = 0
 
     def add(self, rows: Hashed) -> None:
-        """Add the embedded rows to their cells; count the others."""
         row_hashes = rows.row_hashes
         ks, inside = self._embedding.embed(rows.positions, self._salt)
         if not inside.all():

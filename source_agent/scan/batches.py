@@ -1,9 +1,8 @@
-"""Batches of rows on their way through the agent, and the rows that are held until they are wanted.
+"""Batches of rows on their way through the agent, and rows held until they are wanted.
 
-While the warehouse looks at the hashes of rows, their order of arrival is kept, so that a bitmap
-over the hashes names rows. Their bytes are held if they fit in ROWS_HELD_BYTES; if not, only hashes
-and positions are held, and the rows are read again. Memory is bounded by ROWS_HELD_BYTES and, for
-the hashes, by ROW_HASHES_MAX: never by the table.
+While the warehouse examines row hashes, the order of arrival is kept, so that a bitmap over the
+hashes identifies rows. Their bytes are held if they fit in ROWS_HELD_BYTES; if not, only hashes and
+positions are held, and the rows are read again. The hashes are bounded by ROW_HASHES_MAX.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from driftline.limits import ROWS_HELD_BYTES
 class Batch:
     """Rows as the engine yields them, their positions, int64 [rows], and mixed fingerprints.
 
-    Mixed fingerprints take a third of the time that is spent on a row. They are computed when they
-    are first used, and only for the chosen rows if rows are chosen before (`take`).
+    Mixed fingerprints take a third of the time of a row, so they are computed when first used; if
+    rows are chosen before (`take`), only for those.
     """
 
     __slots__ = ("_mixed", "block", "positions")
@@ -31,7 +30,7 @@ class Batch:
     def __init__(
         self, block: Block, positions: Positions, mixed: Mixed | Callable[[Block], Mixed]
     ) -> None:
-        """Make a batch of `mixed`, or of a function that computes them for any of these rows."""
+        """Make a batch; `mixed` may be a function that computes them for some of the rows."""
         self.block, self.positions, self._mixed = block, positions, mixed
 
     @property
@@ -88,17 +87,12 @@ class Identified:
 def choose_counted(
     left: npt.NDArray[np.int64], at: npt.NDArray[np.int64], named: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Choose named rows while their hash is still wanted; reduce `left` by those chosen.
-
-    Equal rows are shipped as often as the warehouse asked for, not as often as they exist.
+    """Return the rows to send, bool [rows]: equal rows as often as the warehouse asked for them.
 
     Args:
-        left: how often each hash is still wanted, int64 [hashes]; changed in place.
+        left: how often each hash is still wanted, int64 [hashes]; reduced by the chosen rows.
         at: the hash of every row, int64 [rows], an index into `left`.
         named: rows whose hash is among them, bool [rows].
-
-    Returns:
-        The chosen rows, bool [rows].
     """
     rows = np.flatnonzero(named)
     order = np.argsort(at[rows], kind="stable")

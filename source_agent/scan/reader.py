@@ -1,10 +1,9 @@
 """Read the rows of one relation in one snapshot, and derive positions and fingerprints from them.
 
-A `Reader` turns the rows of an engine into batches of row bytes, positions and, if they are used,
-mixed fingerprints. It counts the rows, refuses NULL keys, and checks that the snapshot is still the
-one in which the exchange began. It also decides how to read rows again that were compared: by index
-if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else by another scan
-of the same snapshot. Both ways were measured on all three engines (`benchmarks/RESULTS.md`).
+A `Reader` turns the rows of an engine into batches. It counts them, refuses NULL keys, and checks
+that the snapshot is still the one in which the exchange began. Rows that were compared are read
+again by index if the key is an indexed integer and at most INDEX_SHARE of the rows is read, else by
+another scan of the snapshot. Both ways were measured on all engines (`benchmarks/RESULTS.md`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Tally:
 class Reader:
     """Reads one relation for one exchange.
 
-    fragment_key: keys the fingerprints; salt: of the exchange; tally: counts what is read.
+    fragment_key: keys the fingerprints; tally: counts what is read.
     """
 
     def __init__(
@@ -61,28 +60,18 @@ class Reader:
         tally.rows_expected = shape.rows_expected
 
     def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
-        """Return every row once, in key order if `ordered`.
-
-        Raises:
-            NullKey: while it is read.
-        """
+        """Return every row once, in key order if `ordered`; its iterator raises NullKey."""
         self.tally.scans += 1
         return self.batches(self._session.scan(self.shape, ordered=ordered))
 
     def split(self) -> Split | None:
-        """Return the scan in parts, or None if it is not worth it or the engine cannot.
-
-        A scan in which the database computes the fingerprints is never split.
-        """
+        """Return the scan in parts, or None; never if the database makes the hashes."""
         return None if self._by_database else self._session.split(self.shape)
 
     def scan_hashes(self) -> Iterator[Batch]:
-        """Yield every row once, to be compared and not shipped.
+        """Yield every row once, to be compared and not sent. Raises NullKey, ValueDoesNotFit.
 
-        If the database computes the fingerprints, the blocks hold keys and hashes alone.
-
-        Raises:
-            NullKey, ValueDoesNotFit.
+        If the database computes the fingerprints, the blocks hold only keys and hashes.
         """
         if not self._by_database:
             yield from self.scan()
@@ -102,8 +91,8 @@ class Reader:
 
         Args:
             first, last: disjoint ranges, int64 [n] each, both inclusive.
-            rows: about how many rows are in them.
-            total: of how many rows; None if the index must be used, whatever it costs.
+            rows: estimated number of rows in them.
+            total: number of all rows; None to use the index at any cost.
         """
         if total is None or self.by_index(rows, total):
             return self.batches(self._session.read_ranges(self.shape, first, last))
@@ -112,10 +101,9 @@ class Reader:
     def part(
         self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int
     ) -> Iterator[Batch]:
-        """Yield the rows in these disjoint ranges and no others, by index, whatever it costs.
+        """Yield the rows in these disjoint ranges and no others, by index at any cost.
 
-        Args:
-            zones: `first` and `last` as in `find`, int64 [n] each, in pieces.
+        zones: `first` and `last` as in `find`, int64 [n] each, in pieces.
 
         Raises:
             LimitExceeded: there are more than `rows_max`; at most a batch more was read.
@@ -130,8 +118,8 @@ class Reader:
                         f"This refresh would compare more than {counted(rows_max, 'row')}: the "
                         "source has many new rows.",
                         where=self.shape.relation.name,
-                        remedy="Raise `read_at_most` of the fragment, or remove it for one refresh "
-                        "of everything.",
+                        remedy="Raise `read_at_most` of the fragment, or remove it for one "
+                        "complete refresh.",
                     )
                 yield batch
 
@@ -170,7 +158,7 @@ class Reader:
         return self._session.as_of
 
     def pause(self) -> None:
-        """Release what would block writers while the agent waits for the network."""
+        """Release locks that would block writers while the agent waits for the network."""
         self._session.pause()
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
@@ -190,12 +178,9 @@ class Reader:
             yield rows, block
 
     def _begin(self) -> None:
-        """Take the snapshot of the first row as the one that is compared.
+        """Compare the snapshot of the first row from now on; raise SnapshotLost on another shape.
 
         The description may be older, if the session paused to wait for the cells of a sketch.
-
-        Raises:
-            SnapshotLost: the relation is not what it was described as.
         """
         self._has_begun = True
         if self.changed:
@@ -215,8 +200,8 @@ class Reader:
         starts, lengths = value_spans(block, self.recipe.key_columns + 1)[-1]
         if (lengths != 8).any():
             raise ValueDoesNotFit(
-                "A column whose definition says NOT NULL holds a NULL, and the database makes no "
-                "hash of it.",
+                "A column that is declared NOT NULL contains a NULL, which the database cannot "
+                "hash.",
                 where=self.shape.relation.name,
                 remedy='Validate the constraint, or remove `fingerprint = "database"`.',
             )

@@ -1,13 +1,13 @@
 """One tile of a relation: the rows whose integer key lies between two bounds, read by index.
 
-A warehouse that walks through a table tile by tile (protocol, section 9) opens an exchange for each
-tile. A tile is read once, by one short range read, and held in memory, from which the rest of the
-exchange is answered. So a table that changes all the time is still compared in one snapshot, and
-where readers block writers the read transaction ends before a row is hashed. At most
-TILE_HELD_BYTES are held; the rows of a larger tile are read again when they are needed.
+A warehouse that compares a table tile by tile (protocol, section 9) opens an exchange for each
+tile. A tile is read once, by one short range read, and held in memory for the rest of the exchange.
+So a table that changes all the time is still compared in one snapshot, and where readers block
+writers the read transaction ends before a row is hashed. At most TILE_HELD_BYTES are held; the rows
+of a larger tile are read again when they are needed.
 
-After Carnes and Hanson, who read ranges in short transactions for the sake of the writers (sections
-3.4 and 3.6). The paper locks pages of a few ranges; here no lock outlives the read.
+Source: Carnes and Hanson, sections 3.4 and 3.6, who read ranges in short transactions, with locks
+on pages of a few ranges; here no lock outlives the read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from source_agent.engines.interface import Session, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import Reader, Tally
 
-_DERIVED_BYTES = 48  # of a row in addition to its bytes: offsets, position, mixed fingerprint
+_DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
 
 Bounds = tuple[int, int]
 
@@ -56,11 +56,7 @@ def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
 def reader_of(
     session: Session, shape: Shape, opening: pb.Open, *, salt: Salt, tally: Tally
 ) -> Reader:
-    """Return the reader of the rows that an opening is about; read nothing.
-
-    Raises:
-        MalformedMessage, ConfigurationError: see `within_of`.
-    """
+    """Return the reader of the rows in an opening; read nothing. Raises as `within_of`."""
     within, key = within_of(opening, shape), opening.fragment_key
     if within is None:
         return Reader(session, shape, fragment_key=key, salt=salt, tally=tally)
@@ -90,22 +86,19 @@ class TileReader(Reader):
         *,
         ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
     ) -> Iterator[Batch]:
-        """Return every row of the tile once, without a scan of the relation."""
         if self._held is not None:
             return iter(self._held)
         return self._read(self._first, self._last, is_whole=True)
 
     def scan_hashes(self) -> Iterator[Batch]:
-        """Return the rows themselves, because they are held."""
         return self.scan()
 
     def split(self) -> None:
-        """Return None: a tile is one short read."""
+        """Return None: one short read is never shared."""
 
     def find(
         self, first: Positions, last: Positions, *, rows: int, total: int | None
     ) -> Iterator[Batch]:
-        """Return the rows of the tile in these ranges, int64 [n] each, and perhaps others of it."""
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
         first, last = np.maximum(first, self._first), np.minimum(last, self._last)

@@ -1,17 +1,14 @@
 """A process beside the agent that reads parts of a scan.
 
-`workers` starts it with a pipe to the agent as its standard input. The agent sends a job, then the
-numbers of the parts to read, one by one. The process returns the hashes of their rows (`Hashed`);
-the agent adds them up, and this process has no tables. The job contains the fragment key and the
-password of the database. They are on the pipe and in memory only: not in the arguments, the
-environment or a log.
+`workers` starts it with a pipe as its standard input. The agent sends a job, then the numbers of
+the parts to read, one by one; the process returns the hashes of their rows (`Hashed`). The job
+contains the fragment key and the password of the database: they are on the pipe and in memory only,
+not in the arguments, the environment or a log.
 
-Invariants: the process reads through a read-only session like the agent's own, in the agent's
-snapshot. It lives as long as the pipe: when the pipe ends, however the agent ended, it cancels its
-statement, closes its connection and exits. It ignores the signals of a terminal or a service
-manager, because the agent decides when it ends.
-
-A thread listens to the pipe, so that a cancellation is received in the middle of a statement.
+Invariants: the process reads through a read-only session in the agent's snapshot. When the pipe
+ends, however the agent ended, it cancels its statement, closes its connection and exits. It ignores
+the signals of a terminal or a service manager, because the agent decides when it ends. A thread
+listens to the pipe, so that a cancellation is received during a statement.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ END_S_MAX = 10.0  # from the end of the pipe to the end of the process
 
 @dataclass(frozen=True, slots=True)
 class ScanJob:
-    """A scan to take part in, pickled into the pipe.
-
-    join: opens a session in the agent's snapshot, and returns it with the parts.
-    """
+    """A scan to take part in. join: opens a session in the agent's snapshot."""
 
     join: Callable[[], Split] = field(repr=False)
     shape: Shape
@@ -52,7 +46,7 @@ class ScanJob:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A part was read to its end. rows: in it, whose `Hashed` were sent before."""
+    """A part was read to its end; the `Hashed` of its rows were sent before."""
 
     part: int
     rows: int
@@ -96,12 +90,12 @@ class Worker:
         try:
             while True:
                 self._heard.put(self._pipe.recv())
-        except Exception:  # it ended; or an agent of another release is at its other end
+        except Exception:  # it ended, or the agent is of another release
             self._is_over = True
             self._heard.put(None)
         with self._lock:
             if self._session is None:
-                os._exit(0)  # it may be connecting, which nothing interrupts
+                os._exit(0)  # connecting cannot be interrupted
             self._session.interrupt()
         time.sleep(END_S_MAX / 2)  # as a daemon, it is not waited for
         os._exit(1)

@@ -1,20 +1,18 @@
-"""Share one scan with worker processes, where the DBA allows it (`limits.readers`).
+"""Share one scan with worker processes, if the DBA allows it (`limits.readers`).
 
 A scan spends most of its time on hashing, and Python hashes on one core. So worker processes
 (`worker_process`) read parts of the same snapshot and hash their rows; this process reads parts
-too, and adds up all hashes. Parts are assigned one by one to the process that is free. The fetch
-of changed rows, and everything else of an exchange, stays in this process.
+too, and adds up all hashes. Parts are assigned one by one to the process that is free. Changed rows
+are fetched by this process alone.
 
-Invariants: a part is added up once, after some process has read it to its end. If a process dies,
-cannot connect or loses its connection, its unfinished parts are read again here. An error in the
-rows themselves ends the exchange. However a scan ends, no process is left with a statement. The
-governor counts every batch of a worker process like a batch that is read here. Memory: only this
-process has tables; one unfinished part of each worker process is held, 2 MB of the narrowest rows.
+Invariants: a part is added once, after a process has read it to its end. The unfinished parts of a
+process that is lost are read again here. An error in the rows ends the exchange. However a scan
+ends, no process keeps a statement. The governor counts every batch. Memory: only this process has
+tables; one unfinished part of each process is held, 2 MB of the narrowest rows.
 
-Rejected: threads (the interpreter's lock); `multiprocessing` (it forks or runs the main module
-again, but an agent has threads, and its main module is the DBA's program); shared memory (it may be
-left behind, and a pipe carries only 16 bytes a row); tables in every process (35 MB each, while
-adding up is a tenth of the work of a scan; and the parts of a process that dies would be lost).
+Rejected: threads (the interpreter's lock); `multiprocessing` (it forks, or runs the DBA's main
+module again); shared memory (it may be left behind, and a pipe carries only 16 bytes a row); tables
+in every process (35 MB each, to save a tenth of the work; a lost process would lose its parts).
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
-from driftline.errors import (
-    LimitExceeded,
-    NullKey,
-    ValueDoesNotFit,
-)
+from driftline.errors import LimitExceeded, NullKey, ValueDoesNotFit
 from driftline.limits import DATABASE_SILENCE_S_MAX
 
 from source_agent.engines.interface import Split
@@ -48,9 +42,9 @@ AHEAD: Final = 2  # parts assigned to a process, so that it does not wait for th
 _PROGRAM: Final = "from source_agent.scan.worker_process import main; main()"
 TURN: Final = 4  # messages taken from one process before this process reads on
 LOOK_S: Final = 0.25  # the longest time until a cancellation is noticed while others read
-# Longer than a session waits: a process whose statement delivers nothing reports it first.
+# Longer than a session waits: a process reports a silent statement first.
 SILENT_S_MAX: Final = DATABASE_SILENCE_S_MAX + 60
-_OF_THE_ROWS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading them again does not help
+_ROW_ERRORS: Final = (NullKey, ValueDoesNotFit, LimitExceeded)  # reading again does not help
 _SECRETS: Final = "DRIFTLINE_"  # prefix of environment variables that a worker does not need
 
 _log = logging.getLogger("driftline.source")
@@ -122,10 +116,10 @@ class WorkerPool:
 
     @contextmanager
     def lent(self, most: int) -> Iterator[list[WorkerProcess]]:
-        """Give at most `most` processes to one scan, for its own use.
+        """Give at most `most` processes to one scan.
 
-        Processes that are still in the list at the end are kept for the next scan. Whoever removes
-        a process from the list must end it.
+        Those that are in the list at the end are kept for the next scan. Whoever removes a process
+        from the list must end it.
         """
         with self._lock:
             places = max(min(self._places, most), 0)
@@ -176,11 +170,7 @@ class WorkerPool:
 def fill(reader: Reader, accumulators: Sequence[Accumulator], pool: WorkerPool | None) -> None:
     """Read every row of a relation once, and add it to every accumulator.
 
-    Args:
-        pool: processes that may read parts of the scan; None: this process reads alone.
-
-    Raises:
-        The errors of `Reader.scan`.
+    pool: processes that may read parts of the scan, or None. Raises the errors of `Reader.scan`.
     """
     split = reader.split() if pool is not None and pool.size else None
     if pool is not None and split is not None:
@@ -299,7 +289,7 @@ class SharedScan:
         elif isinstance(said, Done):
             self._working.remove(process)
         elif isinstance(said, Failed):
-            if isinstance(said.error, _OF_THE_ROWS):
+            if isinstance(said.error, _ROW_ERRORS):
                 raise said.error
             self._lost(process, said.error)
         else:

@@ -24,8 +24,8 @@ from driftline.sketches import Cells, Embedding
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.methods.interface import Scan
 from source_agent.scan.batches import Batch
+from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.reader import Reader
-from source_agent.scan.shipper import Shipper
 from tests.harness import agents
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.exchange_pair import INTEGER, Schema, Table, encode, fill, open_session
@@ -84,8 +84,8 @@ class AskedSource:
 
     def scan(self, ours: Digest | None = None) -> Scan:
         """What a method sees of an exchange with a warehouse of this total."""
-        shipper = Shipper(self.shape.recipe, SALT, level=1)
-        return Scan(self.reader(), shipper, ours or Digest())
+        builder = FrameBuilder(self.shape.recipe, SALT, level=1)
+        return Scan(self.reader(), builder, ours or Digest())
 
     def reader(self) -> Reader:
         key, salt = FRAGMENT_KEY, SALT

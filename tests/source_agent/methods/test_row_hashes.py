@@ -72,7 +72,7 @@ def test_wanted_rows_alone_are_shipped(
         monkeypatch.setattr(batches, "ROWS_HELD_BYTES", 0)
     found, scan = found_in(source, ROWS), source.scan()
     wanted = np.array([3, 8, 9, 39])
-    replies = list(row_hashes.send_wanted(scan.reader, scan.shipper, found, wanted, total=40))
+    replies = list(row_hashes.send_wanted(scan, found, wanted, total=40))
     assert source.shipped(replies) == bag([ROWS[at] for at in wanted])
     assert kinds(replies) == ["rows"]
     assert (source.tally.rows_read == 0) == is_held
@@ -81,7 +81,7 @@ def test_wanted_rows_alone_are_shipped(
 def test_nothing_is_read_for_nothing(source: AskedSource) -> None:
     scan, none = source.scan(), np.zeros(0, np.int64)
     found = found_in(source, ROWS)
-    assert not list(row_hashes.send_wanted(scan.reader, scan.shipper, found, none, total=40))
+    assert not list(row_hashes.send_wanted(scan, found, none, total=40))
     assert source.tally.phase == "scan"
 
 
@@ -91,4 +91,4 @@ def test_a_row_that_is_not_there_any_more_is_a_lost_snapshot(
     monkeypatch.setattr(batches, "ROWS_HELD_BYTES", 0)
     found, scan = found_in(source, [*ROWS[:39], (39, "other", None)]), source.scan()
     with pytest.raises(SnapshotLost):
-        list(row_hashes.send_wanted(scan.reader, scan.shipper, found, np.array([39]), total=40))
+        list(row_hashes.send_wanted(scan, found, np.array([39]), total=40))

@@ -1,8 +1,8 @@
-"""Gather rows into blocks and cut them into frames that fit a message.
+"""Gather rows into blocks, and cut them into frames that fit a message.
 
-One `Shipper` per answer. It holds the rows of one frame at most, so memory does not grow with the
-rows that are shipped. It measures the compression ratio, so that frames come close to the largest
-message and stay below it. Only a frame of a single row may exceed it: a row cannot be cut.
+One `FrameBuilder` per answer. It holds the rows of one frame at most, so memory does not grow with
+the rows that are sent. It measures the compression ratio, so that frames nearly fill a message.
+Only a frame of a single row may exceed a message: a row cannot be cut.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ import numpy.typing as npt
 from driftline import frames, wire_pb2
 from driftline.columns import Block
 from driftline.digests import Mixed, Salt
-from driftline.limits import (
-    FRAME_BODY_BYTES_TARGET,
-    FRAME_ROWS_MAX,
-    MESSAGE_BYTES_MAX,
-)
+from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
 from driftline.types import Recipe
 
 from source_agent.scan.batches import Batch
@@ -27,10 +23,10 @@ _ENVELOPE_BYTES = 64  # of the message around a frame
 _RATIO_FIRST = 2.0  # assumed before anything was compressed
 
 
-class Shipper:
+class FrameBuilder:
     """Turns batches of rows into `Rows` messages: `add` yields full ones, `flush` the rest.
 
-    recipe, salt: of the exchange; level: of zstd.
+    level: of zstd.
     """
 
     def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
@@ -39,7 +35,6 @@ class Shipper:
         self._mixed: list[Mixed] = []
         self._bytes = self._rows = 0
         self._ratio = _RATIO_FIRST
-        self.rows_shipped = 0
 
     def add(self, batch: Batch) -> Iterator[wire_pb2.Reply]:
         """Add rows; yield the messages that became full."""
@@ -76,7 +71,7 @@ class Shipper:
             at = end
         self._bytes = self._rows = 0
         if at < rows:
-            rest = block.cut(at, rows)  # copied, so that the memory of shipped rows is freed
+            rest = block.cut(at, rows)  # copied, to free the memory of rows that were sent
             self._blocks = [Block(rest.buffer.copy(), rest.starts)]
             self._mixed = [Mixed(mixed.m0[at:].copy(), mixed.m1[at:].copy())]
             self._bytes, self._rows = len(self._blocks[0].buffer), rows - at
@@ -98,7 +93,6 @@ class Shipper:
             yield from self._frames(block, mixed, at, middle)
             yield from self._frames(block, mixed, middle, end)
             return
-        self.rows_shipped += end - at
         yield wire_pb2.Reply(rows=wire_pb2.Rows(frame=data))
 
 

@@ -9,7 +9,7 @@ from driftline.digests import Salt
 from driftline.limits import FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
 
 from source_agent.scan.batches import Batch
-from source_agent.scan.shipper import Shipper
+from source_agent.scan.frame_builder import FrameBuilder
 from tests.driftline.test_frames import mixed, rows_of, verified
 from tests.samples.rows import recipe
 
@@ -29,14 +29,14 @@ SHIPMENTS = {
 def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:
     sizes, letters = SHIPMENTS[name]
     whole, made, salt = rows_of(sizes, letters=letters), recipe(["int4", "bytea"]), Salt(1, 2)
-    shipper = Shipper(made, salt, level=1)
+    builder = FrameBuilder(made, salt, level=1)
     replies: list[wire_pb2.Reply] = []
     for at in range(0, len(whole), step):
         part = whole.take(np.arange(at, min(at + step, len(whole))))
         batch = Batch(part, np.arange(len(part)), mixed(part, made, salt))
-        replies += shipper.add(batch)
-    replies += shipper.flush()
-    assert list(shipper.flush()) == []
+        replies += builder.add(batch)
+    replies += builder.flush()
+    assert list(builder.flush()) == []
     arrived: list[bytes] = []
     for reply in replies:
         rows = verified(reply.rows.frame, made)
@@ -44,7 +44,6 @@ def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:
         assert reply.ByteSize() <= MESSAGE_BYTES_MAX or len(rows) == 1
         arrived += rows
     assert sorted(arrived) == sorted(whole.rows())
-    assert shipper.rows_shipped == len(whole)
     # Close to full, so that a load is not a swarm of small messages.
     sent = sum(reply.ByteSize() for reply in replies)
     assert len(replies) <= 4 + len(whole) // FRAME_ROWS_MAX + 5 * sent // MESSAGE_BYTES_MAX
@@ -53,9 +52,9 @@ def test_messages_fit_and_hold_every_row_once(name: str, step: int) -> None:
 def test_chosen_rows_alone_are_shipped() -> None:
     whole, made, salt = rows_of([8] * 100), recipe(["int4", "bytea"]), Salt(1, 2)
     chosen = np.arange(100) % 7 == 0
-    shipper = Shipper(made, salt, level=1)
+    builder = FrameBuilder(made, salt, level=1)
     batch = Batch(whole, np.arange(100), mixed(whole, made, salt))
-    assert list(shipper.pick(batch, np.zeros(100, np.bool_))) == []
-    assert list(shipper.flush()) == []
-    (reply,) = [*shipper.pick(batch, chosen), *shipper.flush()]
+    assert list(builder.pick(batch, np.zeros(100, np.bool_))) == []
+    assert list(builder.flush()) == []
+    (reply,) = [*builder.pick(batch, chosen), *builder.flush()]
     assert verified(reply.rows.frame, made) == whole.take(np.flatnonzero(chosen)).rows()
