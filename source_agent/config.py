@@ -1,11 +1,10 @@
 """The DBA's file, source.toml: what is published, to whom, and at what cost to the database.
 
-The file wins over any request. It holds every identifier and every SELECT that can ever reach the
-database; the network only names a relation in it. Reading it contacts nothing.
+It has every identifier and every SELECT that can reach the database; the network only names a
+relation in it. Reading the file contacts nothing.
 
-Invariants: plain text is served on loopback only; a relation is a table or a query, never both; a
-password is not shown by any repr. Relative paths, SQLite's file among them, are those of the
-file's folder.
+Invariants: plain text is served on loopback only; a relation is a table or a query, never both; no
+`repr` shows a password. Relative paths start from the file's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from source_agent.engines.interface import Fingerprint, Limits, Relation
 from source_agent.engines.registry import is_file
 
-_LOGIN = "DATABASE"  # of DRIFTLINE_PASSWORD_DATABASE
+_LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 
 _TOP = ("database", "server", "limits", "relations")
 _DATABASE = (
@@ -47,7 +46,7 @@ _HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the database is and how long a session may take of it."""
+    """The URL and password of the database, and the time limits of a session."""
 
     url: str
     password: str | None = field(repr=False)
@@ -65,7 +64,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the agent listens. Without certificates it listens on loopback, in plain text."""
+    """The address to listen on. Without certificates: loopback, in plain text."""
 
     host: str
     port: int
@@ -74,18 +73,20 @@ class Endpoint:
 
     @property
     def address(self) -> str:
+        """`host:port`, with brackets around IPv6."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Hours of the day, local time, in which nothing is read: [start, end), over midnight too."""
+    """Hours of local time in which nothing is read: [start, end), also over midnight."""
 
     start: time
     end: time
 
     def covers(self, now: time) -> bool:
+        """Return True if nothing is read at this time of day."""
         if self.start <= self.end:
             return self.start <= now < self.end
         return now >= self.start or now < self.end
@@ -96,12 +97,11 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What all exchanges together may take; None is no limit.
+    """The limits of all exchanges together; None is no limit.
 
     `scans_at_once`: relations answered at the same time. `readers`: processes that read one scan,
-    each over a connection of its own; the `readers` - 1 further ones are shared by all scans.
-    `rows_per_second`: read from the database.
-    `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
+    each over its own connection; all scans share the `readers` - 1 worker processes.
+    `rows_per_second`: read. `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
     """
 
     scans_at_once: int = 2
@@ -115,19 +115,19 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class ServedRelation:
-    """A relation and the clients that may have it (a URI or DNS name of the certificate, exactly);
-    None: all."""
+    """A relation, and the clients that may read it: names of their certificates; None: all."""
 
     relation: Relation
     allow: frozenset[str] | None = None
 
     def admits(self, names: frozenset[str]) -> bool:
+        """Return True if a client with these names may read it."""
         return self.allow is None or bool(self.allow & names)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig:
-    """The whole file. `relations` in its order, by the names that the network uses."""
+    """The whole file. `relations`: by published name, in the order of the file."""
 
     path: Path
     database: Database
@@ -137,11 +137,7 @@ class SourceConfig:
 
 
 def load(path: Path | str) -> SourceConfig:
-    """Read source.toml.
-
-    Raises:
-        ConfigurationError: with the file, the key and what to do.
-    """
+    """Read source.toml. Raises ConfigurationError with the file, the key and what to do."""
     top = read(Path(path), _TOP)
     published = top.tables("relations", _RELATION)
     relations = {name: _served_relation(name, table) for name, table in published.items()}
@@ -186,8 +182,8 @@ def _silence(table: TomlTable) -> float:
     if seconds > DATABASE_SILENCE_S_MAX:
         raise table.error(
             "silence_timeout_s",
-            f"It is above {DATABASE_SILENCE_S_MAX:g} s, after which a warehouse gives up.",
-            f"Write {DATABASE_SILENCE_S_MAX:g} at most.",
+            f"A warehouse gives up after {DATABASE_SILENCE_S_MAX:g} s.",
+            f"Write at most {DATABASE_SILENCE_S_MAX:g}.",
         )
     return seconds
 
@@ -208,7 +204,7 @@ def _endpoint(table: TomlTable) -> Endpoint:
     for key in ("certificate", "key", "client_ca"):
         if table.has(key):
             raise table.error(
-                key, "It has no effect beside `insecure = true`.", "Remove one of the two."
+                key, "It has no effect with `insecure = true`.", "Remove one of the two."
             )
     return Endpoint(host, port, None, audit)
 
@@ -237,10 +233,10 @@ def _quiet(table: TomlTable, text: str) -> Quiet:
     except ValueError:
         raise table.error(
             "quiet_hours",
-            f"{text!r} is not a part of a day.",
+            f"{text!r} is not a time span.",
             'Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
         ) from None
-    # Until midnight is until the last instant of the day.
+    # 24:00 is the last instant of the day.
     return Quiet(start, end if hours[2] != 24 else time.max)
 
 
@@ -253,7 +249,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         found = "both are given" if table.has("table") else "none is given"
         raise table.error("", f"A relation is a `table` or a `query`; {found}.")
     if table.has("query") and table.has("where"):
-        raise table.error("where", "It goes with `table`.", "Put the condition into the query.")
+        raise table.error("where", "It is for `table` only.", "Put the condition into the query.")
     columns = table.texts("columns")
     key = table.texts("key")
     for setting, names in (("key", key), ("columns", columns)):
@@ -286,7 +282,7 @@ def _fingerprint(table: TomlTable) -> Fingerprint:
     except ValueError:
         raise table.error(
             "fingerprint",
-            f"{text!r} makes no fingerprints.",
+            f"{text!r} cannot make fingerprints.",
             nearest(text, tuple(f.value for f in Fingerprint)),
         ) from None
 

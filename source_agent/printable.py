@@ -1,7 +1,7 @@
-"""Counts and the key of a row as text for people: short, and safe to print wherever it ends up.
+"""Counts and the key of a row as short text that is safe to print.
 
-Row bytes come from the engine beside us and are tuples of the recipe; a value that still does not
-decode is shown as hexadecimal rather than hiding the error that it is a sample of.
+Row bytes come from the engine as tuples of the recipe. A value that does not decode is shown in
+hexadecimal, so that an error can still show its sample.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable_row(row: bytes, recipe: Recipe) -> str:
-    """Such as `o_orderkey=7` or `code='A\\n', day='2026-01-01'`; NULL is `NULL`."""
+    """Return the key of a row, such as `o_orderkey=7` or `code='A', day=NULL`."""
     shown = []
     at = 2
     for column in recipe.key:
         length = int.from_bytes(row[at : at + 4], "big", signed=True)
         at += 4
-        if length < 0:
-            shown.append(f"{column.name}=NULL")
-            continue
-        shown.append(f"{column.name}={_value(column, row[at : at + length])}")
-        at += length
+        value = "NULL" if length < 0 else _value(column, row[at : at + length])
+        shown.append(f"{column.name}={value}")
+        at += max(length, 0)
     return ", ".join(shown)
 
 
@@ -40,5 +38,5 @@ def _value(column: Column, data: bytes) -> str:
     except DriftlineError:
         return f"0x{data[: VALUE_CHARACTERS_MAX // 2].hex()}"
     cut = text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
-    # repr escapes controls, and the marks that turn the direction of a line.
+    # repr escapes control characters and marks of text direction.
     return cut if column.type.kind in _BARE else repr(cut)

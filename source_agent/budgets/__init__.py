@@ -1,1 +1,1 @@
-"""The DBA's limits, kept: rates, places, hours; and the audit of what was read."""
+"""The DBA's limits on rates, simultaneous reads and hours; and the audit of what was read."""

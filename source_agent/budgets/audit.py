@@ -1,10 +1,8 @@
-"""One JSON line for every call about a relation: who, what, how much, with what outcome.
+"""The audit: one JSON line for every call about a relation, with client, amounts and outcome.
 
-For the DBA, not for debugging: no values, no SQL, no keys of rows. A name that came from the
-network is escaped by JSON and cut. Lines go to the file of `server.audit_file`, opened anew for
-each so that it may be rotated, or to stderr.
-
-An audit line that cannot be written is an error of the log and does not end an exchange.
+It is for the DBA, not for debugging: no values, no SQL, no keys of rows. A name from the network is
+escaped by JSON and cut. Lines go to `server.audit_file`, which is opened for each line so that it
+may be rotated, or to stderr. A line that cannot be written is logged and does not end an exchange.
 """
 
 from __future__ import annotations
@@ -21,43 +19,30 @@ from pathlib import Path
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError
 
-from source_agent.engines.interface import Shape
-from source_agent.scan.reader import Tally
-
 _log = logging.getLogger("driftline.source")
 NAME_CHARACTERS_MAX = 200
 _MODE = 0o640
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AuditEntry:
-    """Outcome of one request for one relation.
+    """One request for one relation, as far as its outcome is known.
 
     `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code. `relation` is empty
-    for a list of what is published, and for a stream that ended before it named one.
+    for a list of relations, and for a stream that ended before it named one.
     """
 
     client: str
     relation: str
-    outcome: str
+    outcome: str = "cancelled"
     rows_read: int = 0
     scans: int = 0
     rows_shipped: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
 
-
-class Answer:
-    """The answer to one `Open`, as far as it is known."""
-
-    def __init__(self, outcome: str = "cancelled") -> None:
-        self.tally = Tally(phase="wait")
-        self.shape: Shape | None = None
-        self.outcome = outcome
-        self.rows_shipped = self.bytes_out = 0
-
     def count(self, reply: pb.Reply) -> None:
-        """Note what is sent."""
+        """Count a reply that is sent; `Finished` decides the outcome."""
         self.bytes_out += reply.ByteSize()
         kind = reply.WhichOneof("message")
         if kind == "rows":
@@ -65,25 +50,12 @@ class Answer:
         elif kind == "finished":
             self.outcome = "equal" if reply.finished.equal else "sent"
 
-    def entry(self, client: str, relation: str, seconds: float) -> AuditEntry:
-        """The line about it."""
-        return AuditEntry(
-            client=client,
-            relation=relation,
-            outcome=self.outcome,
-            rows_read=self.tally.rows_read,
-            scans=self.tally.scans,
-            rows_shipped=self.rows_shipped,
-            bytes_out=self.bytes_out,
-            seconds=seconds,
-        )
-
 
 class Audit:
-    """Where the lines go; thread-safe."""
+    """The audit file, or stderr. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigurationError when the file cannot be written."""
+        """Raise ConfigurationError if the file cannot be written."""
         self._path = path
         self._lock = threading.Lock()
         try:
@@ -95,6 +67,7 @@ class Audit:
             ) from None
 
     def write(self, entry: AuditEntry) -> None:
+        """Append one line with the time of now; log it if that fails."""
         facts = asdict(entry)
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)

@@ -1,14 +1,12 @@
-"""The DBA's budget, kept: how fast, how many at once, when not at all.
+"""Enforce the DBA's budget: rates, simultaneous reads, the pause file and quiet hours.
 
-One `Governor` for the whole agent, so that two warehouses together stay within what the file says.
-It wraps a session (`GovernedSession`): after every batch that the database delivered it looks for
-the pause file and the quiet hours, waits where rows come too fast, and notices that the client is
-gone. So the kill switch works in the middle of a scan, not only before it.
+One `Governor` serves the whole agent, so all warehouses together stay within the budget. A
+`GovernedSession` checks after every batch whether the agent is paused, the hour is quiet or the
+client has left, and waits if rows come too fast; so a pause file also stops a scan that runs.
+It has no thread; the clock is injected; a wait ends early when the exchange is stopped.
 
-Time is injected; a wait ends early when the exchange is stopped. No thread of its own.
-
-Rejected: a limit inside SQL (LIMIT, pg_sleep): it would be another statement for the DBA to vet and
-holds the snapshot just as long.
+Rejected: limits inside SQL (LIMIT, pg_sleep). They are further statements for the DBA to review,
+and hold the snapshot just as long.
 """
 
 from __future__ import annotations
@@ -42,38 +40,55 @@ from source_agent.engines.interface import (
 from source_agent.printable import counted
 from source_agent.scan.workers import WorkerPool
 
-SLOT_WAIT_S = 10.0  # for a scan of somebody else to end; longer waits belong to the warehouse
-PART_S = 0.25  # of a limited rate: what another process reads before it is counted
-RATE_LOOK_S = 1.0  # at most this late does another rate count for who waits already
-SWITCH_LOOK_S = 1.0  # at most this late is the pause file seen during a scan
+SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
+PART_S = 0.25  # of a limited rate: what a worker process reads before it is counted
+RATE_LOOK_S = 1.0  # the longest time until a wait notices a changed rate
+SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
 
 class Stopped(Exception):
-    """The exchange is over (its client left); whoever works for it unwinds. Not a user's error."""
+    """The exchange is over, for example because its client left. Not a user's error."""
 
 
 class Bucket:
-    """A token bucket: `rate` per second on average, one second's worth at once.
+    """A token bucket: `rate` per second on average, one second's worth at once; None: no limit.
 
-    Pure arithmetic over an injected monotonic clock, in seconds; thread-safe.
+    The clock is monotonic, in seconds. Thread-safe.
     """
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = rate, clock
         self._lock = threading.Lock()
-        self._tokens, self._at = rate, clock()
+        self._tokens, self._at = rate or 0.0, clock()
+
+    def adopt(self, rate: float | None) -> None:
+        """Use another rate from now on, also for waits in progress."""
+        with self._lock:
+            if rate != self._rate:
+                self._rate, self._tokens, self._at = rate, rate or 0.0, self._clock()
 
     def take(self, amount: float) -> float:
-        """Takes `amount` now; returns the seconds to wait before taking more."""
+        """Take `amount` now; return the seconds to wait before taking more."""
         with self._lock:
+            if self._rate is None:
+                return 0.0
             now = self._clock()
-            self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+            self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate) - amount
             self._at = now
-            self._tokens -= amount
             return max(-self._tokens / self._rate, 0.0)
+
+    def wait(self, amount: float, stop: threading.Event) -> None:
+        """Take `amount` and wait. Raise Stopped if `stop` is set meanwhile."""
+        rate, delay = self._rate, self.take(amount)
+        # In slices, so that a changed rate ends a wait that could take an hour.
+        while delay > 0 and self._rate == rate:
+            if stop.wait(min(delay, RATE_LOOK_S)):
+                raise Stopped
+            delay -= RATE_LOOK_S
 
 
 def local_time() -> time_of_day:
+    """Return the local time of day."""
     return datetime.now().astimezone().time()
 
 
@@ -93,31 +108,24 @@ class Governor:
         self._wall = wall
         self._slot_wait_s = slot_wait_s
         self.slots = Places(lambda: self.budget.scans_at_once, self._all_taken)
-        # A stream keeps its session between relations. More of one client than can be read at a
-        # time would take connections from the others, of which the login has few.
+        # A stream keeps its session between relations. More sessions of one client than can be
+        # read at a time would take connections from other clients; the login has few.
         self._sessions = Places(
             lambda: sys.maxsize, self._all_taken, of_one=lambda: self.budget.scans_at_once
         )
-        self._rows = _bucket(budget.rows_per_second, clock)
-        self._bytes = _bucket(budget.bytes_per_second, clock)
+        self._rows = Bucket(budget.rows_per_second, clock)
+        self._bytes = Bucket(budget.bytes_per_second, clock)
         self.pool = WorkerPool(budget.readers - 1)
 
     def adopt(self, budget: Budget) -> None:
-        """This budget counts from now on, for exchanges that are running, too. A scan that is
-        running keeps its readers."""
-        before, self.budget = self.budget, budget
-        if budget.rows_per_second != before.rows_per_second:
-            self._rows = _bucket(budget.rows_per_second, self.clock)
-        if budget.bytes_per_second != before.bytes_per_second:
-            self._bytes = _bucket(budget.bytes_per_second, self.clock)
+        """Use this budget from now on. A scan that runs keeps its readers."""
+        self.budget = budget
+        self._rows.adopt(budget.rows_per_second)
+        self._bytes.adopt(budget.bytes_per_second)
         self.pool.resize(budget.readers - 1)
 
     def check(self) -> None:
-        """Whether anything may be read now.
-
-        Raises:
-            NotNow: the agent is paused, or it is a quiet hour.
-        """
+        """Raise NotNow if the agent is paused or the hour is quiet."""
         pause = self.budget.pause_file
         if pause is not None and pause.exists():
             raise NotNow(
@@ -134,19 +142,11 @@ class Governor:
                 )
 
     def slot(self, stop: threading.Event, client: str = "") -> AbstractContextManager[None]:
-        """One of `scans_at_once`.
-
-        Raises:
-            NotNow: none became free in time. Stopped.
-        """
+        """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and Stopped."""
         return self.slots.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
 
     def session(self, stop: threading.Event, client: str) -> AbstractContextManager[None]:
-        """A place for a session of this client, which is taken before a slot.
-
-        Raises:
-            NotNow: none became free in time. Stopped.
-        """
+        """Hold a place for a session of this client; take it before a slot. Raises as `slot`."""
         return self._sessions.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
 
     def _all_taken(self) -> NotNow:
@@ -157,18 +157,18 @@ class Governor:
         )
 
     def wait_rows(self, rows: int, stop: threading.Event) -> None:
-        """Waits as rows/s asks. Raises Stopped."""
-        _wait(lambda: self._rows, rows, stop)
+        """Wait as `rows_per_second` demands. Raises Stopped."""
+        self._rows.wait(rows, stop)
 
     def wait_bytes(self, count: int, stop: threading.Event) -> None:
-        """Waits as bytes/s asks. Raises Stopped."""
-        _wait(lambda: self._bytes, count, stop)
+        """Wait as `bytes_per_second` demands. Raises Stopped."""
+        self._bytes.wait(count, stop)
 
 
 class GovernedSession:
     """A `Session` within the budget, for one exchange.
 
-    `stop` ends a scan between two batches; so does what `check` raises.
+    `stop` ends a scan between two batches; so does an error of `check`.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class GovernedSession:
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         rate = self._governor.budget.rows_per_second
-        if rate is not None:  # what was read elsewhere is waited for part by part
+        if rate is not None:  # rows of other processes are counted part by part
             rows_max = min(rows_max or sys.maxsize, max(int(rate * PART_S), 1))
         with self.watch.waiting():
             split = self._session.split(shape, rows_max=rows_max)
@@ -236,17 +236,17 @@ class GovernedSession:
             self._session.pause()
 
     def close(self) -> None:
+        """Close the session."""
         self._session.close()
 
     def interrupt(self) -> None:
-        """Ends a statement that is running, from any thread."""
         self._session.interrupt()
 
     def note(self, rows: int) -> None:
-        """So many more rows were read: whether to go on, and when.
+        """Count rows that were read; wait, or end the scan.
 
         Raises:
-            Stopped, NotNow, SnapshotLost.
+            Stopped, NotNow, and the errors of `check`.
         """
         if self._stop.is_set():
             raise Stopped
@@ -258,7 +258,7 @@ class GovernedSession:
         self._governor.wait_rows(rows, self._stop)
 
     def governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
-        """The same batches, each when the budget allows it."""
+        """Yield the batches, each when the budget allows it."""
         try:
             while True:
                 with self.watch.waiting():
@@ -268,19 +268,20 @@ class GovernedSession:
                 self.note(len(rows))
                 yield rows
         finally:
-            # A generator closes its cursor only when it is closed itself.
+            # The engine's generator closes its cursor only when it is closed itself.
             if isinstance(batches, Generator):
                 batches.close()
 
 
 class GovernedSplit:
-    """A `Split` within the budget: what is read of it here, and what others say they have read."""
+    """A `Split` within the budget, for rows that are read here and by other processes."""
 
     def __init__(self, split: Split, session: GovernedSession) -> None:
         self._split, self.session = split, session
 
     @property
     def parts(self) -> int:
+        """Number of parts."""
         return self._split.parts
 
     @property
@@ -300,25 +301,9 @@ class GovernedSplit:
         self.session.note(0)
 
 
-def _bucket(rate: float | None, clock: Callable[[], float]) -> Bucket | None:
-    return None if rate is None else Bucket(rate, clock)
-
-
 def _stopped_by(stop: threading.Event) -> Callable[[], None]:
     def check() -> None:
         if stop.is_set():
             raise Stopped
 
     return check
-
-
-def _wait(current: Callable[[], Bucket | None], amount: float, stop: threading.Event) -> None:
-    bucket = current()
-    if bucket is None:
-        return
-    delay = bucket.take(amount)
-    # In slices: the DBA may have replaced a rate at which this would wait for an hour.
-    while delay > 0 and current() is bucket:
-        if stop.wait(min(delay, RATE_LOOK_S)):
-            raise Stopped
-        delay -= RATE_LOOK_S

@@ -1,8 +1,8 @@
-"""Places that are few, shared by clients: so many at once over all, and of one client.
+"""Places: a limited number of simultaneous calls or scans, in all and for each client.
 
-A client is who its certificate says it is (`publish.Client.label`), however many connections it
-has. So what one client takes, and however long it keeps silent about it, the places above its own
-number are there for the others. Thread-safe.
+A client is identified by its certificate (`catalogue.Client.label`), however many connections it
+has. One client can take no more than its own number of places; the rest stays free for others.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from driftline.errors import NotNow
 
-LOOK_S = 0.25  # at most this late is a client's leaving seen while it waits
+LOOK_S = 0.25  # the longest time until a waiting client's departure is noticed
 
 
 class Places:
@@ -29,8 +29,10 @@ class Places:
         *,
         of_one: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """`most` over all, `of_one` client, both asked anew each time; `refusal` where none is
-        free."""
+        """Limit to `most` in all and `of_one` a client, both called each time.
+
+        refusal: returns the error for a client that gets no place.
+        """
         self._most, self._refusal, self._of_one = most, refusal, of_one
         self._changed = threading.Condition()
         self._taken: Counter[str] = Counter()
@@ -40,7 +42,7 @@ class Places:
     def taken(
         self, client: str, *, wait_s: float = 0.0, check: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """One place, waited for `wait_s` at most; meanwhile `check` may raise to give it up.
+        """Hold one place; wait at most `wait_s` for it. `check` may raise to end the wait.
 
         Raises:
             NotNow: none became free in time.
@@ -51,12 +53,12 @@ class Places:
                 self._wait(client, time.monotonic() + wait_s, check)
                 self._taken[client] += 1
             finally:
-                _drop(self._waiting, client)
+                self._waiting -= Counter([client])
         try:
             yield
         finally:
             with self._changed:
-                _drop(self._taken, client)
+                self._taken -= Counter([client])
                 self._changed.notify_all()
 
     def wanted_by_others(self, client: str) -> bool:
@@ -77,14 +79,8 @@ class Places:
 
 
 def too_many(what: str) -> NotNow:
-    """Return the refusal of a call where the client itself, or very many, have too many."""
+    """Return the refusal of a call when all places, or those of its client, are taken."""
     return NotNow(
         f"The source already answers the maximum number of {what}, in all or for this client.",
         remedy="Run the command again when others have ended.",
     )
-
-
-def _drop(counts: Counter[str], client: str) -> None:
-    counts[client] -= 1
-    if not counts[client]:
-        del counts[client]

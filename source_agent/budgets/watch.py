@@ -1,17 +1,14 @@
-"""A database that is busy, told from one that is dead, while another thread waits for it.
+"""Tell a busy database from a dead one while another thread waits for it.
 
-Three answers, in this order. As long as something comes (a row, bytes, the end of a statement) it
-lives. When nothing has come for PROBE_AFTER_S its server is asked whether it answers somebody new;
-one that does not, twice, is dead. The second time it has as long as a connection may take, because
-the server's logins may be slow. One that answers may be busy, with a sort or a filter that finds
-little, for `silence_s`; then it counts as dead as well, because a single backend that has stopped
-cannot be told from one that computes.
+While anything arrives (a row, bytes, the end of a statement) the database is alive. After
+PROBE_AFTER_S of silence its server is probed with a new connection; after two failed probes it
+counts as dead. The second probe may take as long as a connection, because logins may be slow. A
+server that answers may be busy with a sort or a filter for `silence_s`; then it counts as dead too,
+because a backend that has stopped looks like one that computes. Only time within `waiting` counts,
+not waits for a budget, the client or our own work.
 
-What is waited for beside the database (a budget, the client, our own work) is not counted: the
-watch runs only within `waiting`.
-
-Rejected: asking a second session what the server says of ours (`pg_stat_activity`). It takes one
-of the role's connections, and says `active` of a backend that has stopped.
+Rejected: asking the server about our session (`pg_stat_activity`). That takes one of the role's
+connections, and reports a stopped backend as `active`.
 """
 
 from __future__ import annotations
@@ -32,20 +29,14 @@ class Watch:
     """Watches one session from one other thread."""
 
     def __init__(
-        self,
-        session: Session,
-        limits: Limits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, session: Session, limits: Limits, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._session, self._silence_s = session, limits.silence_s
-        self._connect_s = limits.connect_s
-        self._clock = clock
+        self._session, self._limits, self._clock = session, limits, clock
         self._since: float | None = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around each call of the session, by the thread that makes it."""
+        """Measure the silence during one call of the session; use it in the calling thread."""
         self._since = self._clock()
         try:
             yield
@@ -54,23 +45,23 @@ class Watch:
 
     @property
     def silent_s(self) -> float:
-        """Return for how long the database has owed us something; 0 if nobody waits for it."""
+        """Seconds for which an awaited database has delivered nothing; 0 if nobody waits."""
         since = self._since
         return 0.0 if since is None else self._clock() - max(since, self._session.pulse.at)
 
     def dead(self) -> DatabaseUnavailable | None:
-        """Return why the database is given up; None: it is not. May take as long as two probes."""
+        """Return the error if the database is dead, else None. May take two probes."""
         silent_s = self.silent_s
-        if silent_s >= self._silence_s:
+        if silent_s >= self._limits.silence_s:
             return DatabaseUnavailable(
-                f"The database has delivered nothing for {silent_s:.0f} s, though a statement runs"
-                " (database.silence_timeout_s).",
-                remedy="Find out what the agent's session waits for. Raise silence_timeout_s where"
-                " a statement needs longer before its first row.",
+                f"The database has delivered nothing for {silent_s:.0f} s, although a statement"
+                " runs (database.silence_timeout_s).",
+                remedy="Find out what the agent's session waits for. Raise silence_timeout_s if a"
+                " statement needs longer before its first row.",
             )
         if silent_s < PROBE_AFTER_S:
             return None
-        probes = PROBE_S, max(PROBE_S, self._connect_s)
+        probes = PROBE_S, max(PROBE_S, self._limits.connect_s)
         if any(self._session.answers(within_s) for within_s in probes) or not self.silent_s:
             return None
         return DatabaseUnavailable(

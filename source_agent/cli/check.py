@@ -1,11 +1,9 @@
-"""`check`: what a DBA wants to know before she lets the agent run.
+"""`check`: report to the DBA what the agent would do, before it runs.
 
-Whether it could listen, whether the database is reached and as whom, what each relation is and what
-reading it costs, and what the login may do beyond SELECT on what is published. It reads catalogues
-and plans; it scans no table, and it never tries to write in order to find out whether it could.
-
-One relation that cannot be described does not hide the others. The report is a value; printing and
-JSON are two views of it.
+Whether it can listen, which database it reaches and as whom, what each relation is and what a scan
+costs, and which privileges the login has beyond SELECT on what is published. It reads catalogues
+and plans; it scans no table and never tries to write. A relation that cannot be described does not
+hide the others.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import SourceConfig
-from source_agent.engines.interface import Engine, Fingerprint, Session, Shape, TimeLimit
+from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
 from source_agent.printable import counted
 
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
@@ -26,6 +24,8 @@ READ_ONLY = "every session is opened read-only and its driver sends no other sta
 
 @dataclass(frozen=True, slots=True)
 class ColumnReport:
+    """One column of a relation."""
+
     name: str
     type: str
     nullable: bool
@@ -34,7 +34,7 @@ class ColumnReport:
 
 @dataclass(frozen=True, slots=True)
 class RelationReport:
-    """A relation, or the `error` that describing it met."""
+    """A relation, or the `error` why it cannot be served."""
 
     name: str
     allow: list[str] | None
@@ -49,14 +49,8 @@ class RelationReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivilegeReport:
-    what: str
-    excess: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LimitReport:
-    """A limit of time that the agent's sessions are under, and what it may cost a refresh."""
+    """A time limit of the agent's sessions, with a note if it endangers a refresh."""
 
     name: str
     seconds: float
@@ -73,28 +67,27 @@ class CheckReport:
     consistency: str
     read_only: str
     relations: list[RelationReport]
-    privileges: list[PrivilegeReport]
+    privileges: list[Privilege]
     limits: list[LimitReport]
     server: list[EndpointReport]
 
     @property
     def failed(self) -> bool:
-        """Return True if a relation cannot be served, or the agent could not listen. Excess
-        privileges are advice, not a failure."""
+        """True if a relation cannot be served or the agent cannot listen; not for privileges."""
         return self.served < len(self.relations) or any(found.problem for found in self.server)
 
     @property
     def served(self) -> int:
-        """Return how many relations can be served."""
+        """Number of relations that can be served."""
         return sum(relation.error is None for relation in self.relations)
 
 
 def check(config: SourceConfig, engine: Engine) -> CheckReport:
-    """Look at [server] and ask the catalogues.
+    """Examine [server] and the catalogues.
 
     Raises:
-        DatabaseUnavailable, DatabaseRefused: there is no session to ask with. The problems of
-            [server] are in its details.
+        DatabaseUnavailable, DatabaseRefused: no session can be opened. The details have the
+            problems of [server].
     """
     server = examine(config)
     try:
@@ -114,7 +107,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         for name in config.relations:
             report, is_usable = _relation(config, engine, session, name)
             reports.append(report)
-            if not is_usable:  # the statement that failed may have ended the transaction
+            if not is_usable:  # the failed statement may have ended the transaction
                 session.close()
                 session = engine.open()
     finally:
@@ -126,7 +119,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         consistency=consistency,
         read_only=READ_ONLY,
         relations=reports,
-        privileges=[PrivilegeReport(p.what, p.excess) for p in engine.privileges(relations)],
+        privileges=engine.privileges(relations),
         limits=limits,
         server=server,
     )
@@ -135,8 +128,8 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
 def _limit(limit: TimeLimit) -> LimitReport:
     is_short = limit.is_idle and limit.seconds < NO_PROGRESS_S
     note = (
-        f"shorter than the {NO_PROGRESS_S:g} s for which the two agents wait for each other: a"
-        " warehouse that is slow to answer loses the snapshot (SNAPSHOT_LOST)"
+        f"shorter than the {NO_PROGRESS_S:g} s for which the two agents wait for each other: if"
+        " the warehouse answers slowly, the snapshot is lost (SNAPSHOT_LOST)"
     )
     return LimitReport(limit.name, limit.seconds, note if is_short else "")
 
@@ -144,7 +137,7 @@ def _limit(limit: TimeLimit) -> LimitReport:
 def _relation(
     config: SourceConfig, engine: Engine, session: Session, name: str
 ) -> tuple[RelationReport, bool]:
-    """The report on one relation, and whether the session may go on."""
+    """Return the report on one relation, and whether the session is still usable."""
     published = config.relations[name]
     allow = None if published.allow is None else sorted(published.allow)
     try:
@@ -178,10 +171,10 @@ def _relation(
 
 
 def _fingerprint(session: Session, shape: Shape) -> str:
-    """Who makes this relation's fingerprints, and whether the database could."""
+    """Return who makes this relation's fingerprints, and whether the database could."""
     relation = shape.relation
     if relation.fingerprint is Fingerprint.DATABASE:
-        return "made by the database: 64 bits, against accidents alone"
+        return "made by the database: 64 bits, no protection against forged rows"
     try:
         session.describe(replace(relation, fingerprint=Fingerprint.DATABASE))
     except ConfigurationError as error:
@@ -190,12 +183,12 @@ def _fingerprint(session: Session, shape: Shape) -> str:
 
 
 def as_json(report: CheckReport) -> dict[str, object]:
-    """For `--json`: the report with `ok` and how many relations can be served."""
+    """Return the report for `--json`, with `ok` and the number of relations that are served."""
     return {"ok": not report.failed, "served": report.served, **asdict(report)}
 
 
 def as_text(report: CheckReport) -> str:
-    """For people."""
+    """Return the report for people."""
     lines = ["server"]
     lines += [
         f"  {'FAILED  ' if found.problem else 'ok      '} {found.what:<12} {found.text}"
@@ -212,12 +205,12 @@ def as_text(report: CheckReport) -> str:
     ]
     for relation in report.relations:
         lines += ["", *_relation_lines(relation)]
-    excess = [p.what for p in report.privileges if p.excess]
+    excess = sum(p.excess for p in report.privileges)
     lines += ["", "privileges"]
     lines += [f"  {'EXCESS  ' if p.excess else 'needed  '} {p.what}" for p in report.privileges]
     if excess:
         lines.append(
-            f"  The login may do more than it needs ({len(excess)}). "
+            f"  The login may do more than it needs ({excess}). "
             "`driftline-source grants` prints the least that is enough."
         )
     elif not report.privileges:
@@ -228,9 +221,10 @@ def as_text(report: CheckReport) -> str:
 
 def _verdict(report: CheckReport) -> list[str]:
     problems = sum(found.problem for found in report.server)
-    says = f"[server] has {counted(problems, 'problem')}: the agent could not serve as it is."
-    every = counted(len(report.relations), "relation")
-    return [says] * bool(problems) + [f"{report.served} of {every} can be served"]
+    served = f"{report.served} of {counted(len(report.relations), 'relation')} can be served"
+    if not problems:
+        return [served]
+    return [f"[server] has {counted(problems, 'problem')}: the agent cannot serve.", served]
 
 
 def _relation_lines(relation: RelationReport) -> list[str]:
@@ -238,7 +232,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
     to = "every certificate" if relation.allow is None else ", ".join(relation.allow) or "nobody"
     key = ", ".join(c.name for c in relation.columns if c.key)
-    vouched = "vouched for by a constraint" if relation.vouched else "checked at every refresh"
+    vouched = "ensured by a constraint" if relation.vouched else "checked at every refresh"
     rows = f"about {relation.rows_expected:,}" if relation.rows_expected > 0 else "unknown"
     width = max(len(c.name) for c in relation.columns)
     return [

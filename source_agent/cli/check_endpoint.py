@@ -1,8 +1,8 @@
-"""`check` of [server]: whether `serve` could listen, and whether a warehouse would trust it.
+"""`check` of [server]: find out whether `serve` could listen, and a warehouse would trust it.
 
-Everything is tried as `serve` would try it, and undone: certificates are read, the address is bound
-and let go of. Where the port is taken, its owner is asked who it is, because a running agent is no
-problem. A problem does not hide the others.
+Everything is tried as `serve` does it, and undone: certificates are read, the address is bound and
+released. If the port is taken, its owner is identified, because a running agent is no problem. One
+problem does not hide the others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from driftline.x509 import Certificate, read_pem
 
 from source_agent.config import Certificates, Endpoint, SourceConfig
 from source_agent.printable import counted
-from source_agent.server.certificates import Watched
+from source_agent.server.certificates import WatchedCertificates
 
-RENEW_DAYS = 30  # before the end of a certificate, its days are said in capitals
+RENEW_DAYS = 30  # a certificate with fewer days left is marked
 _RENEW = "Run `driftline-source enroll` into another directory, or have your authority renew it."
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
-    """One thing about [server]: the setting, what was found, and whether it is a problem."""
+    """A finding about one setting of [server], and whether it is a problem."""
 
     what: str
     text: str
@@ -39,20 +39,20 @@ class EndpointReport:
 
 
 def examine(config: SourceConfig, *, now: datetime | None = None) -> list[EndpointReport]:
-    """Look at address, port and certificates. Contacts nothing but this machine's own port."""
+    """Examine address, port and certificates; contact only this machine's own port."""
     endpoint = config.server
     found = [_address(endpoint)]
     if endpoint.certificates is None:
-        found.append(EndpointReport("certificate", "none: plain text, on loopback alone"))
-        return found
-    moment = now or datetime.now(UTC)
-    found += _certificates(endpoint.certificates, config.path.name, moment)
+        found.append(EndpointReport("certificate", "none: plain text, on loopback only"))
+    else:
+        moment = now or datetime.now(UTC)
+        found += _certificates(endpoint.certificates, config.path.name, moment)
     return found
 
 
 def _certificates(files: Certificates, name: str, now: datetime) -> Iterator[EndpointReport]:
     try:
-        Watched(files, name)
+        WatchedCertificates(files, name)
     except ConfigurationError as error:
         yield EndpointReport("certificates", str(error), problem=True)
     else:
@@ -61,7 +61,7 @@ def _certificates(files: Certificates, name: str, now: datetime) -> Iterator[End
         try:
             read = read_pem(path.read_bytes())
         except (OSError, MalformedMessage):
-            continue  # said above
+            continue  # reported above
         yield _dates(setting, path, read, now)
 
 
@@ -79,14 +79,14 @@ def _dates(setting: str, path: Path, read: Certificate, now: datetime) -> Endpoi
 
 
 def _address(endpoint: Endpoint) -> EndpointReport:
-    """Bind the address and let go of it."""
+    """Bind the address and release it."""
     where = endpoint.address
     try:
         family, kind, _, _, place = socket.getaddrinfo(
             endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with closing(socket.socket(family, kind)) as listening:
-            # gRPC sets it, too: the last connections of an agent that has ended do not count.
+            # As `serve` does: closed connections of an ended agent do not block the address.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(place)
     except socket.gaierror as error:
@@ -119,7 +119,7 @@ def _taken(endpoint: Endpoint) -> EndpointReport:
 
 
 def _reached(host: str) -> str:
-    """Return where this machine's own processes reach a listener on this host."""
+    """Return the address at which this machine reaches a listener on this host."""
     try:
         listening = ip_address(host)
     except ValueError:

@@ -1,11 +1,12 @@
-"""A small certificate authority and both certificate pairs, for those who have none.
+"""`enroll`: make a small certificate authority and both certificate pairs.
 
-Three ECDSA P-256 key pairs: the authority, the source (named by its host names and addresses, as
-the warehouse dials them) and the warehouse (named by a URI, which `allow` of source.toml matches).
-The DBA keeps ca.key offline afterwards; it is needed only to enroll again.
+Three ECDSA P-256 key pairs: the authority, the source (named by the host names and addresses that
+the warehouse dials) and the warehouse (named by a URI, which `allow` of source.toml matches). The
+DBA then keeps ca.key offline; only another `enroll` would need it.
 
-Nothing that exists is overwritten. Keys are created with mode 0600, never widened later.
-Rejected: RSA (a handshake three times the size) and a passphrase (a service has nobody to ask).
+Nothing is overwritten. Keys are created with mode 0600. Importing this module fails without the
+optional package `cryptography`.
+Rejected: RSA (a handshake three times the size) and a passphrase (a service cannot be asked).
 """
 
 from __future__ import annotations
@@ -17,25 +18,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from driftline.errors import ConfigurationError, UsageError
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
 CA_DAYS = 3650
-DAYS = 825  # the longest that current TLS stacks accept of a private authority
+DAYS = 825  # the longest validity that TLS libraries accept of a private authority
 _BACKDATE = timedelta(hours=1)  # of the beginning, for clocks that differ
 _KEY_MODE, _CERTIFICATE_MODE = 0o600, 0o644
 _NAME = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9._-]{0,61}[A-Za-z0-9_-])?")
+
+_Extensions = list[tuple[x509.ExtensionType, bool]]  # and whether each is critical
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
     certificate: x509.Certificate
-    key: EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey
 
 
 def enroll(
@@ -46,27 +49,23 @@ def enroll(
     days: int = DAYS,
     now: datetime | None = None,
 ) -> list[Path]:
-    """Write ca, source and warehouse, each as .pem and .key, into the directory.
+    """Write ca, source and warehouse, each as .pem and .key, into the directory; return the paths.
 
     Args:
         source_names: host names and IP addresses under which the warehouse reaches the source.
         warehouse_name: makes `spiffe://driftline/warehouse/NAME`.
-        days: of validity of the two pairs, at most those of the authority.
+        days: validity of the two pairs, at most that of the authority.
 
     Raises:
-        ConfigurationError: `cryptography` is not installed, or the files cannot be written.
-        UsageError: a file exists already, or a name is none.
+        ConfigurationError: the files cannot be written.
+        UsageError: a file exists already, or a name or `days` is not allowed.
     """
-    _require_cryptography()
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     if not 1 <= days <= CA_DAYS:
-        raise UsageError(f"{days} days of validity are not possible; 1 to {CA_DAYS} are.")
+        raise UsageError(f"The validity is {days} days; it must be 1 to {CA_DAYS} days.")
     if not source_names:
         raise UsageError("A source needs at least one host name.", remedy="Add --source-name HOST.")
     if not _NAME.fullmatch(warehouse_name):
-        raise UsageError(f"{warehouse_name!r} is no name: letters, digits, '.', '-' and '_'.")
+        raise UsageError(f"{warehouse_name!r} is not a name of letters, digits, '.', '-' and '_'.")
     alternatives = [_alternative(name) for name in source_names]
     paths = {
         f"{who}.{kind}": directory / f"{who}.{kind}"
@@ -91,26 +90,16 @@ def enroll(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for who, pair in pairs.items():
-            _write(paths[f"{who}.key"], _key_bytes(pair), _KEY_MODE)
-            _write(paths[f"{who}.pem"], _certificate_bytes(pair), _CERTIFICATE_MODE)
+            secret = pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            _write(paths[f"{who}.key"], secret, _KEY_MODE)
+            public = pair.certificate.public_bytes(Encoding.PEM)
+            _write(paths[f"{who}.pem"], public, _CERTIFICATE_MODE)
     except OSError as error:
         raise ConfigurationError(f"{error.filename} cannot be written: {error.strerror}.") from None
     return list(paths.values())
 
 
-def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "`enroll` needs the package `cryptography`, which is not installed.",
-            remedy="Run: pip install 'driftline[enroll]'. It is needed for this command only.",
-        ) from None
-
-
 def _alternative(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -123,32 +112,14 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _named(text: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "driftline"),
-            x509.NameAttribute(NameOID.COMMON_NAME, text[:64]),
-        ]
-    )
-
-
 def _authority(began: datetime) -> _Pair:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("driftline authority")
-    built = _builder(name, name, key, began, CA_DAYS)
-    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    built = built.add_extension(_usage(is_authority=True), critical=True)
-    built = built.add_extension(
-        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-    )
-    return _Pair(built.sign(key, hashes.SHA256()), key)
+    extensions: _Extensions = [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(is_authority=True), True),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+    ]
+    return _signed(key, "driftline authority", extensions, began, CA_DAYS, None)
 
 
 def _issue(
@@ -159,51 +130,48 @@ def _issue(
     began: datetime,
     days: int,
 ) -> _Pair:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    issuer = authority.certificate.subject
-    built = _builder(_named(common_name), issuer, key, began, days)
-    extensions: list[tuple[x509.ExtensionType, bool]] = [
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    extensions: _Extensions = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(is_authority=False), True),
         (x509.ExtendedKeyUsage([purpose]), False),
         (x509.SubjectAlternativeName(alternatives), False),
-        (
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
-            False,
-        ),
+        (issuer, False),
     ]
-    for extension, critical in extensions:
-        built = built.add_extension(extension, critical=critical)
-    return _Pair(built.sign(authority.key, hashes.SHA256()), key)
+    key = ec.generate_private_key(ec.SECP256R1())
+    return _signed(key, common_name, extensions, began, days, authority)
 
 
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: EllipticCurvePrivateKey,
+def _signed(
+    key: ec.EllipticCurvePrivateKey,
+    common_name: str,
+    extensions: _Extensions,
     began: datetime,
     days: int,
-) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    return (
+    authority: _Pair | None,
+) -> _Pair:
+    """Return a certificate of the key, signed by the authority, or by the key itself."""
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "driftline"),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64]),
+        ]
+    )
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(subject if authority is None else authority.certificate.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(began)
         .not_valid_after(began + timedelta(days=days))
     )
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    return _Pair(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
 
 
 def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not is_authority,
         key_cert_sign=is_authority,
@@ -217,24 +185,8 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
     )
 
 
-def _key_bytes(pair: _Pair) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return pair.key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
-def _certificate_bytes(pair: _Pair) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return pair.certificate.public_bytes(serialization.Encoding.PEM)
-
-
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Creates the file with its mode at once; fails where somebody was faster."""
+    """Create a file with its mode; fail if it exists."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(file, "wb") as out:
         out.write(data)

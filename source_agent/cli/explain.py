@@ -1,11 +1,9 @@
-"""`explain`: every SQL text that this agent can issue, for the DBA to read before it runs.
+"""`explain`: print every SQL text that this agent can issue, for the DBA to review.
 
-There is no other: identifiers and queries are those of her file, and what comes from the network is
-bound as a value or not used at all. The templates come from the same functions that the sessions
-execute from; the tests watch the servers' statement logs for any that is not among them.
-
-The statements of the DBA's own commands are among them: `check` plans a scan, and describes each
-relation also as one whose fingerprints the database makes, to say whether it could.
+There is no other: identifiers and queries are those of source.toml, and values from the network are
+bound. The texts come from the functions that the sessions execute; tests compare the statement logs
+of the servers with them. The commands are included: `check` plans a scan, and describes each
+relation a second time with fingerprints made by the database, to report whether that is possible.
 """
 
 from __future__ import annotations
@@ -32,13 +30,12 @@ class Section:
 
 
 def explain(config: SourceConfig, engine: Engine) -> list[Section]:
-    """Return the templates that every session may issue, and those of each relation of the file.
+    """Return the statements of every session, and those of each relation of source.toml.
 
-    Describes the relations, so it contacts the database; one that cannot be described does not hide
-    the others.
+    It contacts the database to describe the relations; one that fails does not hide the others.
 
     Raises:
-        DatabaseRefused, DatabaseUnavailable: there is no session to ask with.
+        DatabaseRefused, DatabaseUnavailable: no session can be opened.
     """
     common = tuple(engine.templates([]))
     sections = [Section(EVERY_SESSION, common)]
@@ -51,13 +48,13 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
             except DriftlineError as error:
                 asked = engine.attempts(published.relation)
                 sections.append(Section(heading, _own(asked, common), str(error)))
-                session = _renewed(engine, session)  # the statement that failed may have ended it
+                session = _renewed(engine, session)  # the failed statement may have ended it
                 continue
             by_database = replace(published.relation, fingerprint=Fingerprint.DATABASE)
             refused: list[str] = []
             try:
                 shapes.append(session.describe(by_database))
-            except DriftlineError:  # this database makes no hashes of it, which `check` says
+            except DriftlineError:  # it cannot hash this relation, which `check` reports
                 refused = engine.attempts(by_database)
                 session = _renewed(engine, session)
             sections.append(Section(heading, _own(engine.templates(shapes) + refused, common)))
@@ -67,7 +64,7 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
 
 
 def _own(statements: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
-    """Return the statements that not every session may issue, each once."""
+    """Return the statements that are not common to every session, each once."""
     return tuple(sql for sql in dict.fromkeys(statements) if sql not in common)
 
 
@@ -77,7 +74,7 @@ def _renewed(engine: Engine, session: Session) -> Session:
 
 
 def as_text(sections: list[Section]) -> str:
-    """Return the statements as a script that runs nothing: headings are comments of SQL."""
+    """Return the statements as text; headings are SQL comments."""
     lines: list[str] = []
     for section in sections:
         lines.append(f"-- {section.heading}")

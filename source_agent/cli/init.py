@@ -1,14 +1,13 @@
-"""`init`: a first source.toml and the script of grants, from the live catalogue.
+"""`init`: write a first source.toml and the script of grants from the live catalogue.
 
-Every table and view that the patterns match is described as the agent would describe it. What can
-be published is; what cannot stands as a comment with the reason, so that the DBA decides and does
-not have to find out. Where there is no primary key, a unique index over NOT NULL columns is the
-key.
+Every table and view that the patterns match is described as the agent would do it. What can be
+published is; the rest becomes a comment with the reason. Without a primary key, a unique index over
+NOT NULL columns is the key.
 
-Passwords are taken from a prompt or a file, never from the command line, where every process of the
-machine can read them, and never written into source.toml. Names and reasons come from the database:
-they are cut, cleaned of control characters and escaped. Nothing is written unless the catalogue was
-read to its end, and nothing that exists is overwritten unless it was asked for.
+Passwords come from a prompt or a file, never from the command line, where every process of the
+machine can read them, and are never written into source.toml. Names and reasons come from the
+database: they are cut and escaped. Nothing is written before the whole catalogue was read, and
+nothing is overwritten without --force.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, UsageError
 from driftline.limits import NAME_BYTES_MAX
+from driftline.peer_text import one_line
 from driftline.settings import URL_PASSWORDS, TomlTable, address_parts, environment_name
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -47,9 +47,8 @@ AskPassword = Callable[[str], str | None]
 class Request:
     """The options of the command line.
 
-    `login` is the account that the agent will use, None for that of the URL. `password_file` holds
-    the password of the URL's account. `ask_password` prompts for it with a text; it returns None
-    where nobody can be asked.
+    `login` is the agent's account, None for that of the URL. `password_file` has the password of
+    the URL's account. `ask_password` prompts with a text; it returns None without a terminal.
     """
 
     config: Path
@@ -64,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One table or view: how it can be published, or the reason why not."""
+    """One table or view with its shape, or the reason why it cannot be published."""
 
     name: str
     listed: Listed
@@ -74,9 +73,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The files that were written, and how many relations are published of how many.
+    """The files that were written, and the number of relations found and published.
 
-    `password_to_write` is the file into which the DBA has yet to put the password of `--login`.
+    `password_to_write` is the file in which the DBA must put the password of `--login`.
     """
 
     files: tuple[Path, ...]
@@ -88,8 +87,8 @@ class Made:
         if self.published == self.found:
             return f"{counted(self.published, 'relation')} can be served"
         return (
-            f"{self.published} of {counted(self.found, 'relation')} can be served; what cannot "
-            f"stands in {self.files[0].name} as a comment, with the reason"
+            f"{self.published} of {counted(self.found, 'relation')} can be served; the others "
+            f"are comments in {self.files[0].name}, with the reason"
         )
 
 
@@ -97,9 +96,9 @@ def init(request: Request) -> Made:
     """Read the catalogue and write the files.
 
     Raises:
-        UsageError: the options cannot be used.
+        UsageError: an option is not valid.
         ConfigurationError: a file exists already or cannot be written.
-        DriftlineError: the database cannot be read. Nothing is written then.
+        DriftlineError: the database cannot be read.
     """
     url = _checked(request)
     config = request.config
@@ -111,7 +110,7 @@ def init(request: Request) -> Made:
     proposals = _proposals(engine, request.patterns)
     is_own = is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
-    # Without --login a URL that names no user stays so: ACCOUNT may not exist.
+    # Without --login a URL without a user stays as it is: ACCOUNT may not exist.
     text = _text(request, url if is_own else url.set(username=login), kept, proposals)
     relations = [o.shape.relation for o in proposals if o.shape is not None]
     grants = engine.grants(relations, login=login, connections=connections(Budget()))
@@ -126,20 +125,20 @@ def init(request: Request) -> Made:
 
 
 def _checked(request: Request) -> URL:
-    """The URL, with SQLite's file as the configuration's folder sees it."""
+    """Return the URL; the path of an SQLite file is relative to the configuration, if below it."""
     try:
         url = make_url(request.url)
     except (ArgumentError, ValueError):
         raise UsageError(
-            "--url is not a database URL.",  # which is not shown: it may hold a password
+            "--url is not a database URL.",  # not shown: it may hold a password
             remedy="Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
         ) from None
     if url.password is not None or any(name.lower() in URL_PASSWORDS for name in url.query):
         raise UsageError(
             "The URL holds a password. Every user of this machine can read it in the list of "
             "processes, and it stays in the shell's history.",
-            remedy="Leave it out: it is asked for, or read from --password-file. A TLS key must "
-            "have no passphrase. Change it, if others may have seen it.",
+            remedy="Leave it out: `init` prompts for it, or reads --password-file. A TLS key must "
+            "have no passphrase. Change the password if others may have seen it.",
         )
     if address_parts(request.listen) is None:
         raise UsageError(
@@ -148,10 +147,13 @@ def _checked(request: Request) -> URL:
         )
     if not is_file(url) or not url.database or url.database.startswith((":", "file:")):
         return url
-    file = Path(url.database).absolute()
-    folder = request.config.absolute().parent
-    inside = os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
-    return url.set(database=inside)
+    return url.set(database=_relative(Path(url.database), request.config))
+
+
+def _relative(path: Path, config: Path) -> str:
+    """Return the path relative to the configuration's folder if it is below it, else absolute."""
+    file, folder = path.absolute(), config.absolute().parent
+    return os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
 
 
 def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
@@ -168,7 +170,7 @@ def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
 
 
 def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
-    """The engine, reached once, and the password if it was asked for."""
+    """Return the engine, after a first connection, and the password if the user typed it."""
     password = _password(request)
     file = url.database
     if is_file(url) and file and not file.startswith((":", "file:")):
@@ -186,7 +188,7 @@ def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
             raise DatabaseRefused(
                 error.message,
                 where=error.where,
-                remedy="Name a file that holds the password, and that only you may read, with "
+                remedy="Write the password into a file that only you can read and name it with "
                 f"--password-file, or set {environment_name('DATABASE')}.",
             ) from error
     engine = connect(text, typed, Limits())
@@ -238,7 +240,7 @@ def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:
                     raise
                 reason = f"{error.message} {error.remedy}".strip()
                 proposals.append(Proposal(name, listed, None, reason))
-                session.close()  # the statement that failed may have ended the transaction
+                session.close()  # the failed statement may have ended the transaction
                 session = engine.open()
     finally:
         session.close()
@@ -249,7 +251,7 @@ def _check_name(name: str) -> None:
     if not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
         raise ConfigurationError(
             f"Its name is not printable, or longer than {NAME_BYTES_MAX} bytes.",
-            remedy="Publish it as a query, under another name.",
+            remedy="Publish a query under another name.",
         )
 
 
@@ -259,25 +261,22 @@ def _check_name(name: str) -> None:
 def _kept_password(
     request: Request, secret: Path, *, is_own: bool, is_prompted: bool
 ) -> tuple[str, bool]:
-    """The line of `password_file`, and whether it is in force: else it stands as a comment."""
+    """Return the value of `password_file`, and whether it is set; else it becomes a comment."""
     if request.password_file is not None and is_own:
-        folder = request.config.absolute().parent
-        file = request.password_file.absolute()
-        shown = os.path.relpath(file, folder) if file.is_relative_to(folder) else str(file)
-        return shown, True
+        return _relative(request.password_file, request.config), True
     return secret.name, is_prompted or not is_own
 
 
 def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequence[Proposal]) -> str:
     lines = [
-        "# The DBA's file, made by `driftline-source init`. Relative paths resolve against it.",
+        "# Made by `driftline-source init`. Relative paths start from the folder of this file.",
         "[database]",
         f"url = {_quoted(url.render_as_string(hide_password=False))}",
     ]
     if not is_file(url):
         file, is_in_force = kept
         setting = f"password_file = {_quoted(file)}"
-        why = "# the password alone, readable by the agent alone"
+        why = "# contains only the password; readable only by the agent"
         lines.append(f"{setting}  {why}" if is_in_force else f"# {setting}  {why}")
     lines += [
         "",
@@ -300,9 +299,8 @@ def _relation_lines(proposal: Proposal) -> Iterator[str]:
     name = proposal.name if _BARE_KEY.fullmatch(proposal.name) else _quoted(proposal.name)
     table = f"table = {_quoted(proposal.listed.table)}"
     if proposal.shape is None:
-        yield f"# [relations.{_comment(name)}]"
-        yield f"# {_comment(table)}"
-        yield f"# is not published: {_comment(proposal.reason)}"
+        yield from map(_comment, (f"[relations.{name}]", table))
+        yield _comment(f"is not published: {proposal.reason}")
         return
     shape = proposal.shape
     rows = counted(shape.rows_expected, "row")
@@ -310,25 +308,21 @@ def _relation_lines(proposal: Proposal) -> Iterator[str]:
     yield table
     if proposal.listed.key:
         key = ", ".join(map(_quoted, proposal.listed.key))
-        yield f"key = [{key}]    # of a unique index; the table has no primary key"
-    for note in shape.notes:
-        yield f"# {_comment(note)}"
-
-
-def _quoted(text: str) -> str:
-    """A TOML string. JSON's is one, but for DEL, which it leaves as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        yield f"key = [{key}]    # a unique index; the table has no primary key"
+    yield from map(_comment, shape.notes)
 
 
 def _comment(text: str) -> str:
-    """The text on one line, without control characters, cut."""
-    shown = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
-    limit = COMMENT_CHARACTERS_MAX
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+    return f"# {one_line(text, COMMENT_CHARACTERS_MAX)}"
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string: a JSON string with DEL escaped, too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _write(path: Path, content: str, mode: int | None, *, force: bool) -> None:
-    """Write a file whole or not at all; one with a mode is never readable by others in between."""
+    """Write a file completely or not at all; with a mode, others can never read it."""
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -339,7 +333,7 @@ def _write(path: Path, content: str, mode: int | None, *, force: bool) -> None:
         if force:
             part.replace(path)
         else:
-            os.link(part, path)  # fails where somebody was faster
+            os.link(part, path)  # fails if the file exists by now
             part.unlink()
     except OSError as error:
         part.unlink(missing_ok=True)

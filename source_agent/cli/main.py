@@ -1,11 +1,9 @@
-"""The DBA's command line: `driftline-source --config source.toml serve | check | …`.
+"""The command line of the DBA, `driftline-source`.
 
-stdout carries what was asked for (a report, a script, JSON); everything else goes to stderr. What
-the user did wrong, and what the database or the network did, is one line of what, where, why and
-what to do, with an exit code of docs/errors.md; a traceback appears with --debug only.
-
-Modules are imported by the command that needs them: `enroll` needs no database driver and
-`--help` no gRPC.
+stdout has the result of a command (a report, a script, JSON); everything else goes to stderr. An
+error of the user, the database or the network is one line of what, where, why and what to do, with
+an exit code of docs/errors.md; a traceback appears with --debug only. Each command imports its
+modules itself: `enroll` needs no database driver, and `--help` no gRPC.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from driftline.errors import DriftlineError, InternalError
+from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
 from source_agent.config import SourceConfig, load
 
@@ -30,25 +28,20 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_EXIT_DIFFERS = 1
-_EXIT_NOT_SERVED = 1
+_EXIT_FAILED = 1  # a relation cannot be served, or totals differ
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The options that stand before the command."""
+    """The options before the command."""
 
     config: Path
-    debug: bool
-
-    def load(self) -> SourceConfig:
-        return load(self.config)
 
     def connected(self) -> tuple[SourceConfig, Engine]:
-        """The file and its engine; the database is not contacted yet."""
+        """Return the configuration and its engine; do not contact the database yet."""
         from source_agent.engines.registry import connect
 
-        config = self.load()
+        config = load(self.config)
         database = config.database
         return config, connect(database.url, database.password, database.limits)
 
@@ -61,21 +54,21 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.exit()
 
 
-INTERRUPTED = 130  # as a shell says of Ctrl-C
+INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="The DBA's file."
+    "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="Settings."
 )
-@click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
+@click.option("--debug", is_flag=True, help="Log more and show tracebacks.")
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
     help="Show the version and exit.",
 )  # fmt: skip
 @click.pass_context
 def cli(context: click.Context, config: Path, debug: bool) -> None:
-    """The read-only agent beside a database, for its DBA."""
+    """Run and inspect the read-only agent beside a database."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if debug else logging.INFO,
@@ -83,19 +76,19 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     )
     if not debug:  # gRPC's core reads it when a command imports gRPC
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    context.obj = Chosen(config, debug)
+    context.obj = Chosen(config)
 
 
 @cli.command()
-@click.option("--url", required=True, help="Of the database, without a password.")
+@click.option("--url", required=True, help="Database URL, without a password.")
 @click.option(
     "--tables", "patterns", multiple=True, metavar="PATTERN",
-    help="Such as 'public.*'; repeatable. Default: all tables and views.",
+    help="Tables to publish, such as 'public.*'; repeatable. Default: all tables and views.",
 )  # fmt: skip
-@click.option("--login", help="The login that the agent will use; by default that of --url.")
-@click.option("--password-file", type=_FILE, help="Of the login in --url; else it is asked for.")
+@click.option("--login", help="Login of the agent. Default: that of --url.")
+@click.option("--password-file", type=_FILE, help="Password of --url. Default: prompt.")
 @click.option("--listen", default="127.0.0.1:7443", show_default=True, metavar="HOST:PORT")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
 def init(
     chosen: Chosen,
@@ -106,7 +99,7 @@ def init(
     listen: str,
     force: bool,
 ) -> None:
-    """Write source.toml and the script of grants from the database's catalogue."""
+    """Write source.toml and a script of grants from the database catalogue."""
     from source_agent.cli import init as scaffold
 
     request = scaffold.Request(
@@ -121,28 +114,28 @@ def init(
         first = f"run {made.files[1].name}, put the password into {made.password_to_write}, "
     click.echo(f"next: {first}driftline-source enroll --source-name HOST, check, serve", err=True)
     if not made.published:
-        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
+        raise click.exceptions.Exit(_EXIT_FAILED)
 
 
 def _ask_password(prompt: str) -> str | None:
-    """Prompt on the terminal; None where there is none."""
+    """Prompt on the terminal; return None without one."""
     if not sys.stdin.isatty():
         return None
     return str(click.prompt(prompt, hide_input=True, err=True))
 
 
 @cli.command()
-@click.option("--port-file", type=_FILE, help="Write the port there once it is listened on.")
+@click.option("--port-file", type=_FILE, help="Write the port into this file when listening.")
 @click.pass_obj
 def serve(chosen: Chosen, port_file: Path | None) -> None:
     """Answer warehouses until SIGTERM. SIGHUP reads limits and relations again."""
-    # It never ends the agent; what comes before `run` listens to it comes before the file is read.
+    # SIGHUP never ends the agent; before `run` it needs no answer, because `run` reads the file.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from source_agent.server.service import run
 
-    run(chosen.load, port_file=port_file)
-    # The interpreter gives signals their default back while it ends; one that is late must not
-    # make of a clean end a killed process.
+    run(lambda: load(chosen.config), port_file=port_file)
+    # While it ends, the interpreter restores the default handlers; a late signal must not turn a
+    # clean exit into a killed process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
@@ -151,10 +144,10 @@ def serve(chosen: Chosen, port_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_obj
 def check(chosen: Chosen, as_json: bool) -> None:
-    """Show what is published, what the login may do, what scans cost, if `serve` could listen.
+    """Show whether `serve` can listen, what is published, what scans cost, what the login may do.
 
-    Reads catalogues only. For gates: ends with 0 when all relations can be served and the agent can
-    listen, with 1 when not, with 2 when the file is wrong, with 4 when the database is away.
+    Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
+    if the configuration is wrong, 4 if the database is not available.
     """
     from source_agent.cli import check as checking
 
@@ -164,14 +157,14 @@ def check(chosen: Chosen, as_json: bool) -> None:
     else:
         click.echo(checking.as_text(report))
     if report.failed:
-        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
+        raise click.exceptions.Exit(_EXIT_FAILED)
 
 
 @cli.command()
-@click.option("--login", help="The login to grant to; by default that of database.url.")
+@click.option("--login", help="Login to grant to. Default: that of database.url.")
 @click.pass_obj
 def grants(chosen: Chosen, login: str | None) -> None:
-    """Print the least-privilege script for this database; run it as yourself."""
+    """Print a script that grants the least privileges; run it as yourself."""
     from source_agent.cli.grants import grants as script
 
     click.echo(script(*chosen.connected(), login=login))
@@ -180,7 +173,7 @@ def grants(chosen: Chosen, login: str | None) -> None:
 @cli.command()
 @click.pass_obj
 def explain(chosen: Chosen) -> None:
-    """Print every SQL text that this agent can issue, those of its commands included."""
+    """Print every SQL text that this agent and its commands can issue."""
     from source_agent.cli import explain as explaining
 
     sections = explaining.explain(*chosen.connected())
@@ -189,21 +182,23 @@ def explain(chosen: Chosen) -> None:
     for section in failed:
         click.echo(f"{section.heading} cannot be served: {section.error}", err=True)
     if failed:
-        raise click.exceptions.Exit(_EXIT_NOT_SERVED)
+        raise click.exceptions.Exit(_EXIT_FAILED)
 
 
 @cli.command()
 @click.option("--directory", type=_FOLDER, default=Path("certs"), show_default=True)
 @click.option(
     "--source-name", "source_names", multiple=True, required=True,
-    help="A host name or address under which the warehouse reaches this agent; repeatable.",
+    help="Host name or address at which the warehouse reaches this agent; repeatable.",
 )  # fmt: skip
 @click.option("--warehouse-name", default="warehouse", show_default=True)
-@click.option("--days", type=int, default=825, show_default=True, help="Validity.")
+@click.option("--days", type=int, default=825, show_default=True, help="Days of validity.")
 def enroll(directory: Path, source_names: tuple[str, ...], warehouse_name: str, days: int) -> None:
     """Make a certificate authority and the certificates of both agents."""
-    from source_agent.cli.enroll import enroll as make
-
+    try:
+        from source_agent.cli.enroll import enroll as make
+    except ImportError as error:
+        raise _no_cryptography() from error
     made = make(directory, source_names=source_names, warehouse_name=warehouse_name, days=days)
     for path in made:
         click.echo(path)
@@ -214,8 +209,15 @@ def enroll(directory: Path, source_names: tuple[str, ...], warehouse_name: str, 
     )
 
 
+def _no_cryptography() -> ConfigurationError:
+    return ConfigurationError(
+        "`enroll` needs the package `cryptography`, which is not installed.",
+        remedy="Run: pip install 'driftline[enroll]'. It is needed for this command only.",
+    )
+
+
 @cli.command()
-@click.option("--receipt", type=_FILE, required=True, help="Made by `driftline receipt`.")
+@click.option("--receipt", type=_FILE, required=True, help="File of `driftline receipt`.")
 @click.pass_obj
 def total(chosen: Chosen, receipt: Path) -> None:
     """Recompute a receipt of the warehouse from this database."""
@@ -224,11 +226,11 @@ def total(chosen: Chosen, receipt: Path) -> None:
     found = totalling.total(*chosen.connected(), totalling.read_receipt(receipt))
     click.echo(str(found))
     if not found.equal:
-        raise click.exceptions.Exit(_EXIT_DIFFERS)
+        raise click.exceptions.Exit(_EXIT_FAILED)
 
 
 def report(error: DriftlineError, *, debug: bool) -> int:
-    """Print an error for a person; returns the exit code."""
+    """Print an error for people; return its exit code."""
     if debug:
         traceback.print_exception(error)
     click.echo(f"error {error.code}: {error}", err=True)
@@ -238,7 +240,7 @@ def report(error: DriftlineError, *, debug: bool) -> int:
 
 
 def main() -> None:
-    """The entry point `driftline-source`."""
+    """Run `driftline-source`; exit with its code."""
     debug = "--debug" in sys.argv[1:]
     try:
         code = cli.main(prog_name="driftline-source", standalone_mode=False)
@@ -252,6 +254,6 @@ def main() -> None:
     except DriftlineError as error:
         sys.exit(report(error, debug=debug))
     except Exception as problem:
-        mistake = InternalError(f"An unexpected {type(problem).__name__} happened.")
+        mistake = InternalError(f"An unexpected {type(problem).__name__} occurred.")
         mistake.__cause__ = problem
         sys.exit(report(mistake, debug=debug))

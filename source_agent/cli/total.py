@@ -1,11 +1,9 @@
-"""`total`: the DBA recomputes a receipt, on her machine, from her database.
+"""`total`: recompute a receipt of the warehouse from the DBA's own database.
 
 A receipt states what the warehouse published: relation, columns in tuple order, as-of, version,
-count and total under a one-off key and salt made for this receipt alone. The same rows under the
-same key give the same total, so two people compare one line. Nothing is sent anywhere, and nothing
-of the warehouse's agent takes part in the answer.
-
-A total of another recipe would differ for reasons that are no difference in rows: it is refused.
+count, and a total under a key and salt made for this receipt alone. The same rows under the same
+key give the same total, so two people compare one line. Nothing is sent anywhere. A receipt of
+another recipe is refused, because its total would differ although the rows may be equal.
 """
 
 from __future__ import annotations
@@ -13,15 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from driftline.digests import Digest, Salt, mix
-from driftline.errors import (
-    MalformedMessage,
-    NotFound,
-    RecipeChanged,
-    UsageError,
-)
+from driftline.errors import MalformedMessage, NotFound, RecipeChanged, UsageError
 from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
 from driftline.limits import FINGERPRINT_VERSION
 from driftline.settings import nearest
@@ -37,7 +31,7 @@ _RECEIPT_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the warehouse states. `fragment_key` is of this receipt alone."""
+    """The statement of the warehouse. `fragment_key` is made for this receipt alone."""
 
     relation: str
     recipe: Recipe
@@ -50,7 +44,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What the source has, beside what the receipt states."""
+    """The total of the source's rows, next to the receipt."""
 
     receipt: Receipt
     digest: Digest
@@ -58,6 +52,7 @@ class Total:
 
     @property
     def equal(self) -> bool:
+        """True if the source has the rows of the receipt."""
         return self.digest == self.receipt.digest
 
     def __str__(self) -> str:
@@ -75,17 +70,13 @@ class Total:
 
 
 def _counted(digest: Digest) -> str:
-    """Return rows and total as both sides write them: without separators."""
+    """Return rows and total in the form that both sides print."""
     rows = "row" if digest.count == 1 else "rows"
     return f"{digest.count} {rows}, total {digest.sum_bytes().hex()}"
 
 
 def read_receipt(path: Path) -> Receipt:
-    """The receipt in a file of `driftline receipt`.
-
-    Raises:
-        UsageError: there is none, or it is not one.
-    """
+    """Read a file of `driftline receipt`. Raise UsageError if it cannot be read or is malformed."""
     try:
         with path.open("rb") as file:
             facts = json.loads(file.read(_RECEIPT_BYTES_MAX))
@@ -114,7 +105,9 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
     """Scan the relation once under the receipt's key.
 
     Raises:
-        NotFound, RecipeChanged, and whatever a scan raises.
+        NotFound: source.toml has no such relation.
+        RecipeChanged: the receipt has other columns or another key.
+        The errors of `Session.scan`.
     """
     published = config.relations.get(receipt.relation)
     if published is None:
@@ -142,7 +135,7 @@ def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
         return
     differing = [
         f"{_shown(their)} at the warehouse, {_shown(our)} here"
-        for their, our in zip(_padded(theirs, ours), _padded(ours, theirs), strict=True)
+        for their, our in zip_longest(theirs.columns, ours.columns)
         if their is None or our is None or (their.name, their.type) != (our.name, our.type)
     ]
     what = (
@@ -150,15 +143,10 @@ def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
         or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
     )
     raise RecipeChanged(
-        f"The receipt is of other columns: {what}.",
+        f"The receipt has other columns: {what}.",
         where=receipt.relation,
         remedy="Have the warehouse refresh with --accept-schema and make a new receipt.",
     )
-
-
-def _padded(recipe: Recipe, other: Recipe) -> list[Column | None]:
-    missing = max(len(other.columns) - len(recipe.columns), 0)
-    return [*recipe.columns, *([None] * missing)]
 
 
 def _shown(column: Column | None) -> str:
@@ -169,8 +157,7 @@ def _columns(facts: Mapping[str, object]) -> tuple[Column, ...]:
     listed = facts.get("columns")
     found = []
     for number, item in enumerate(listed if isinstance(listed, list) else ()):
-        pair = item if isinstance(item, list) and len(item) == 2 else [None, None]
-        name, kind = pair
+        name, kind = item if isinstance(item, list) and len(item) == 2 else (None, None)
         if not isinstance(name, str) or not isinstance(kind, str):
             raise MalformedMessage(f"column {number + 1} is not [name, type].")
         found.append(Column(name, parse_type(kind), ordinal=number))

@@ -1,22 +1,21 @@
-"""The listening socket: takes TCP connections, and hands those that begin a handshake to gRPC.
+"""Accept TCP connections, and relay those that begin a handshake to gRPC.
 
-gRPC spends some 70 KB on every connection from the moment it accepts it, before it knows whose it
-is, and has no bound that keeps a place free. So it listens on a Unix socket of this process alone,
-and one thread here accepts in its place. Until a client has sent its whole ClientHello (in plain
-text HTTP/2's preface) its connection costs a socket and some bytes; how many there may be is
-decided in `admission`. From then on bytes are passed on unread: TLS ends in gRPC, and this module
-sees no secret and decides nothing about certificates.
+gRPC spends 70 KB on every connection that it accepts, before it knows the client, and cannot keep
+places free. So it listens on a Unix socket of this process, and one thread here accepts for it.
+Until a client has sent its whole ClientHello (in plain text the preface of HTTP/2) its connection
+costs a socket and some bytes; `admission` bounds their number. From then on bytes are passed on
+unread: TLS ends in gRPC, so this module sees no secret and checks no certificate.
 
-Each connection to gRPC is made from a name of its own, so that a call's `peer()` says by which TCP
-connection it came: that is how `establish` finds it. Others of this machine can
-reach that socket as they can reach the port; it wants a client's certificate of them as well.
+Each connection to gRPC has a socket name of its own, so that a call's `peer()` identifies the TCP
+connection for `establish`. Other processes of this machine may reach that Unix socket like the
+port; gRPC demands a client certificate there, too.
 
-Invariants: at most BUFFER_BYTES are held in either direction of a connection. The thread never
-waits for a peer. What one connection does wrong ends that one.
+Invariants: at most BUFFER_BYTES are held for each direction of a connection. The thread never waits
+for a peer. An error of one connection ends that connection only.
 
-Rejected: gRPC's `max_allowed_incoming_connections`, which shuts out good clients while bad ones
-fill it; TLS in Python, which would have to tell gRPC who the client is; a process beside the agent,
-because passing bytes on costs little (benchmarks/RESULTS.md).
+Rejected: gRPC's `max_allowed_incoming_connections` (bad clients that fill it exclude good ones);
+TLS in Python (it would have to tell gRPC who the client is); a process beside the agent (relaying
+costs little, benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from source_agent.server.admission import (
 )
 
 BUFFER_BYTES = 256 << 10  # a Unix socket takes about as much at once
-ACCEPTED_AT_ONCE = 64  # before connections that are there get their turn
+ACCEPTED_AT_ONCE = 64  # before open connections get their turn
 LINGER_S = 2.0  # for a client to take the last bytes
-SHED_AT_ONCE = 8  # when the process is out of file descriptors: gRPC and the database need some
-EXHAUSTED_S = 0.1  # without accepting, then
+SHED_AT_ONCE = 8  # closed when file descriptors run out: gRPC and the database need some
+EXHAUSTED_S = 0.1  # pause in accepting after that
 LOG_EVERY_S = 60.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _TICK_S = 0.5
@@ -53,7 +52,7 @@ _log = logging.getLogger("driftline.source")
 
 
 class _Line:
-    """One TCP connection and, once it has spoken, its connection to gRPC."""
+    """One TCP connection (outer) and, after its first message, its connection to gRPC (inner)."""
 
     __slots__ = ("connection", "ends_at", "inner", "name", "outer", "to_inner", "to_outer")
 
@@ -62,17 +61,17 @@ class _Line:
         self.inner: socket.socket | None = None
         self.name = ""
         self.to_inner, self.to_outer = bytearray(), bytearray()
-        self.ends_at: float | None = None  # gRPC has ended it; only the last bytes are sent
+        self.ends_at: float | None = None  # gRPC has ended it: only the last bytes are sent
 
 
 class Acceptor:
-    """Listens at an address and relays to what `backend` names. Start it, and close it."""
+    """Listens at an address and relays to the socket that `backend` names."""
 
     def __init__(self, host: str, port: int, *, is_tls: bool, backend: Callable[[], str]) -> None:
-        """`backend`: the abstract name of the Unix socket for the next connection.
+        """Listen. backend: returns the abstract Unix socket name for the next connection.
 
         Raises:
-            OSError: the address is taken, or not of this machine.
+            OSError: the address is taken, or belongs to another machine.
         """
         self._listening = _listen(host, port)
         self.port: int = self._listening[0].getsockname()[1]
@@ -83,36 +82,37 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         self._stopping = self._closing = False
-        self._accept_at = self._look_at = 0.0
-        self._gave_way, self._logged_at = 0, 0.0
+        self._accept_at = self._check_at = 0.0
+        self._displaced_count, self._logged_at = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
 
     def start(self) -> None:
+        """Accept connections."""
         for listener in self._listening:
             self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread.start()
 
     def stop_listening(self) -> None:
-        """No new connections; those that are there stay."""
+        """Accept no new connections; keep the open ones."""
         self._stopping = True
-        self._look()
+        self._notify()
 
     def close(self) -> None:
-        """Sends what is still to be sent, for LINGER_S at most, and closes everything."""
+        """Send the remaining bytes, for LINGER_S at most, and close everything."""
         self._stopping = self._closing = True
-        self._look()
+        self._notify()
         self._thread.join()
 
     def establish(self, peer: str, client: str) -> None:
-        """A call of this client came from this `peer()`; from any thread."""
+        """Note that a call of this client came from this `peer()`; from any thread."""
         connection = self._names.get(peer.partition(":")[2])
         if connection is not None and connection.client is None:
             self._admission.establish(connection, client)
 
-    def _look(self) -> None:
-        """Have the thread see what it was asked for; it may have ended already."""
-        with contextlib.suppress(OSError):
+    def _notify(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(OSError):  # it may have ended already
             self._waker.send(b"\0")
 
     # The thread
@@ -121,14 +121,14 @@ class Acceptor:
         closes_at: float | None = None
         while closes_at is None or (self._lines and time.monotonic() < closes_at):
             try:
-                for key, events in self._selector.select(self._patience()):
+                for key, events in self._selector.select(self._timeout()):
                     self._handle(key, events)
                 now = time.monotonic()
-                if now >= self._look_at:
-                    self._look_at = now + _TICK_S
-                    self._look_after(now)
+                if now >= self._check_at:
+                    self._check_at = now + _TICK_S
+                    self._check_timers(now)
             except Exception:
-                _log.exception("the acceptor made a mistake and goes on")
+                _log.exception("the acceptor met an internal error and continues")
             if self._closing and closes_at is None:
                 closes_at = time.monotonic() + LINGER_S
         for line in list(self._lines.values()):
@@ -142,7 +142,7 @@ class Acceptor:
         if line is None:
             if key.fileobj is self._wake:
                 self._wake.recv(64)
-                self._look_at = 0.0
+                self._check_at = 0.0
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._accept(key.fileobj)
@@ -151,24 +151,24 @@ class Acceptor:
             return  # closed by an earlier event of this round
         try:
             if line.inner is None:
-                self._hear_first(line)
+                self._receive_first(line)
             else:
                 self._relay(line, key.fileobj is line.outer, events)
         except OSError:
             self._end(line)
 
-    def _patience(self) -> float:
-        """Seconds until something is due by the clock."""
+    def _timeout(self) -> float:
+        """Return the seconds until `_check_timers` is due."""
         if self._closing:
-            return 0.05  # every line that ends may be the last
-        return max(self._look_at - time.monotonic(), 0.0)
+            return 0.05  # any line that ends may be the last
+        return max(self._check_at - time.monotonic(), 0.0)
 
-    def _look_after(self, now: float) -> None:
-        """Do what is due by the clock, or was asked for from outside."""
+    def _check_timers(self, now: float) -> None:
+        """Close what is overdue, and start or stop accepting."""
         for connection in self._admission.silent(now):
             self._end(self._lines[connection])
-        for line in [x for x in self._lines.values() if x.ends_at is not None]:
-            if now >= (line.ends_at or 0.0):
+        for line in list(self._lines.values()):
+            if line.ends_at is not None and now >= line.ends_at:
                 self._end(line)
         is_open = not self._stopping and now >= self._accept_at
         for listener in self._listening:
@@ -179,10 +179,10 @@ class Acceptor:
                 self._selector.register(listener, selectors.EVENT_READ)
             if self._stopping:
                 listener.close()
-        if self._gave_way and now - self._logged_at >= LOG_EVERY_S:
-            closed = counted(self._gave_way, "connection")
+        if self._displaced_count and now - self._logged_at >= LOG_EVERY_S:
+            closed = counted(self._displaced_count, "connection")
             _log.warning("%s closed to make room: unauthenticated", closed)
-            self._gave_way, self._logged_at = 0, now
+            self._displaced_count, self._logged_at = 0, now
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -194,37 +194,37 @@ class Acceptor:
                 if error.errno in _EXHAUSTED:
                     self._make_room(error)
                     return
-                continue  # that client has left already
+                continue  # the client has left already
             outer.setblocking(False)
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(origin_of(address[0]), time.monotonic())
             line = self._lines[connection] = _Line(outer, connection)
             self._selector.register(outer, selectors.EVENT_READ, line)
-            gives_way = self._admission.arrive(connection)
-            if gives_way is not None:
-                self._gave_way += 1
-                self._end(self._lines[gives_way])
+            displaced = self._admission.arrive(connection)
+            if displaced is not None:
+                self._displaced_count += 1
+                self._end(self._lines[displaced])
 
     def _make_room(self, error: OSError) -> None:
         """Close connections to free file descriptors."""
         shed = [c for c in (self._admission.shed() for _ in range(SHED_AT_ONCE)) if c is not None]
         for connection in shed:
             self._end(self._lines[connection])
-        self._gave_way += len(shed)
+        self._displaced_count += len(shed)
         if not shed:
             _log.warning("no connection can be accepted: %s", error.strerror)
         self._accept_at = time.monotonic() + EXHAUSTED_S
-        self._look_at = 0.0
+        self._check_at = 0.0
 
-    def _hear_first(self, line: _Line) -> None:
-        """More of what a client says first; once it is whole, the way to gRPC."""
+    def _receive_first(self, line: _Line) -> None:
+        """Receive more of a client's first message; connect to gRPC once it is complete."""
         some = line.outer.recv(HELLO_BYTES_MAX)
         line.to_inner += some
         whole = has_begun(line.to_inner, is_tls=self._is_tls)
         if not some or whole is None:
             self._end(line)
         elif whole:
-            name = f"driftline-{secrets.token_hex(16)}"  # nobody can take it before
+            name = f"driftline-{secrets.token_hex(16)}"  # nobody else can guess it
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 inner.setblocking(False)
@@ -232,7 +232,7 @@ class Acceptor:
                 inner.connect(f"\0{self._backend()}")
             except OSError as error:
                 inner.close()
-                _log.warning("a connection was closed unanswered: %s", error.strerror)
+                _log.warning("a connection was closed without an answer: %s", error.strerror)
                 raise
             line.inner, line.name = inner, name
             line.connection.has_spoken = True
@@ -241,7 +241,7 @@ class Acceptor:
             self._relay(line, False, 0)
 
     def _relay(self, line: _Line, is_outer: bool, events: int) -> None:
-        """Pass on what can be read from one side, and what was held for either."""
+        """Read from one side, and send what is held for either."""
         inner = line.inner
         assert inner is not None
         if events & selectors.EVENT_READ and is_outer:
@@ -254,26 +254,26 @@ class Acceptor:
         elif events & selectors.EVENT_READ:
             try:
                 some = inner.recv(BUFFER_BYTES)
-            except ConnectionError:  # gRPC closed it with bytes of the client unread
+            except ConnectionError:  # gRPC closed it before it read all bytes
                 some = b""
             if not some and line.ends_at is None:
                 line.ends_at = time.monotonic() + LINGER_S
             line.to_outer += some
         try:
             _send(inner, line.to_inner)
-        except ConnectionError:  # what gRPC has said before it closed is still read
+        except ConnectionError:  # gRPC closed it; its last bytes are still read
             line.to_inner.clear()
         _send(line.outer, line.to_outer)
         if line.ends_at is not None:
             line.to_inner.clear()
             if not line.to_outer:
-                # Not closed yet: with bytes unread that would reset the line, and the client lose
-                # what was last sent to it, such as why TLS refused it.
+                # Not `close`: with bytes unread it resets the connection, and the client loses the
+                # last bytes, such as the reason why TLS refused it.
                 line.outer.shutdown(socket.SHUT_WR)
         self._watch(line)
 
     def _watch(self, line: _Line) -> None:
-        """Choose the sides to wait for: one is read once the other has taken what it said."""
+        """Choose the events to wait for: a side is read once the other has taken its bytes."""
         inner = line.inner
         assert inner is not None
         ended = line.ends_at is not None
@@ -305,14 +305,14 @@ class Acceptor:
 
 
 def _send(sink: socket.socket, held: bytearray) -> None:
-    """Send what the socket accepts now; remove it from `held`."""
+    """Send as much of `held` as the socket accepts now, and remove it."""
     if held:
         with contextlib.suppress(BlockingIOError):
             del held[: sink.send(held)]
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets for every address of a host; a wildcard is IPv4 and, if there, IPv6."""
+    """Return sockets for every address of a host; a wildcard means IPv4 and IPv6, if enabled."""
     sockets: list[socket.socket] = []
     found = dict.fromkeys(
         (family, str(address[0]))
@@ -328,7 +328,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
                 socket.create_server((address, port), family=family, dualstack_ipv6=is_dual)
             )
         except OSError as error:
-            # For example a name that is also ::1, on a machine without IPv6.
+            # For example a name that also means ::1, on a machine without IPv6.
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 missing = error
                 continue

@@ -1,7 +1,7 @@
-"""What is published, to whom, and how it looks on the wire.
+"""The published relations, the clients that may have them, and their description as a message.
 
-A relation that does not exist, and one whose `allow` does not name the client, answer alike and
-cost alike: a look into the DBA's file, no SQL. Descriptions carry names and types, never values.
+A relation that does not exist, and one whose `allow` does not name the client, get the same answer
+at the same cost: no SQL. Descriptions contain names and types, never values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("driftline.source")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client of a call: `label` for the audit, `names` for `allow`: none without TLS."""
+    """The client of a call: `label` for the audit, `names` for `allow`, none without TLS."""
 
     label: str
     names: frozenset[str] = frozenset()
@@ -42,10 +42,12 @@ class AgentState:
     heartbeat_s: float
 
     def served_relation(self, name: str, protocol: int, client: Client) -> ServedRelation:
-        """What is published under a name to this client. Contacts no database.
+        """Return the relation that this client knows by a name. Contact no database.
 
         Raises:
-            VersionMismatch, LimitExceeded (a name too long), NotFound.
+            VersionMismatch: an unknown protocol.
+            LimitExceeded: the name is too long.
+            NotFound: no such relation for this client.
         """
         check_protocol(protocol)
         if len(name.encode()) > NAME_BYTES_MAX:
@@ -56,11 +58,10 @@ class AgentState:
         return found
 
     def reload(self) -> None:
-        """Read the DBA's file again: its limits and relations count from now on.
+        """Read the DBA's file again and adopt its limits and relations.
 
-        Budgets hold for exchanges that are running, too; `allow` and what a relation reads, for
-        those that begin. [database] and [server] are of the start. A file that is wrong is logged,
-        and the one in use stays.
+        Limits take effect also for running exchanges, relations and `allow` for new ones, and
+        [database] and [server] only at a restart. A file with an error is logged and not used.
         """
         before = self.config
         try:
@@ -78,7 +79,7 @@ class AgentState:
 
 
 def describe(shape: Shape, budget: Budget) -> pb.Description:
-    """The relation as a message, with what a warehouse's plan should know of the budget."""
+    """Return the relation as a message, with the rates that a warehouse plans with."""
     recipe = shape.recipe
     return pb.Description(
         columns=[

@@ -1,11 +1,9 @@
 """The certificates of mutual TLS, read again when they change.
 
-They are looked at for every connection that begins a handshake, so a renewed certificate or
-authority counts from the next connection on, without a restart. The contents are compared, not the
-times of the files: three small reads, and no renewal within one tick of the clock is missed.
-
-Certificates that do not fit together are refused at the start with the reason; later the old ones
-stay in use, because a renewal writes one file after the other.
+They are read for every connection that begins a handshake, so a renewed certificate or authority
+takes effect without a restart. Contents are compared, not file times: the files are small, and no
+renewal within one tick of the clock is missed. Certificates that do not fit together are refused at
+the start; later the old ones stay in use, because a renewal writes one file after the other.
 
 Rejected: gRPC's own `dynamic_ssl_server_credentials`. It replaces what handshakes in progress are
 using, and ends the process when many of them time out (grpc/grpc issue 36693).
@@ -28,11 +26,11 @@ Contents = tuple[bytes, bytes, bytes]  # certificate, key, client_ca
 _log = logging.getLogger("driftline.source")
 
 
-class Watched:
+class WatchedCertificates:
     """Certificates that are read again when one of the files changes."""
 
     def __init__(self, files: Certificates, config_name: str) -> None:
-        """Raises ConfigurationError when they cannot be used."""
+        """Read and check the files. Raise ConfigurationError if they cannot be used."""
         self._files, self._config_name = files, config_name
         self._contents = self._before = self._read_all()
         self._check(self._contents)
@@ -63,27 +61,23 @@ class Watched:
         return True
 
     def undo(self) -> None:
-        """Go back to the ones before: no server could be made with these, and it is tried again."""
+        """Return to the contents before, so that the next `changed` reports the new ones again."""
         self._contents = self._before
 
     def _read_all(self) -> Contents:
         files = self._files
-        return (
-            self._read("certificate", files.certificate),
-            self._read("key", files.key),
-            self._read("client_ca", files.client_ca),
-        )
+        certificate = self._read("certificate", files.certificate)
+        return certificate, self._read("key", files.key), self._read("client_ca", files.client_ca)
 
     def _check(self, contents: Contents) -> None:
-        authority = contents[2]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # gRPC would only fail every handshake; the standard library says what is wrong.
+            # gRPC would only fail every handshake; Python's ssl says what is wrong.
             context.load_cert_chain(self._files.certificate, self._files.key, password="")
         except (ssl.SSLError, OSError, ValueError) as error:
             raise self._error("certificate", f"It does not go with its key: {error}.") from None
         try:
-            context.load_verify_locations(cadata=authority.decode("ascii"))
+            context.load_verify_locations(cadata=contents[2].decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise self._error("client_ca", f"It holds no certificate: {error}.") from None
 

@@ -1,18 +1,18 @@
-"""One stream of requests, answered: the conversation around the comparisons.
+"""One Exchange stream: receive its requests and send the replies of its comparisons.
 
-Two threads: a worker owns the database session, runs one `Comparison` after the other and puts
-replies into a small outbox; the RPC's own thread takes them out, and says `Progress` when none came
-for a while, so that heartbeats do not depend on the database. The outbox is bounded, so a slow
-reader slows the scan instead of filling memory.
+A worker thread owns the database session, runs one `Comparison` after the other and puts replies
+into an outbox. The thread of the RPC takes them out and sends `Progress` when none came for a
+while, so heartbeats do not depend on the database. The outbox is bounded: a slow client slows the
+scan instead of filling memory.
 
-Invariants: the session is opened by the first `Open` that may have a relation and closed by the
-thread that opened it; it ends when the stream ends, when the client says nothing or takes nothing
+Invariants: the first `Open` of a relation that the client may have opens the session; the thread
+that opened it closes it. It is closed when the stream ends, when the client sends or takes nothing
 for `idle_timeout_s` (sooner before its first `Open`, or while others wait for its place), and after
-an error that leaves it unusable. A relation that is not published and one that is not for this
-client cost the same nothing: no SQL. What was refused ends a relation, not the stream; requests
-that were already on their way to it are passed over.
+an error that leaves it unusable. A relation that does not exist and one that is not for this client
+both cost no SQL. A refusal ends a relation, not the stream: requests already sent for it are
+skipped.
 
-Rejected: heartbeats from inside the scan; one slow statement and the warehouse gives up.
+Rejected: heartbeats from inside the scan; during one slow statement the warehouse would give up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
@@ -37,21 +38,62 @@ from driftline.errors import (
 from driftline.limits import NO_PROGRESS_S, OPEN_S
 from driftline.peer_text import one_line
 
-from source_agent.budgets.audit import NAME_CHARACTERS_MAX, Answer
+from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.engines.interface import Relation, Shape
-from source_agent.methods.comparison import Comparison, Tally
+from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
+from source_agent.scan.reader import Tally
 from source_agent.server.catalogue import AgentState, Client, describe
-from source_agent.server.outbox import Outbox
 from source_agent.server.refusal import known, refusal
 
-SILENT_S = NO_PROGRESS_S  # on a place for a scan that another client waits for
+SILENT_S = NO_PROGRESS_S  # for a client whose scan place is wanted by another client
+OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each
 
-# After these the session may be in no state to answer for another relation.
+# After these errors the session may not be usable for another relation.
 _BREAKS_SESSION = (DatabaseUnavailable, SnapshotLost, InternalError)
 
 _log = logging.getLogger("driftline.source")
+
+
+class Outbox:
+    """A bounded queue of replies; the worker and the RPC may both close it."""
+
+    def __init__(self) -> None:
+        self._held: deque[pb.Reply] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, reply: pb.Reply, timeout_s: float) -> bool:
+        """Put a reply in; return False if there is no room in time. Raises Stopped if closed."""
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: self._closed or len(self._held) < OUTBOX_REPLIES_MAX, timeout_s
+            )
+            if self._closed:
+                raise Stopped
+            if room:
+                self._held.append(reply)
+                self._changed.notify_all()
+            return room
+
+    def take(self, timeout_s: float) -> pb.Reply | None:
+        """Return the next reply, None if none comes in time. Raises Stopped if closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._held), timeout_s)
+            if self._held:
+                reply = self._held.popleft()
+                self._changed.notify_all()
+                return reply
+            if self._closed:
+                raise Stopped
+            return None
+
+    def close(self) -> None:
+        """Accept no more replies; those that are held may still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class Conversation:
@@ -59,41 +101,47 @@ class Conversation:
 
     def __init__(
         self,
-        source: AgentState,
+        state: AgentState,
         client: Client,
         requests: Iterator[pb.Request],
         *,
         cancel: Callable[[], object] = lambda: None,
     ) -> None:
-        self._source, self._client, self._cancel = source, client, cancel
+        self._state, self._client, self._cancel = state, client, cancel
         self._requests = self._received(requests)
         self._outbox = Outbox()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # of the session's being there
+        self._lock = threading.Lock()  # held to replace or interrupt the session
         self._session: GovernedSession | None = None
         self._interrupted = False
         self._opened_at = 0.0
         self._waiting_since: float | None = time.monotonic()
-        self._sending_since: float | None = None  # gRPC has a reply that the client does not take
+        self._sending_since: float | None = None  # since when gRPC sends one reply
         self._tally = Tally()
-        self._idle_s = source.config.database.limits.idle_s
+        self._shape: Shape | None = None  # of the relation that is answered
+        self._idle_s = state.config.database.limits.idle_s
         self._place = ExitStack()  # of the session
         self._holds_slot = False
-        self._is_accepted = False  # an Open came that names a relation published to this client
-        self._ended_as = "cancelled"  # what the audit says of what is stopped from outside
+        self._is_accepted = False  # an Open named a relation that this client may have
+        self._ended_as = "cancelled"  # audited outcome of what is stopped from outside
         self.worker = threading.Thread(target=self._work, name="exchange", daemon=True)
 
     def replies(self) -> Iterator[pb.Reply]:
-        """What the RPC sends: the answers, and `Progress` while they are being made."""
+        """Start the work; yield its replies, and `Progress` while none is ready."""
         self.worker.start()
         try:
             while True:
-                reply = self._outbox.take(self._source.heartbeat_s)
+                reply = self._outbox.take(self._state.heartbeat_s)
                 error = self._overdue() if reply is None else None
                 if error is not None:
                     reply = pb.Reply(refused=refusal(error))
                 elif reply is None and self._waiting_since is None:
-                    reply = pb.Reply(progress=self._progress())
+                    at = self._tally
+                    reply = pb.Reply(
+                        progress=pb.Progress(
+                            phase=at.phase, rows=at.rows_read, rows_expected=at.rows_expected
+                        )
+                    )
                 if reply is not None:
                     self._sending_since = time.monotonic()
                     yield reply
@@ -107,13 +155,13 @@ class Conversation:
             self.stop()
 
     def look(self) -> None:
-        """Cancel the RPC if it is held up in sending for too long. From the watchdog's thread."""
+        """Cancel the RPC if it has been sending one reply for too long; called by the watchdog."""
         since = self._sending_since
         held_s = 0.0 if since is None else time.monotonic() - since
-        if held_s < min(self._source.heartbeat_s, self._idle_s):
-            return  # a refusal on its way is not cut off
+        if held_s < min(self._state.heartbeat_s, self._idle_s):
+            return  # a refusal that is being sent is not cut off
         if held_s >= self._idle_s or self._is_wanted(held_s) or self._overdue(probes=False):
-            self._sending_since = None  # once is enough
+            self._sending_since = None  # cancel once
             self._cut(held_s)
 
     def _cut(self, silent_s: float) -> None:
@@ -122,22 +170,17 @@ class Conversation:
         self._stopping.set()  # before the worker sees that the requests have ended
         self._cancel()
 
-    def _progress(self) -> pb.Progress:
-        t = self._tally
-        return pb.Progress(phase=t.phase, rows=t.rows_read, rows_expected=t.rows_expected)
-
     def stop(self) -> None:
-        """Ends the work soon, from any thread: the client left, or the agent is stopped.
+        """End the work soon, from any thread: the client left, or the agent stops.
 
-        It does not wait: gRPC calls it by the thread that serves everybody, and a dead database
-        takes its time to be interrupted.
+        Never wait here: the caller is gRPC's own thread, and interrupting a dead database is slow.
         """
         self._stopping.set()
         self._outbox.close()
         threading.Thread(target=self._interrupt, name="interrupt", daemon=True).start()
 
     def _interrupt(self) -> None:
-        with self._lock:  # the session is not closed before it was interrupted
+        with self._lock:  # the session must not be closed meanwhile
             if self._session is not None and not self._interrupted:
                 self._interrupted = True
                 self._session.interrupt()
@@ -156,14 +199,14 @@ class Conversation:
         except (Stopped, grpc.RpcError):
             pass
         except Exception:
-            _log.exception("an exchange ended by a mistake of the agent")
+            _log.exception("an exchange ended by an internal error")
         finally:
             self._close_session()
             self._place.close()
             self._outbox.close()
 
     def _received(self, requests: Iterator[pb.Request]) -> Iterator[pb.Request]:
-        """The requests, noting since when the client is being waited for."""
+        """Yield the requests; note since when the agent waits for the client."""
         while True:
             self._waiting_since = time.monotonic()
             request = next(requests, None)
@@ -175,60 +218,63 @@ class Conversation:
             yield request
 
     def _answer(self, request: pb.Request) -> bool:
-        """Answers one `Open`; whether it was refused."""
-        opening = request.open
-        started = time.monotonic()
-        answer = Answer()
-        self._tally = answer.tally
+        """Answer one `Open`; return True if it was refused."""
+        opening, started = request.open, time.monotonic()
+        entry = AuditEntry(self._client.label, opening.relation)
+        self._tally, self._shape = Tally(phase="wait"), None
         error: DriftlineError | None = None
         try:
             check_release(request)
-            self._compare(opening, answer)
+            self._compare(opening, entry)
         except (Stopped, grpc.RpcError):
-            answer.outcome = self._ended_as
+            entry.outcome = self._ended_as
             raise
         except Exception as problem:
             if self._stopping.is_set():
-                answer.outcome = self._ended_as
+                entry.outcome = self._ended_as
                 raise Stopped from None
             error = known(problem)
-            answer.outcome = error.code
+            entry.outcome = error.code
         finally:
-            self._note(opening, answer, time.monotonic() - started)
+            entry.rows_read, entry.scans = self._tally.rows_read, self._tally.scans
+            entry.seconds = time.monotonic() - started
+            self._state.audit.write(entry)
         if isinstance(error, _BREAKS_SESSION):
             self._close_session()
         else:
-            self._pause_session()  # the client may take its time: no writer waits for it
+            self._pause_session()  # the next request may come late; no writer shall wait for it
         if error is None:
             return False
-        description = None
-        if isinstance(error, RecipeChanged) and answer.shape is not None:
-            description = describe(answer.shape, self._source.config.budget)
-        self._deliver(pb.Reply(refused=refusal(error, description)))
+        self._deliver(pb.Reply(refused=self._refusal(error)))
         return True
 
-    def _compare(self, opening: pb.Open, answer: Answer) -> None:
-        source = self._source
-        published = source.served_relation(opening.relation, opening.protocol, self._client)
+    def _refusal(self, error: DriftlineError) -> pb.Refused:
+        """Return the refusal of an `Open`; it describes the relation if its recipe changed."""
+        if isinstance(error, RecipeChanged) and self._shape is not None:
+            return refusal(error, describe(self._shape, self._state.config.budget))
+        return refusal(error)
+
+    def _compare(self, opening: pb.Open, entry: AuditEntry) -> None:
+        served = self._state.served_relation(opening.relation, opening.protocol, self._client)
         self._is_accepted = True
-        source.governor.check()
+        governor, label = self._state.governor, self._client.label
+        governor.check()
         if self._session is None:
             self._place.close()
-            self._place.enter_context(source.governor.session(self._stopping, self._client.label))
-        with source.governor.slot(self._stopping, self._client.label), self._holding_slot():
-            session, shape = self._described(published.relation)
-            answer.shape = shape
-            answer.tally.phase = "scan"
-            comparison = Comparison(session, shape, opening, answer.tally, source.governor.pool)
-            # Closing the answer closes the scan that it is in, when it ends before its end.
+            self._place.enter_context(governor.session(self._stopping, label))
+        with governor.slot(self._stopping, label), self._holding_slot():
+            session, self._shape = self._described(served.relation)
+            self._tally.phase = "scan"
+            comparison = Comparison(session, self._shape, opening, self._tally, governor.pool)
+            # Closed, so that an early end closes the scan, too.
             with closing(comparison.answer(self._requests)) as replies:
                 for reply in replies:
                     self._check_age()
                     self._deliver(reply)
-                    answer.count(reply)
+                    entry.count(reply)
 
     def _deliver(self, reply: pb.Reply) -> None:
-        self._source.governor.wait_bytes(reply.ByteSize(), self._stopping)
+        self._state.governor.wait_bytes(reply.ByteSize(), self._stopping)
         began = time.monotonic()
         while not self._outbox.put(reply, min(SILENT_S, self._idle_s)):
             silent_s = time.monotonic() - began
@@ -243,22 +289,25 @@ class Conversation:
             if self._stopping.is_set():
                 raise Stopped
             session = GovernedSession(
-                self._source.engine.open(),
-                self._source.governor,
+                self._state.engine.open(),
+                self._state.governor,
                 self._stopping,
                 self._check_age,
-                self._source.config.database.limits,
+                self._state.config.database.limits,
             )
             self._opened_at = time.monotonic()
             with self._lock:
                 self._session = session
-            if self._stopping.is_set():  # meanwhile: `stop` may have found nothing to interrupt
+            if self._stopping.is_set():  # since then: `stop` may have found no session
                 raise Stopped
         return self._session
 
     def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
-        """The session and the shape; a session that died between relations, or whose snapshot does
-        not cover this one, is renewed."""
+        """Return the session and the shape.
+
+        A session that died between relations, or whose snapshot does not cover this relation, is
+        renewed.
+        """
         was_open = self._session is not None
         session = self._open_session()
         try:
@@ -287,22 +336,25 @@ class Conversation:
             self._close_session()
 
     def _check_age(self) -> None:
-        longest = self._source.config.budget.snapshot_s
+        longest = self._state.config.budget.snapshot_s
         if longest is not None and time.monotonic() - self._opened_at > longest:
             raise SnapshotLost(
-                f"The source's DBA lets one snapshot live {longest:g} s (limits.snapshot_seconds)."
+                f"The source's DBA limits a snapshot to {longest:g} s (limits.snapshot_seconds)."
             )
 
     def _overdue(self, *, probes: bool = True) -> DriftlineError | None:
-        """Why neither a client that is silent is waited for any longer, nor a statement from which
-        nothing comes, between whose batches the budget would be looked at. Without `probes` it
-        does not ask the database, and does not block."""
+        """Return the error that ends the stream: the client, the database or the budget is overdue.
+
+        Without `probes` it does not ask the database, and does not block.
+        """
         since = self._waiting_since
         silent_s = 0.0 if since is None else time.monotonic() - since
         if silent_s > OPEN_S and not self._is_accepted:
-            self._note(pb.Open(), Answer(LimitExceeded.code), silent_s)
+            self._state.audit.write(
+                AuditEntry(self._client.label, "", LimitExceeded.code, seconds=silent_s)
+            )
             return LimitExceeded(
-                f"The warehouse did not say in {OPEN_S:g} s which relation it wants.",
+                f"The warehouse named no relation within {OPEN_S:g} s.",
                 remedy="Run the refresh again.",
             )
         if self._is_wanted(silent_s):
@@ -318,7 +370,7 @@ class Conversation:
             )
         try:
             if since is None:
-                self._source.governor.check()
+                self._state.governor.check()
             session = self._session
             if session is not None:
                 self._check_age()
@@ -330,8 +382,8 @@ class Conversation:
         return None
 
     def _is_wanted(self, silent_s: float) -> bool:
-        """Return True if a client that is silent for too long holds a place another waits for."""
-        slots = self._source.governor.slots
+        """Return True if the client is silent for too long on a place that another waits for."""
+        slots = self._state.governor.slots
         if silent_s < SILENT_S or not self._holds_slot:
             return False
         if is_wanted := slots.wanted_by_others(self._client.label):
@@ -345,6 +397,3 @@ class Conversation:
             yield
         finally:
             self._holds_slot = False
-
-    def _note(self, opening: pb.Open, answer: Answer, seconds: float) -> None:
-        self._source.audit.write(answer.entry(self._client.label, opening.relation, seconds))

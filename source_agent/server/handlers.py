@@ -1,9 +1,9 @@
-"""How the calls of a client are registered with gRPC, and how one that fails is ended.
+"""Register the calls with gRPC, receive their single request, and end those that fail.
 
-gRPC takes a thread of the pool for each unary call and waits in it, without a time limit, for the
-request, before the handler runs: a client that opens calls and sends nothing takes every thread.
-Calls with one request are therefore registered as calls with a stream of requests, which look the
-same on the wire. Their handlers run at once, take a place, and wait for the message for OPEN_S.
+For each unary call gRPC blocks a thread of the pool, without a time limit, until the request comes;
+a client that opens calls and sends nothing would take every thread. So calls with one request are
+registered as calls with a stream of requests, which look the same on the wire. Their handlers run
+at once, take a place, and wait OPEN_S for the message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from source_agent.server.refusal import refusal
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
 
-
 _M = TypeVar("_M")
 
 
@@ -44,11 +43,11 @@ def add_handlers(
     exchange = grpc.stream_stream_rpc_method_handler(
         servicer.Exchange, pb.Request.FromString, pb.Reply.SerializeToString
     )
-    asked = health_pb2.HealthCheckRequest.FromString
-    said = health_pb2.HealthCheckResponse.SerializeToString
-    check = grpc.stream_unary_rpc_method_handler(_check(vital, label_of), asked, said)
-    # It waits in the pool of health alone, where only other watches wait for it.
-    watch = grpc.unary_stream_rpc_method_handler(vital.Watch, asked, said)
+    parse = health_pb2.HealthCheckRequest.FromString
+    serialize = health_pb2.HealthCheckResponse.SerializeToString
+    check = grpc.stream_unary_rpc_method_handler(_check(vital, label_of), parse, serialize)
+    # It waits in the thread pool of health, where it can block only other watches.
+    watch = grpc.unary_stream_rpc_method_handler(vital.Watch, parse, serialize)
     source = {"Describe": describe, "Exchange": exchange}
     probes = {"Check": check, "Watch": watch}
     server.add_generic_rpc_handlers(
@@ -60,10 +59,11 @@ def add_handlers(
 
 
 def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
-    """Return the message of a call that has one; the call is cancelled when it does not come.
+    """Return the only request of a call; cancel the call if none comes within OPEN_S.
 
     Raises:
-        LimitExceeded: it did not come in OPEN_S. MalformedMessage: the client sent none.
+        LimitExceeded: none came in time.
+        MalformedMessage: the client ended the call without one.
         grpc.RpcError: the client left.
     """
     is_late = threading.Event()
@@ -83,16 +83,16 @@ def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
             raise
     finally:
         timer.cancel()
-    # gRPC ends a call that is cancelled by an error, or as if the client had sent all it would.
+    # The stream of a cancelled call ends with an error, or as if the client had ended it.
     if is_late.is_set():
-        raise LimitExceeded(f"The client did not say in {OPEN_S:g} s what it asks.")
-    raise MalformedMessage("A call came without its request.")
+        raise LimitExceeded(f"The client sent no request within {OPEN_S:g} s.")
+    raise MalformedMessage("A call ended without a request.")
 
 
 def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
-    """End a call outside an exchange: a gRPC status, and the whole error in trailing metadata."""
-    kinds = (k for k in type(error).__mro__ if k in GRPC_STATUS)
-    status = getattr(grpc.StatusCode, GRPC_STATUS.get(next(kinds, type(error)), "INTERNAL"))
+    """End a call outside an exchange by a gRPC status, with the error in trailing metadata."""
+    names = (GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)
+    status = getattr(grpc.StatusCode, next(names, "INTERNAL"))
     context.set_trailing_metadata(
         (
             (CODE_METADATA, error.code),

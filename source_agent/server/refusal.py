@@ -1,8 +1,8 @@
-"""An error on its way to the other side.
+"""Convert an error to what the other side may see.
 
-Ours says what happened, where and what to do. Anything else is our mistake: the other side gets a
-number to quote, the log gets the traceback under that number, and no text of an exception that
-nobody vetted leaves the machine.
+A `DriftlineError` says what happened, where and what to do. Any other exception is an internal
+error: the other side gets a reference, the log gets the traceback under it, and the text of the
+exception, which nobody reviewed, stays on this machine.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _log = logging.getLogger("driftline.source")
 
 
 def known(problem: Exception) -> DriftlineError:
-    """The error as the other side may see it: ours, or a number to look up in the log."""
+    """Return a DriftlineError as it is; log any other and return InternalError with a reference."""
     if isinstance(problem, DriftlineError):
         return problem
     reference = secrets.token_hex(4)
     _log.error("unexpected error %s", reference, exc_info=problem)
     return InternalError(
-        f"The source agent made a mistake; its log has it under {reference}.",
+        f"The source agent met an internal error; its log has it under {reference}.",
         details={"reference": reference},
     )
 
 
 def refusal(error: DriftlineError, description: pb.Description | None = None) -> pb.Refused:
-    """The error as a message."""
+    """Return the error as a message."""
     return pb.Refused(
         code=error.code,
         message=error.message,

@@ -1,8 +1,7 @@
-"""The gRPC server: who may connect, how much, and when it ends.
+"""The gRPC service: the two calls, health, and the life of the process.
 
-It listens with mutual TLS, or in plain text on loopback; nobody without a certificate of the DBA's
-authority reaches a handler. What is asked is answered in `answer`, how calls arrive
-is `transport`; here are only the two calls, health and the process.
+The agent listens with mutual TLS, or in plain text on loopback; without a certificate of the DBA's
+authority nobody reaches a handler. `conversation` answers an exchange; `transport` accepts calls.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import abort, add_handlers, one_message
 from source_agent.server.refusal import known
 from source_agent.server.transport import Transport
-from source_agent.server.watchdog import Watchdog
 
 STOP_GRACE_S = 30.0
-DESCRIBE_WAIT_S = 2.0  # for another description to end, out of the caller's CONTROL_S
+WATCH_S = 0.5  # between two looks at every conversation
+DESCRIBE_WAIT_S = 2.0  # for another description to end, part of the caller's CONTROL_S
 
 _log = logging.getLogger("driftline.source")
 
@@ -60,9 +59,9 @@ _log = logging.getLogger("driftline.source")
 class Servicer(wire_pb2_grpc.SourceServicer):
     """The two calls of wire.proto."""
 
-    def __init__(self, source: AgentState) -> None:
-        self.source = source
-        # Called when a call arrives from a client. The transport, which is made later, sets it.
+    def __init__(self, state: AgentState) -> None:
+        self.state = state
+        # Called when a call of a client arrives; `start` connects it to the transport.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
         self._exchanges = Places(
             lambda: EXCHANGE_RPCS_MAX,
@@ -79,7 +78,15 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         )
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
-        self.watchdog = Watchdog(self._look)
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        """Start the watchdog.
+
+        It is a thread of its own, because gRPC blocks the thread of an RPC for as long as the
+        client takes nothing.
+        """
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def Describe(
         self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
@@ -93,7 +100,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
                 reply = self._describe(request, client, context)
             outcome, size = "described", reply.ByteSize()
             return reply
-        except grpc.RpcError:  # the client left before it asked
+        except grpc.RpcError:  # the client left before its request
             raise
         except Exception as problem:
             error = known(problem)
@@ -105,30 +112,30 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def _describe(
         self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
     ) -> pb.DescribeReply:
-        source = self.source
+        state = self.state
         check_fields(request)
         reply = pb.DescribeReply(
             agent=f"driftline-source {agent_version()}",
-            database=source.engine.name,
+            database=state.engine.name,
             protocols=PROTOCOLS,
             features=sorted(FEATURES),
         )
         if not request.relation:
-            # Whatever protocol the warehouse speaks: this is how it learns which to choose.
-            relations = source.config.relations.items()
+            # For any protocol of the warehouse, which learns here which one to choose.
+            relations = state.config.relations.items()
             reply.relations.extend(n for n, p in relations if p.admits(client.names))
             return reply
-        published = source.served_relation(request.relation, request.protocol, client)
-        source.governor.check()
+        served = state.served_relation(request.relation, request.protocol, client)
+        state.governor.check()
         with self._asked.taken(client.label, wait_s=DESCRIBE_WAIT_S):
-            shape = self._shape(published.relation, context)
+            shape = self._shape(served.relation, context)
         reply.relations.append(request.relation)
-        reply.description.CopyFrom(describe(shape, source.config.budget))
+        reply.description.CopyFrom(describe(shape, state.config.budget))
         return reply
 
     def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
-        """Describe a relation, within CONTROL_S and while the client is there."""
-        session = self.source.engine.open()
+        """Describe a relation, within CONTROL_S and while the client is connected."""
+        session = self.state.engine.open()
         lock, is_over, is_late = threading.Lock(), False, False
 
         def give_up() -> None:
@@ -141,7 +148,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         timer = threading.Timer(CONTROL_S, give_up)
         timer.daemon = True
         timer.start()
-        # gRPC's own thread calls back, and interrupting may take a while.
+        # In a thread, because gRPC's own thread calls back and interrupting may take seconds.
         context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
         try:
             return session.describe(relation)
@@ -164,34 +171,38 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         try:
             with self._exchanges.taken(client.label):
                 yield from self._converse(client, request_iterator, context)
-        except NotNow as error:  # with its own stream's, the conversation has dealt
+        except NotNow as error:  # only of `taken`: a conversation sends its errors as replies
             self._note(client, "", error.code)
             abort(context, error)
 
     def _converse(
         self, client: Client, requests: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
-        conversation = Conversation(self.source, client, requests, cancel=context.cancel)
-        # The callback ends the work at once when the client goes, whatever the RPC waits for.
+        conversation = Conversation(self.state, client, requests, cancel=context.cancel)
+        # The callback ends the work when the client leaves, whatever the RPC waits for.
         if context.add_callback(conversation.stop):
             with self._lock:
-                # One whose RPC has just come has not begun its work yet.
+                # A worker without `ident` has not been started yet.
                 self._conversations = {
                     c for c in self._conversations if c.worker.ident is None or c.worker.is_alive()
                 }
                 self._conversations.add(conversation)
             yield from conversation.replies()
 
-    def _look(self) -> None:
-        with self._lock:
-            conversations = list(self._conversations)
-        for conversation in conversations:
-            conversation.look()
+    def _watch(self) -> None:
+        while not self._is_over.wait(WATCH_S):
+            with self._lock:
+                conversations = list(self._conversations)
+            try:
+                for conversation in conversations:
+                    conversation.look()
+            except Exception:
+                _log.exception("the watchdog met an internal error and continues")
 
     def _note(
         self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
     ) -> None:
-        self.source.audit.write(
+        self.state.audit.write(
             AuditEntry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
         )
 
@@ -201,19 +212,19 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         return client
 
     def stop(self, timeout_s: float) -> None:
-        """Ends what is left of the conversations and waits for their sessions to close."""
+        """End the remaining conversations; wait `timeout_s` for each session to close."""
         with self._lock:
             left = [c for c in self._conversations if c.worker.is_alive()]
         for conversation in left:
             conversation.stop()
         for conversation in left:
             conversation.worker.join(timeout_s)
-        self.source.governor.pool.close()
-        self.watchdog.close()
+        self.state.governor.pool.close()
+        self._is_over.set()
 
 
 class Server:
-    """A running agent. Stop it."""
+    """A running agent; call `stop` to end it."""
 
     def __init__(
         self,
@@ -227,14 +238,14 @@ class Server:
         self._probes = probes
 
     def reload(self) -> None:
-        """Read the DBA's file again. Nothing that is wrong with it ends the agent."""
+        """Read the DBA's file again. An error in it does not end the agent."""
         try:
-            self._servicer.source.reload()
+            self._servicer.state.reload()
         except Exception:
-            _log.exception("the file was not read again by a mistake of the agent")
+            _log.exception("the file was not read again because of an internal error")
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """No new calls; running ones get `grace_s` seconds; then every session is closed."""
+        """Refuse new calls, give running ones `grace_s` seconds, then close every session."""
         self._vital.enter_graceful_shutdown()
         self._transport.stop(grace_s)
         self._servicer.stop(timeout_s=5.0)
@@ -248,21 +259,16 @@ def start(
     governor: Governor | None = None,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> Server:
-    """Listen and answer until `stop`. The database is not contacted before it is asked for.
+    """Listen and answer until `stop`. The database is contacted by requests only.
 
     Raises:
         ConfigurationError: the address is taken, or the certificates are not usable.
     """
     if engine is None:
         engine = connect(config.database.url, config.database.password, config.database.limits)
-    source = AgentState(
-        config,
-        engine,
-        governor or Governor(config.budget),
-        Audit(config.server.audit_file),
-        heartbeat_s,
-    )
-    servicer, probes = Servicer(source), ThreadPoolExecutor(1, "health")
+    governor, audit = governor or Governor(config.budget), Audit(config.server.audit_file)
+    servicer = Servicer(AgentState(config, engine, governor, audit, heartbeat_s))
+    probes = ThreadPoolExecutor(1, "health")
     vital = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=probes)
     for name in ("", "driftline.Source"):
         vital.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -273,20 +279,20 @@ def start(
     transport = Transport(config.server, config.path.name, add)
     servicer.arrived = transport.establish
     transport.start()
-    servicer.watchdog.start()
+    servicer.start()
     return Server(transport, servicer, vital, probes)
 
 
 def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; then let running exchanges end for STOP_GRACE_S seconds.
+    """Serve until SIGTERM or SIGINT; then give running exchanges STOP_GRACE_S seconds.
 
-    SIGHUP reads the file again, which `load` has read.
+    SIGHUP reads the file again. port_file: gets the port once the agent listens.
     """
     keep_heap_small()
     asked, asks = socket.socketpair()
     asks.setblocking(False)
-    # Bytes for signals, whichever thread gets them. A lock would not do: a handler may be
-    # interrupted by the next one, and what interrupts another thread does not wake this one.
+    # A signal writes a byte, whichever thread gets it. A lock would not do: the next signal may
+    # interrupt a handler, and a signal in another thread does not wake this one.
     signal.set_wakeup_fd(asks.fileno(), warn_on_full_buffer=False)
     is_over = False
 
@@ -306,7 +312,7 @@ def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> N
             beside.replace(port_file)
         host = config.server.address.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
-        # Not the bytes say which signals came: there is no room for all of a thousand.
+        # The bytes do not say which signals came: the buffer may be too small for all of them.
         while asked.recv(4096) and not is_over:
             server.reload()
         server.stop(STOP_GRACE_S)
@@ -315,7 +321,7 @@ def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> N
 
 
 def agent_version() -> str:
-    """Of the installed package; in a source tree that is not installed, `unknown`."""
+    """Return the version of the installed package, or `unknown` in a bare source tree."""
     try:
         return version("driftline")
     except PackageNotFoundError:
@@ -325,14 +331,14 @@ def agent_version() -> str:
 def client_of(context: grpc.ServicerContext) -> Client:
     """Return the client of a call, by the certificate that TLS has verified.
 
-    Its names are the URIs and DNS names of the subject alternative name. The common name is free
-    text that authorities do not vouch for: it is a label, and names nobody.
+    Its names are the URIs and DNS names of the subject alternative name. Authorities do not verify
+    the common name: it is only a label.
     """
-    # The stubs say Mapping[str, Iterable[int]]; they are lists of bytes.
+    # The stubs say Mapping[str, Iterable[int]]; the values are lists of bytes.
     properties = cast(Mapping[str, Iterable[bytes]], context.auth_context())
 
     def values(field: str) -> list[str]:
-        # Names that are no text are left out: replaced characters could pass for another name.
+        # Skip names that are not UTF-8: with characters replaced, one could equal another name.
         found = []
         for value in properties.get(field, ()):
             with contextlib.suppress(UnicodeDecodeError):

@@ -1,11 +1,9 @@
-"""Pass calls to the agent: the acceptor in front, behind it one gRPC server after the other.
+"""Pass calls to the agent: an acceptor in front, gRPC servers behind it.
 
-A gRPC server keeps the certificates that it was made with. When those on disk change, another one
-is made, which gets the connections from then on; the one before takes no new calls once handshakes
-that it had begun are over, asks its clients to come again, and lets streams that are running end by
-themselves. No listening socket is opened or closed meanwhile.
-
-A connection older than an hour is asked to come again as well.
+A gRPC server keeps the certificates that it was made with. When those on disk change, a new server
+gets all further connections. The old one takes no new calls once the handshakes that it had begun
+are over, asks its clients to reconnect, and lets running streams end. The listening socket stays
+open meanwhile. A connection older than an hour is asked to reconnect as well.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from driftline.limits import RECEIVE_BYTES_MAX_SOURCE, RECEIVE_BYTES_MAX_WAREHOU
 
 from source_agent.config import Endpoint
 from source_agent.server.acceptor import Acceptor
-from source_agent.server.certificates import Watched
+from source_agent.server.certificates import WatchedCertificates
 
 HANDSHAKE_S = 5.0
-RETIRES_AFTER_S = HANDSHAKE_S + 1.0  # handshakes that it has begun are over by then
+RETIRES_AFTER_S = HANDSHAKE_S + 1.0  # by then the handshakes of the old server are over
 RETIRED_S = 86_400.0  # for streams of a server whose certificates were replaced
 
 _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.keepalive_time_ms", 20_000),  # a warehouse that vanished gives its snapshot back
+    ("grpc.keepalive_time_ms", 20_000),  # frees the snapshot of a warehouse that vanished
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
@@ -46,20 +44,20 @@ _log = logging.getLogger("driftline.source")
 
 
 class Transport:
-    """Listens at an endpoint and has calls answered by the handlers. Stop it."""
+    """Listens at an endpoint and passes calls to the handlers; call `stop` to end it."""
 
     def __init__(
         self, endpoint: Endpoint, config_name: str, add_handlers: Callable[[grpc.Server], None]
     ) -> None:
-        """Listens from now on; answers once `start` was called.
+        """Listen, but accept nothing before `start`.
 
         Raises:
             ConfigurationError: the address is taken, or the certificates are not usable.
         """
         self._add_handlers = add_handlers
-        self._watched: Watched | None = None
+        self._watched: WatchedCertificates | None = None
         if endpoint.certificates is not None:
-            self._watched = Watched(endpoint.certificates, config_name)
+            self._watched = WatchedCertificates(endpoint.certificates, config_name)
         self._calls = ThreadPoolExecutor(RPCS_MAX, "rpc")
         self._lock = threading.Lock()
         self._is_stopped = False
@@ -76,20 +74,21 @@ class Transport:
             raise ConfigurationError(
                 f"It is not possible to listen on {endpoint.address}: {error.strerror}.",
                 where=f"{config_name}: server.listen",
-                remedy="Is another agent running, or is the address not of this machine?",
+                remedy="Is another agent running, or is it an address of another machine?",
             ) from None
         self.port = self._acceptor.port
         self._server, self._name = self._serve()
 
     def start(self) -> None:
+        """Accept connections."""
         self._acceptor.start()
 
     def establish(self, context: grpc.ServicerContext, client: str) -> None:
-        """A call of this client has arrived: its connection is no longer one of the unknown."""
+        """Count the connection of this call, which proves its client, as established."""
         self._acceptor.establish(context.peer(), client)
 
     def stop(self, grace_s: float) -> None:
-        """No new calls; running ones get `grace_s` seconds."""
+        """Refuse new calls, give running ones `grace_s` seconds, then close everything."""
         self._acceptor.stop_listening()
         with self._lock:
             self._is_stopped = True
@@ -100,13 +99,13 @@ class Transport:
         self._calls.shutdown(wait=False)
 
     def _backend(self) -> str:
-        """Return where the next connection goes; in the acceptor's thread."""
+        """Return the socket name for the next connection; called in the acceptor's thread."""
         if self._watched is not None and self._watched.changed():
             try:
                 self._replace()
             except Exception:
                 self._watched.undo()
-                _log.exception("no server was made with the new certificates; it is tried again")
+                _log.exception("no server can be made with the new certificates; will try again")
         return self._name
 
     def _replace(self) -> None:
@@ -115,7 +114,7 @@ class Transport:
                 return
             before, (self._server, self._name) = self._server, self._serve()
             self._retired.append(before)
-        # Stopped at once, it would break off the handshakes of clients that have just come.
+        # Stopped at once, it would break off handshakes that have begun.
         retiring = threading.Timer(RETIRES_AFTER_S, self._retire, [before])
         retiring.daemon = True
         retiring.start()
@@ -126,9 +125,9 @@ class Transport:
             self._retired.remove(server)
 
     def _serve(self) -> tuple[grpc.Server, str]:
-        """Another gRPC server, and the abstract name of the Unix socket that it listens on."""
-        # No `maximum_concurrent_rpcs`: it counts over all clients, calls of health too, and refuses
-        # without a reason. Connections and streams of each are bounded; so is what is answered.
+        """Start a gRPC server; return it and the abstract name of its Unix socket."""
+        # No `maximum_concurrent_rpcs`: it counts all clients and calls of health together, and
+        # refuses without a reason. Connections, streams of each, and `Places` are bounded instead.
         server = grpc.server(self._calls, options=_OPTIONS)
         self._add_handlers(server)
         name = f"{self._prefix}-{next(self._numbers)}"

@@ -170,7 +170,7 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
     [
         ("", "relations.r", "none is given"),
         ('table = "t"\nquery = "SELECT 1"', "relations.r", "both"),
-        ('query = "SELECT 1"\nwhere = "x"', "relations.r.where", "goes with `table`"),
+        ('query = "SELECT 1"\nwhere = "x"', "relations.r.where", "for `table` only"),
         ('table = "t"\nkey = []', "relations.r.key", "empty list"),
         ('table = "t"\nkey = ["ident"]\ncolumns = ["idents"]', "relations.r.key", "'idents'"),
         ('table = "t"\ntypes = {a = "integer"}', "relations.r.types.a", "declared type"),
@@ -179,8 +179,8 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
         ("[limits]\nreaders = 0", "limits.readers", "at least 1"),
         ('[limits]\nquiet_hours = ["8-18"]', "limits.quiet_hours", "08:00-18:00"),
-        ('[limits]\nquiet_hours = ["08:00-08:00"]', "limits.quiet_hours", "part of a day"),
-        ('[limits]\nquiet_hours = ["08:00-25:00"]', "limits.quiet_hours", "part of a day"),
+        ('[limits]\nquiet_hours = ["08:00-08:00"]', "limits.quiet_hours", "not a time span"),
+        ('[limits]\nquiet_hours = ["08:00-25:00"]', "limits.quiet_hours", "not a time span"),
         ("[limit]\nrows_per_second = 1", "limit", "'limits'"),
     ],
 )

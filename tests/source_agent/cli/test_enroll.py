@@ -111,7 +111,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         ({"source_names": []}, "at least one"),
         ({"source_names": ["http://erp"]}, "neither"),
         ({"source_names": ["erp:7443"]}, "neither"),
-        ({"source_names": ["x"], "warehouse_name": "a/b"}, "no name"),
+        ({"source_names": ["x"], "warehouse_name": "a/b"}, "not a name"),
         ({"source_names": ["x"], "days": 0}, "0 days"),
         ({"source_names": ["x"], "days": 4000}, "4000 days"),
     ],
