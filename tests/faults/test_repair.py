@@ -210,7 +210,9 @@ def test_a_repair_is_told_what_verify_found(
 
     monkeypatch.setattr(commands, "damaged", found)
     monkeypatch.setattr(session, "start", lambda settings: pair.spark)
-    assert commands.verify(pair.config(), ["orders"], False, repair=True, as_json=True) == [0]
+    config = pair.config()
+    chosen = [config.fragments["orders"]]
+    assert commands.verify(config, chosen, repair=True, as_json=True) == [0]
     assert json.loads(capsys.readouterr().out)["repaired_files"] == 1
     assert lost.path not in {f.path for f in head(pair).files}
     pair.check("orders")

@@ -1,7 +1,7 @@
 """The answers of `refresh`: a line for each fragment as soon as it is done, and one for all.
 
-A listener. Answers go to stdout: JSON for jobs or text for people. Errors and the line about all
-fragments go to stderr. Both are printed through the display, above its bar.
+A listener of a refresh. Answers go to stdout: JSON for jobs, text for people. Errors and the line
+about all fragments go to stderr. The display prints both above its bar.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ FAILED_NAMED_MAX = 10  # fragments, in the line at the end
 
 
 class Answers:
-    """Prints the report of each fragment. Call `end` when all fragments are done."""
+    """Listener that prints the report of each fragment. Call `end` when all are done."""
 
     def __init__(self, display: Display, *, as_json: bool) -> None:
-        """Print through `display`; `as_json`: one JSON object a line instead of text."""
+        """Print through `display`; `as_json`: one JSON object per line instead of text."""
         self._display, self._as_json = display, as_json
         self._began = time.monotonic()
         self._reports: list[Report] = []
-        self._explained: dict[tuple[str, ...], str] = {}  # errors; the fragment that was first
+        self._explained: dict[tuple[str, ...], str] = {}  # error to the first fragment with it
         self._lost: Exception | None = None
 
     def __call__(self, event: Event) -> None:
-        """Print the report of a fragment that is done; keep what prevents it for `end`.
+        """Print the report of a finished fragment; keep an error of printing for `end`.
 
         Raises:
             BrokenPipeError: nobody reads the answers any more.
@@ -40,7 +40,7 @@ class Answers:
             self._print(event.report)
         except BrokenPipeError:
             raise
-        except Exception as lost:  # such as a full disk; the other fragments have their turn
+        except Exception as lost:  # such as a full disk; the other fragments are refreshed
             self._lost = self._lost or lost
 
     def end(self) -> None:
@@ -63,7 +63,7 @@ class Answers:
             self._display.answer(text_of(report))
 
     def _explain(self, report: Report) -> None:
-        """Print why a fragment was not refreshed; an error that was printed before by name only."""
+        """Print why a fragment was not refreshed; refer to an error that was printed before."""
         e = report.error
         assert e is not None
         error = (e["code"], e["where"], e["message"])
@@ -94,29 +94,28 @@ def total_of(reports: Sequence[Report], seconds: float) -> str:
 
 def text_of(report: Report) -> str:
     """Return one line for a person about what a refresh did."""
-    moved = (
-        f"{counted(report.bytes_sent + report.bytes_received, 'byte')}, "
-        f"{counted(report.round_trips, 'round trip')}"
-    )
+    took = [
+        counted(report.bytes_sent + report.bytes_received, "byte"),
+        counted(report.round_trips, "round trip"),
+        f"{sum(report.seconds.values()):.1f} s",
+    ]
     if report.tiles is not None:
-        after = f", resumed after {report.resumed_at}" if report.resumed_at else ""
-        moved = f"{counted(report.tiles, 'tile')}{after}, {moved}"
-    seconds = sum(report.seconds.values())
-    # After a partial refresh only the compared rows are known to be equal.
-    compared = ""
+        after = [f"resumed after {report.resumed_at}"] if report.resumed_at else []
+        took = [counted(report.tiles, "tile"), *after, *took]
+    extra = ""
     if report.proof == "part" and report.rows_left is not None:
-        compared = f", {counted(report.rows_left, 'row')} not compared"
+        extra = f", {counted(report.rows_left, 'row')} not compared"
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
-        compared += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
+        extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
     if report.version == report.previous_version:
         return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "
-            f"as of {report.as_of}{compared} ({moved}, {seconds:.1f} s)"
+            f"as of {report.as_of}{extra} ({', '.join(took)})"
         )
     assert report.rows_total is not None
     return (
         f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
         f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
-        f"proven equal as of {report.as_of}{compared} ({report.method}, {moved}, {seconds:.1f} s)"
+        f"proven equal as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
     )

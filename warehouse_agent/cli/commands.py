@@ -1,7 +1,7 @@
-"""What each command does, between the command line and the machinery.
+"""The commands behind the command line: each works on fragments and prints the answer.
 
-A command takes a configuration and prints its answer; it returns an exit code per fragment, 0 for
-those that went well, so that `cli` can tell all from some from none.
+A command returns an exit code for each fragment, 0 for success; `main` makes one of them. The
+docstring of a command is also its help.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from driftline.digests import Salt
 from driftline.errors import SourceUnreachable
@@ -39,47 +40,43 @@ _log = logging.getLogger("driftline")
 
 
 def refresh(
-    config: WarehouseConfig, names: Sequence[str], all_: bool, options: Options, *, as_json: bool
-) -> list[int]:
-    """Refresh fragments; prints a report for each as it is done."""
-    chosen = select(config, names, all_ or not names)
-    return _refresh(session.Deferred(config.spark), config, chosen, options, as_json=as_json)
-
-
-def _refresh(
-    spark: session.Deferred,
     config: WarehouseConfig,
     chosen: Sequence[Fragment],
-    options: Options,
     *,
     as_json: bool,
+    spark: session.Deferred | None = None,
+    **allowed: Any,
 ) -> list[int]:
+    """Make fragments, by default all, equal to their relations; prove it; publish."""
     with Display(len(chosen)) as display:
         answers = Answers(display, as_json=as_json)
-        reports = Runner(spark, config, (display, answers)).refresh(chosen, options)
+        runner = Runner(spark or session.Deferred(config.spark), config, (display, answers))
+        reports = runner.refresh(chosen, Options(**allowed))
         answers.end()
-    return [_code(report) for report in reports]
+    return [int(report.error["exit_code"]) if report.error else 0 for report in reports]
 
 
-def plan(config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool) -> list[int]:
-    """What a refresh of each fragment would do."""
+def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
+    """Show what a refresh of fragments, by default of all, would do and cost.
+
+    This reads no row of the source.
+    """
 
     def one(fragment: Fragment) -> int:
         predicted = forecast(Store(config.path), fragment)
         print(predicted.to_json() if as_json else predicted.text(), flush=True)
         return SourceUnreachable.exit_code if predicted.source_error else 0
 
-    return each(select(config, names, all_ or not names), one, as_json=as_json, command="plan")
+    return each(chosen, one, as_json=as_json, command="plan")
 
 
 def verify(
-    config: WarehouseConfig, names: Sequence[str], all_: bool, *, repair: bool, as_json: bool
+    config: WarehouseConfig, chosen: Sequence[Fragment], *, repair: bool, as_json: bool
 ) -> list[int]:
-    """Read every published file back; with `repair`, refresh the fragments that are damaged."""
+    """Read every published file and check each row against its fingerprint."""
     store = Store(config.path)
-    chosen = select(config, names, all_ or not names)
     spark = session.Deferred(config.spark)
-    left: list[Fragment] = []  # to repair
+    to_repair: list[Fragment] = []
     suspects: set[tuple[str, str]] = set()
 
     def one(fragment: Fragment) -> None:
@@ -90,7 +87,7 @@ def verify(
                 check_files(store, fragment.name, snapshot)  # before Spark is started
             wrong = damaged(spark.get(), store, fragment.name, snapshot, repair=repair)
         if wrong and repair:
-            left.append(fragment)
+            to_repair.append(fragment)
             suspects.update((fragment.name, path) for path in wrong)
             for path, what in wrong.items():
                 print(f"{fragment.name}: data file {path}: {what}", file=sys.stderr)
@@ -100,19 +97,18 @@ def verify(
         if as_json:
             print(report.to_json(), flush=True)
         else:
-            said = f"{counted(rows, 'row')} verified"
-            print(f"{fragment.name}: version {snapshot.version}, {said}")
+            print(f"{fragment.name}: version {snapshot.version}, {counted(rows, 'row')} verified")
 
     codes = each(chosen, one, as_json=as_json, command="verify")
-    if not left:
+    if not to_repair:
         return codes
-    codes = [code for fragment, code in zip(chosen, codes, strict=True) if fragment not in left]
-    options = Options(repair=True, suspects=frozenset(suspects))
-    return codes + _refresh(spark, config, left, options, as_json=as_json)
+    sound = [code for f, code in zip(chosen, codes, strict=True) if f not in to_repair]
+    told = {"repair": True, "suspects": frozenset(suspects)}
+    return sound + refresh(config, to_repair, as_json=as_json, spark=spark, **told)
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
-    """Write a receipt of the published values, private to its owner."""
+    """Write a receipt of the published values into a file that only its owner can read."""
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
     snapshot = published(store, fragment.name)
@@ -138,22 +134,19 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
     print(f"{fragment.name}: {counted(digest.count, 'row')}, total {digest.sum_bytes().hex()}")
-    print(
-        f"wrote {output}; on the DBA's machine: driftline-source total --receipt {output.name}",
-        file=sys.stderr,
-    )
+    command = f"driftline-source total --receipt {output.name}"
+    print(f"Wrote {output}. On the DBA's machine: {command}", file=sys.stderr)
 
 
 def gc(
     config: WarehouseConfig,
-    names: Sequence[str],
-    all_: bool,
-    keep_hours: int,
+    chosen: Sequence[Fragment],
     *,
+    keep_hours: int,
     yes: bool,
     as_json: bool,
 ) -> list[int]:
-    """Remove what no version within the retention needs."""
+    """Remove data files that no kept version needs."""
     store = Store(config.path)
 
     def one(fragment: Fragment) -> None:
@@ -162,51 +155,43 @@ def gc(
             if yes:
                 for place in found.places:
                     store.remove_file(*place)
-        verb = "removed" if yes else "would remove"
+        files = len(found.places)
         if as_json:
-            body = {
-                "name": fragment.name,
-                "files": len(found.places),
-                "bytes": found.bytes,
-                "removed": yes,
-            }
+            body = {"name": fragment.name, "files": files, "bytes": found.bytes, "removed": yes}
             print(json.dumps(body), flush=True)
         else:
-            files = f"{counted(len(found.places), 'file')}, {counted(found.bytes, 'byte')}"
-            print(f"{fragment.name}: {verb} {files}")
+            verb = "removed" if yes else "would remove"
+            size = counted(found.bytes, "byte")
+            print(f"{fragment.name}: {verb} {counted(files, 'file')}, {size}")
 
-    return each(select(config, names, all_), one, as_json=as_json, command="gc")
+    return each(chosen, one, as_json=as_json, command="gc")
 
 
 def doctor(path: Path, *, as_json: bool) -> list[int]:
-    """Check everything a refresh needs, each thing by itself."""
+    """Run and print every check; return an exit code for each."""
     codes = []
-    said: dict[str, str] = {}  # errors, and the check that found each first
+    first_with: dict[str, str] = {}  # errors, and the check that found each first
     for check in examine(path):
-        codes.append(0 if check.error is None else check.error.exit_code)
-        if check.error is not None:
-            _log.debug("%s failed", check.what, exc_info=check.error)
+        error = check.error
+        codes.append(0 if error is None else error.exit_code)
+        if error is not None:
+            _log.debug("%s failed", check.what, exc_info=error)
         if as_json:
-            error = None if check.error is None else str(check.error)
             body = {
                 "check": check.what,
                 "ok": error is None,
                 "found": check.found,
-                "code": None if check.error is None else check.error.code,
-                "error": error,
+                "code": None if error is None else error.code,
+                "error": None if error is None else str(error),
             }
             print(json.dumps(body), flush=True)
-        elif check.error is None:
+        elif error is None:
             print(f"ok    {check.what}: {check.found}", flush=True)
-        elif (first := said.setdefault(str(check.error), check.what)) != check.what:
-            print(f"FAIL  {check.what}: same cause as {first}", flush=True)
         else:
-            print(f"FAIL  {check.what}: {check.error}", flush=True)
+            first = first_with.setdefault(str(error), check.what)
+            cause = error if first == check.what else f"same cause as {first}"
+            print(f"FAIL  {check.what}: {cause}", flush=True)
     failed = len([code for code in codes if code])
     of_all = f"{failed} of {counted(len(codes), 'check')}" if failed else "no check"
     print(f"{of_all} failed", file=sys.stderr)
     return codes
-
-
-def _code(report: Report) -> int:
-    return int(report.error["exit_code"]) if report.error else 0

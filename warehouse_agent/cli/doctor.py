@@ -1,11 +1,11 @@
-"""`doctor`: everything a refresh needs, each thing checked by itself, in the order it is needed.
+"""`doctor`: check everything that a refresh needs, in the order in which it is needed.
 
-Nothing is changed but a file that is written and removed in the warehouse's folder, and no row of a
-source is read. A check that fails says what to do and does not hide those after it, except what
-cannot be asked at all: without a configuration nothing else, without a line to a source nothing of
-its relations.
+Each thing is checked by itself: an error says what to do and does not hide later checks, except
+those that cannot be made without it. Nothing is changed, but a small file is written to the
+warehouse's folder and removed. No row of a source is read.
 
-The source's side of the line is `examine_source`. Not here: `verify`, which reads every row.
+gRPC would report a refused certificate, a wrong name and a closed port alike, so TCP and TLS are
+tried by hand before. Not here: `verify`, which reads every row.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import importlib.metadata
 import os
 import shutil
 import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,25 +28,33 @@ from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
     DriftlineError,
+    SourceUnreachable,
+    Unauthenticated,
     WarehouseUnavailable,
 )
+from driftline.limits import CONTROL_S
 from driftline.peer_text import one_line
+from driftline.x509 import read_der
 
-from warehouse_agent.cli.doctor_connection import Found, examine_source
+from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
-from warehouse_agent.config import Fragment, WarehouseConfig, load
+from warehouse_agent.config import Fragment, Source, WarehouseConfig, load
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
+from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import java, session
 from warehouse_agent.spark.executors import Batches, cause, mistake, task
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
+from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 FREE_BYTES_MIN = 1 << 30  # a refresh writes before it removes
+RENEW_DAYS = 30  # before the end of a certificate, doctor asks in capitals to renew it
 PACKAGES = (
     "pyspark", "pyarrow", "deltalake", "pandas", "numpy", "grpcio", "protobuf", "blake3",
     "zstandard", "tenacity", "rich",
@@ -53,7 +63,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: what was found, or the error with its remedy."""
+    """One check: what was checked, and what was found or the error with its remedy."""
 
     what: str
     found: str
@@ -61,7 +71,7 @@ class Check:
 
 
 def examine(path: Path) -> Iterator[Check]:
-    """Every check, as it is made."""
+    """Make every check and yield it at once."""
     read: list[WarehouseConfig] = []
 
     def configuration() -> str:
@@ -81,9 +91,9 @@ def examine(path: Path) -> Iterator[Check]:
     yield check("Spark", lambda: _spark(config))
     reachable: dict[str, DriftlineError | None] = {}
     for source in config.sources.values():
-        for found in examine_source(source):
-            yield _as_check(found)
-            reachable[source.name] = reachable.get(source.name) or found.error
+        for made in examine_source(source):
+            yield made
+            reachable[source.name] = reachable.get(source.name) or made.error
     for fragment in config.fragments.values():
         error = reachable.get(fragment.source.name)
         if error is None:
@@ -94,19 +104,15 @@ def examine(path: Path) -> Iterator[Check]:
 
 
 def check(what: str, look: Callable[[], str]) -> Check:
-    """Look, whatever happens."""
+    """Make one check; whatever it raises becomes its error."""
     try:
         return Check(what, look())
     except Exception as problem:
         return Check(what, "", mistake(problem, what))
 
 
-def _as_check(found: Found) -> Check:
-    return Check(found.what, found.text, found.error)
-
-
 def _writable(store: Store) -> str:
-    """A small file is written, read and removed: only that tells of quotas and read-only mounts."""
+    """Write, read and remove a small file: only this finds quotas and read-only mounts."""
     place = (PRIVATE, "fragments", f"doctor.{uuid.uuid4().hex[:8]}")
     data = b"driftline doctor"
     store.write(data, *place)
@@ -151,7 +157,7 @@ def _java() -> str:
 
 
 def _spark(config: WarehouseConfig) -> str:
-    """A session, and one task that needs what every task of ours needs."""
+    """Start a session and run one task that needs what all our tasks need."""
     try:
         spark = session.start(dict(config.spark))
         row = spark.range(1, numPartitions=1).mapInArrow(task(_worker), "python string").first()
@@ -171,7 +177,7 @@ def _worker(batches: Batches) -> Iterator[pa.RecordBatch]:
 
 
 def _relation(store: Store, fragment: Fragment) -> str:
-    """Described, with carriers that its columns may have and the columns that are published."""
+    """Check that the relation has the published columns, and carriers that fit them."""
     with Link(fragment.source) as link:
         reply = link.describe(fragment.relation)
     base = formats.head(store, fragment.name)
@@ -183,25 +189,20 @@ def _relation(store: Store, fragment: Fragment) -> str:
         notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
         told = PolicyDigests.from_message(reply.description)
         row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
-    return _described(reply.description, reply.description.vouched)
+    return _described(reply.description)
 
 
-def _described(description: pb.Description, vouched: bool) -> str:
+def _described(description: pb.Description) -> str:
     types = Counter(c.type for c in description.columns)
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(types.items()))
-    columns = one_line(kinds, LINE_CHARACTERS_MAX)
-    names = ", ".join(c.name for c in description.columns[: description.key_columns])
-    key = one_line(names, LINE_CHARACTERS_MAX)
-    expected = description.rows_expected
-    rows = f"about {counted(expected, 'row')}" if expected else "rows unknown"
-    sure = "" if vouched else ", checked at every refresh"
+    kinds = one_line(", ".join(f"{n} {t}" for t, n in sorted(types.items())), LINE_CHARACTERS_MAX)
+    sure = "" if description.vouched else ", checked at every refresh"
     notes = "".join(f"; {note}" for note in description.notes)
     count = counted(len(description.columns), "column")
-    return f"{rows}, key ({key}){sure}, {count}: {columns}{notes}"
+    return f"{size_and_key(description)}{sure}, {count}: {kinds}{notes}"
 
 
 def _published(store: Store, fragment: Fragment) -> str:
-    """The newest version is ours and its files are there, as long as they should be."""
+    """Check that the newest version is ours, and that its files and its key are there."""
     snapshot = formats.head(store, fragment.name)
     if snapshot is None:
         return "nothing yet"
@@ -217,3 +218,82 @@ def _published(store: Store, fragment: Fragment) -> str:
         f"version {snapshot.version}, {counted(snapshot.rows, 'row')}, "
         f"{counted(len(snapshot.files), 'file')}, {counted(size, 'byte')}"
     )
+
+
+def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[Check]:
+    """Check the connection to a source, step by step; end with the first failure."""
+    moment = now or datetime.now(UTC)
+    looks: list[tuple[str, Callable[[], str]]] = [("TCP", lambda: _tcp(source))]
+    if not source.insecure:
+        looks.append(("our certificate", lambda: _ours(source, moment)))
+        if proxy_between(source) is None:  # behind a proxy only gRPC gets through
+            looks.append(("TLS", lambda: _tls(source, moment)))
+    looks.append(("agent", lambda: _agent(source)))
+    for what, look in looks:
+        name = f"source {source.name}: {what}"
+        try:
+            yield Check(name, look())
+        except DriftlineError as error:
+            yield Check(name, "", error)
+            return
+
+
+def _tcp(source: Source) -> str:
+    if (proxy := proxy_between(source)) is not None:
+        return f"not tried: gRPC reaches {source.address} through the proxy {proxy}"
+    began = time.monotonic()
+    reach(source)
+    return f"{source.address} answers in {(time.monotonic() - began) * 1000:.0f} ms"
+
+
+def _ours(source: Source, now: datetime) -> str:
+    """Check that our certificate fits its key and is within its dates."""
+    context_of(source)
+    _, certificate, _ = certificates(source)
+    assert source.certificate is not None
+    begins, ends = validity(certificate, source.certificate)
+    return _dates(source, "Our certificate", begins, ends, now)
+
+
+def _tls(source: Source, now: datetime) -> str:
+    """Make the TLS handshake and check the source's certificate."""
+    if (error := diagnose(source)) is not None:
+        raise error
+    host, _ = host_and_port(source)
+    context = context_of(source)
+    try:
+        with (
+            connect(source, CONTROL_S) as plain,
+            context.wrap_socket(plain, server_hostname=source.server_name or host) as line,
+        ):
+            der, version = line.getpeercert(True), line.version()
+    except OSError as problem:
+        raise SourceUnreachable(f"The line was lost: {problem}.", where=source.name) from problem
+    assert der is not None  # the certificate was verified, so there is one
+    theirs = read_der(der)
+    dates = _dates(source, "Their certificate", theirs.begins, theirs.ends, now)
+    return f"{version}, certificate for {', '.join(theirs.names)}, {dates}"
+
+
+def _agent(source: Source) -> str:
+    with Link(source) as link:
+        reply = link.describe("")
+        agreed = link.agreed()
+    names = ", ".join(sorted(reply.relations)) or "nothing"
+    return (
+        f"{reply.agent} on {reply.database}, protocol {agreed.protocol}; "
+        f"serves to this certificate: {names}"
+    )
+
+
+def _dates(source: Source, whose: str, begins: datetime, ends: datetime, now: datetime) -> str:
+    if not begins <= now <= ends:
+        state = "is not valid yet" if now < begins else "has expired"
+        raise Unauthenticated(
+            f"{whose} {state}: it is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}.",
+            where=f"source {source.name}",
+            remedy="Check this machine's clock. `driftline-source enroll` makes new certificates.",
+        )
+    days = (ends - now).days
+    urgent = " - RENEW IT SOON" if days < RENEW_DAYS else ""
+    return f"valid until {ends:%Y-%m-%d}, {counted(days, 'day')} left{urgent}"

@@ -1,22 +1,22 @@
-"""What may be removed from a fragment's folders, decided before anything is.
+"""`gc`: decide which files of a fragment's folders may be removed.
 
-A version is kept for `keep_hours` after another took its place: readers pin a list of files, so it
-is the moment from which nobody new can pin it that counts, not its creation. The newest version is
-always kept. A data file is kept while any kept version has it; what no commit ever named, the
-leftovers of attempts that crashed, is kept while it is younger than `keep_hours`, because an
-attempt may be writing it. A file goes when both have passed, and only from folders that we name.
+A version is kept for `keep_hours` after the next one was published: from then on no new reader can
+pin it. The newest version is always kept. A data file is kept while a kept version has it; a file
+that no commit names is kept while it is younger than `keep_hours`, because a running attempt may be
+writing it. A file is removed only from folders that we name:
 
-    data-<id>-<part>/…                      of the table: files of no kept version
-    _driftline/changes/<name>/_version=N/…  feeds that no kept version names
-    _driftline/staging/<name>/…             exchanges compared with a version that is not the newest
+    data-<id>-<part>/…                      files of no kept version
+    _driftline/changes/<name>/_version=N/…  change feeds that no kept version names
+    _driftline/staging/<name>/…             exchanges based on a version that is not the newest
     *.tmp                                   small files whose writer died
 
-Rejected: delta-rs's `vacuum`. It commits to the log, knows nothing of feeds and staging, and
-removes whatever it does not know, where we remove only what we made.
+Rejected: delta-rs's `vacuum`. It commits to the log, does not know change feeds and staging, and
+removes every file that it does not know.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from warehouse_agent.refresh import restored
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 
-KEEP_HOURS_MIN_REMOTE = 24  # where no lock tells an attempt that runs from one that crashed
+KEEP_HOURS_MIN_REMOTE = 24  # without locks, a running attempt looks like a crashed one
 
 _DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
 _FEED = re.compile(r"_version=\d+")
@@ -46,62 +46,57 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What stays: the newest version, the paths of all files that kept ones have, and the folders
-    of their feeds."""
+    """The newest version, the paths of all files of kept versions, the folders of their feeds."""
 
-    newest: int
-    paths: frozenset[str]
-    feeds: frozenset[str]
+    newest: int | None = None  # None: nothing was ever published
+    paths: frozenset[str] = frozenset()
+    feeds: frozenset[str] = frozenset()
 
 
 def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> Garbage:
-    """What nobody can need any more. Call it, and remove, under the fragment's lock.
+    """Find the files that no reader can need. Hold the fragment's lock until they are removed.
 
     Raises:
         UsageError: keep_hours is too small for this storage.
-        WarehouseUnavailable: the table's log cannot be read, or is gone; or its newest version is
-            older than what was published, whose files a restored entry of the log would need.
+        WarehouseUnavailable: the table's log cannot be read or is gone; or its newest version is
+            older than the last published one, whose log entry may still be restored.
     """
     if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
         least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
-        raise UsageError(f"--keep-hours {keep_hours} is too few; here it is at least {least}.")
+        raise UsageError(f"--keep-hours {keep_hours} is too few. The least is {least} here.")
     since = now - timedelta(hours=keep_hours)
     kept = _kept(store, name, since)
-    found = [
-        entry
-        for entry in (
-            *_data(store, name, kept),
-            *_feeds(store, name, kept),
-            *_staged(store, name, kept),
-            *_temporary(store, name),
-        )
-        if entry.modified <= since
-    ]
+    entries = itertools.chain(
+        _data(store, name, kept),
+        _feeds(store, name, kept),
+        _staged(store, name, kept),
+        _temporary(store, name),
+    )
+    found = [entry for entry in entries if entry.modified <= since]
     return Garbage(tuple(e.place for e in found), sum(e.size for e in found))
 
 
 def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
-    """The oldest version that was still the newest at `since`.
+    """Return the oldest version that was still the newest at `since`.
 
     Args:
-        times: version and the time of its commit, by version ascending, not empty.
+        times: versions and the times of their commits, by version ascending, not empty.
     """
     before = [version for version, committed in times if committed <= since]
     return max(before, default=times[0][0])
 
 
-def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
-    """None: nothing was ever published."""
+def _kept(store: Store, name: str, since: datetime) -> _Kept:
     head = formats.head(store, name)
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if head is None:
         if CHECKED in known or store.files(name, formats.format_of(store, name).log):
             raise WarehouseUnavailable(
-                "The table's log is missing, although versions were published; nothing is removed.",
+                "The table's log is missing, although versions were published. Nothing is removed.",
                 where=name,
                 remedy="Restore the folder `_delta_log`, or move the table's folder away.",
             )
-        return None
+        return _Kept()
     if (noted := restored.newer(known, head)) is not None:
         restored.refuse(name, head, noted)
     entries = [e for e in formats.entries(store, name) if e.version <= head.version]
@@ -117,36 +112,34 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept | None:
     return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
 
 
-def _data(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
-    paths = kept.paths if kept else frozenset()
+def _data(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
     for folder in store.folders(name):
         if not _DATA.fullmatch(folder):
             continue
         entries = store.walk(name, folder)
-        if not any("/".join(e.place[1:]) in paths for e in entries):
+        if not any("/".join(e.place[1:]) in kept.paths for e in entries):
             yield from entries
             continue
         for entry in entries:
             *above, file = entry.place[1:]
             checked = file.removeprefix(".").removesuffix(".crc") if file[0] == "." else file
-            if checked.endswith(".parquet") and "/".join([*above, checked]) not in paths:
+            if checked.endswith(".parquet") and "/".join([*above, checked]) not in kept.paths:
                 yield entry
 
 
-def _feeds(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
+def _feeds(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
     for folder in store.folders(PRIVATE, "changes", name):
         if not _FEED.fullmatch(folder):
             continue
         for entry in store.walk(PRIVATE, "changes", name, folder):
-            if kept is None or "/".join(entry.place[3:-1]) not in kept.feeds:
+            if "/".join(entry.place[3:-1]) not in kept.feeds:
                 yield entry
 
 
-def _staged(store: Store, name: str, kept: _Kept | None) -> Iterator[StoredFile]:
-    newest = kept.newest if kept else None
+def _staged(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
     for folder in store.folders(PRIVATE, "staging", name):
         note = store.read_json(PRIVATE, "staging", name, folder, "exchange.json")
-        useful = note.get("base_version") == newest and "recipe" in note
+        useful = note.get("base_version") == kept.newest and "recipe" in note
         for entry in store.walk(PRIVATE, "staging", name, folder):
             if not useful or entry.place[-1].endswith(".tmp"):
                 yield entry

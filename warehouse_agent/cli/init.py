@@ -1,12 +1,11 @@
-"""`init`: a first warehouse.toml, from a template or from what a source serves to us.
+"""`init`: write a first warehouse.toml, from a template or from what a source serves to us.
 
-The source is asked for the names that it serves to our certificate, and then for a description
-of each, so that the file holds every relation that can be refreshed, and the others as comments
-with the reason. Names and reasons come from the other side: they are cut, cleaned of control
-characters and escaped before they are written.
+The source is asked for the names that it serves to our certificate, then for a description of
+each. The file holds every relation that can be refreshed; the others are comments with the reason.
+Names and reasons come from the other side: they are cut, cleaned of control characters and escaped.
 
-Nothing is written unless the whole conversation went well, and no file is overwritten without being
-told to. Paths are written relative to the file where they lie below its folder.
+The file is written only after the whole conversation succeeded. An existing file is overwritten
+only on request. Paths below the file's folder are written relative to it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,11 @@ from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 USUAL = Path("warehouse.toml")
 NOTE_CHARACTERS_MAX = 1000  # of a reason or a note of the source, in a comment
-_FUZZY = "read without a snapshot"  # how notes of a source that cannot be exact begin
+_FUZZY = "read without a snapshot"  # begins the note of a source that cannot be exact
 _INVALID = re.compile(r"[^A-Za-z0-9_.-]+")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -67,7 +67,7 @@ relation = "orders"                 # the name that the DBA gave it
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One relation that the source serves to us: its description, or why there is none."""
+    """One relation that the source serves to us: its description, or why it has none."""
 
     relation: str
     description: pb.Description | None
@@ -75,27 +75,27 @@ class Offer:
 
 
 def init(path: Path, source: Source | None, *, force: bool) -> int:
-    """Write a first warehouse.toml: for a source with what it serves, else the template.
+    """Write a first warehouse.toml: with all that `source` serves, or a template.
 
     Returns:
-        The exit code: 1 where no relation of the source can be refreshed.
+        The exit code: 1 if no relation of the source can be refreshed.
 
     Raises:
-        ConfigurationError: the file exists already, or cannot be written.
+        ConfigurationError: the file exists already or cannot be written.
         DriftlineError: the source cannot be asked. Nothing is written then.
     """
     if path.exists() and not force:
         raise _exists_already(path)
-    driftline = "driftline" if path == USUAL else f"driftline --config {path}"
+    doctor = f"driftline {'' if path == USUAL else f'--config {path} '}doctor"
     if source is None:
         _write(path, TEMPLATE, force=force)
-        print(f"wrote {path}; edit it, then: {driftline} doctor", file=sys.stderr)
+        print(f"Wrote {path}. Edit it, then run: {doctor}", file=sys.stderr)
         return 0
     try:
         with Link(source) as link:
             offered = list(offers(link))
     except (ConfigurationError, Unauthenticated) as error:
-        # They name settings of a file that does not exist yet.
+        # The error names settings of a file that does not exist yet.
         error.details["options"] = "a setting such as server_name is --server-name here"
         raise
     _write(path, text_of(path, source, offered), force=force)
@@ -103,30 +103,32 @@ def init(path: Path, source: Source | None, *, force: bool) -> int:
     for offer in refused:
         print(f"{_clean(offer.relation)}: {_clean(offer.reason)}", file=sys.stderr)
     good = len(offered) - len(refused)
-    of_all = (
-        f"{good} of {counted(len(offered), 'relation')}" if refused else counted(good, "relation")
-    )
-    print(f"wrote {path} with {of_all} of {source.address}", file=sys.stderr)
+    of_all = f"{good} of " if refused else ""
+    relations = f"{of_all}{counted(len(offered), 'relation')}"
+    print(f"Wrote {path} with {relations} of {source.address}.", file=sys.stderr)
     if good:
-        print(f"next: {driftline} doctor", file=sys.stderr)
+        print(f"Now run: {doctor}", file=sys.stderr)
     return 0 if good else 1
 
 
 def source_of(
-    address: str,
-    *,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    server_name: str | None,
-    insecure: bool,
-    name: str | None,
-) -> Source:
-    """The source that the options of a command line name. Contacts nothing.
+    address: str | None, *, server_name: str | None, insecure: bool, name: str | None, **files: Path
+) -> Source | None:
+    """Return the source that the options of a command line describe; None without an address.
+
+    Args:
+        files: ca, certificate and key; None if not given.
 
     Raises:
         UsageError: the options contradict each other, or one is missing.
     """
+    given = [f"--{file}" for file, path in files.items() if path is not None]
+    given += ["--server-name"] if server_name else []
+    if address is None:
+        given += [option for option, value in (("--insecure", insecure), ("--name", name)) if value]
+        if given:
+            raise UsageError(f"{given[0]} goes with --source.", remedy="Add --source HOST:PORT.")
+        return None
     parts = address_parts(address)
     if parts is None or parts[1] == 0:
         raise UsageError(
@@ -140,34 +142,34 @@ def source_of(
             remedy="Use letters, digits, '_', '.' and '-', beginning with a letter or a digit.",
         )
     named = name or _source_name(host)
-    options = {"--ca": ca, "--certificate": certificate, "--key": key}
     if not insecure:
-        if missing := [option for option, file in options.items() if file is None]:
+        if missing := [f"--{file}" for file, path in files.items() if path is None]:
             raise UsageError(
                 f"--source needs {', '.join(missing)}.",
                 remedy="The DBA makes these files with `driftline-source enroll`. For a source on "
-                "this machine that speaks plain text: --insecure.",
+                "this machine that uses plain text: --insecure.",
             )
-        ca, certificate, key = (file and Path(os.path.abspath(file)) for file in options.values())
+        ca, certificate, key = (
+            Path(os.path.abspath(files[file])) for file in ("ca", "certificate", "key")
+        )
         return Source(named, address, ca, certificate, key, server_name=server_name)
     if not is_loopback(host):
         raise UsageError(
             f"--insecure is for loopback only, and {host} is not.",
             remedy="Name --ca, --certificate and --key.",
         )
-    given = [option for option, value in {**options, "--server-name": server_name}.items() if value]
     if given:
         raise UsageError(
-            f"{given[0]} has no effect beside --insecure.", remedy="Leave out one of the two."
+            f"{given[0]} has no effect with --insecure.", remedy="Remove one of the two."
         )
     return Source(named, address, insecure=True)
 
 
 def offers(link: Link) -> Iterator[Offer]:
-    """Every relation that the source serves to our certificate, described where it can be.
+    """Ask the source for every relation that it serves to our certificate.
 
     Raises:
-        NotFound: it serves nothing to it.
+        NotFound: it serves nothing to our certificate.
         DriftlineError: the source cannot be asked now, but perhaps later.
     """
     reach(link.source)
@@ -182,7 +184,7 @@ def offers(link: Link) -> Iterator[Offer]:
     for name in names:
         try:
             reply = link.describe(name)
-            # Whether its columns can be published here, too.
+            # Check also that its columns can be published here.
             schema_change.described(reply, Fragment(name, link.source, name), None)
         except DriftlineError as error:
             if error.is_retryable:
@@ -192,19 +194,27 @@ def offers(link: Link) -> Iterator[Offer]:
             yield Offer(name, reply.description)
 
 
+def size_and_key(description: pb.Description) -> str:
+    """Return the expected rows and the key of a relation, such as `about 3 rows, key (id)`."""
+    rows = description.rows_expected
+    key = ", ".join(c.name for c in description.columns[: description.key_columns])
+    about = f"about {counted(rows, 'row')}" if rows else "rows unknown"
+    return f"{about}, key ({one_line(key, LINE_CHARACTERS_MAX)})"
+
+
 def text_of(file: Path, source: Source, offered: Sequence[Offer]) -> str:
-    """The text of the warehouse.toml at `file`."""
-    parts = [_HEAD, *_paragraph(_source_lines(file, source))]
+    """Return the text of the warehouse.toml at `file`."""
+    lines = [_HEAD, *_source_lines(file, source)]
     taken: set[str] = set()
     for offer in offered:
         name = fragment_name(offer.relation, taken)
         taken.add(name.lower())
-        parts += _paragraph(_fragment_lines(name, source, offer))
-    return "".join(parts)
+        lines += ["", *_fragment_lines(name, source, offer)]
+    return "\n".join(lines) + "\n"
 
 
 def fragment_name(relation: str, taken: set[str]) -> str:
-    """The relation's name as that of a fragment, and not one of `taken` (in lower case)."""
+    """Make a fragment's name of a relation's that is not in `taken` (in lower case)."""
     name = _INVALID.sub("_", relation)
     if not config.is_fragment_name(name[:1]):
         name = f"_{name}"
@@ -226,7 +236,7 @@ def _exists_already(path: Path) -> ConfigurationError:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
-    """Write the file, also where another one came in between only with `force`."""
+    """Write the file; overwrite one that somebody else wrote by now only with `force`."""
     try:
         data = text.encode()
         with path.open("wb" if force else "xb") as out:
@@ -242,10 +252,6 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _paragraph(lines: Iterator[str]) -> list[str]:
-    return ["\n", *(f"{line}\n" for line in lines)]
-
-
 def _source_lines(file: Path, source: Source) -> Iterator[str]:
     yield f"[sources.{_key(source.name)}]"
     yield f"address = {_string(source.address)}"
@@ -254,19 +260,21 @@ def _source_lines(file: Path, source: Source) -> Iterator[str]:
         return
     for key, path in (("ca", source.ca), ("certificate", source.certificate), ("key", source.key)):
         assert path is not None
-        yield f"{key} = {_string(_relative(path, file))}"
+        folder = Path(os.path.abspath(file)).parent
+        shown = path.relative_to(folder) if path.is_relative_to(folder) else path
+        yield f"{key} = {_string(str(shown))}"
     if source.server_name:
         yield f"server_name = {_string(source.server_name)}"
 
 
 def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
-    """The table of one relation, commented out where it cannot be described."""
+    """Yield the lines of one relation; as comments if it cannot be refreshed."""
     described = offer.description
     if described is None:
         yield f"# {_clean(offer.relation)} cannot be refreshed. {_clean(offer.reason)}"
         mark, size = "# ", ""
     else:
-        mark, size = "", f"  # {_size(described)}"
+        mark, size = "", f"  # {_clean(size_and_key(described))}"
     yield f"{mark}[fragments.{_key(name)}]{size}"
     yield f"{mark}source = {_string(source.name)}"
     if name != offer.relation:
@@ -274,23 +282,11 @@ def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
     for note in described.notes if described is not None else ():
         yield f"# {_clean(note)}"
         if note.startswith(_FUZZY):
-            yield '# require = "fuzzy"                 # needed then: see docs/guarantees.md'
-
-
-def _size(description: pb.Description) -> str:
-    rows = description.rows_expected
-    key = ", ".join(c.name for c in description.columns[: description.key_columns])
-    count = f"about {counted(rows, 'row')}" if rows else "rows unknown"
-    return _clean(f"{count}, key ({key})")
-
-
-def _relative(path: Path, file: Path) -> str:
-    folder = Path(os.path.abspath(file)).parent
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+            yield '# require = "fuzzy"                 # required here: see docs/guarantees.md'
 
 
 def _source_name(host: str) -> str:
-    """The first label of a host's name; for an address or this machine what says so."""
+    """Return the first label of a host name, `local` for this machine, `remote` for an address."""
     if is_loopback(host):
         return "local"
     label = host.partition(".")[0]
@@ -298,15 +294,13 @@ def _source_name(host: str) -> str:
 
 
 def _key(name: str) -> str:
-    """The name as a key of TOML."""
     return name if _BARE_KEY.fullmatch(name) else _string(name)
 
 
 def _string(text: str) -> str:
-    """The text as a basic string of TOML, which escapes what JSON does, and DEL."""
+    """Return the text as a basic string of TOML: as JSON, and DEL is escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _clean(text: str) -> str:
-    """Return one line of printable text, cut at NOTE_CHARACTERS_MAX."""
     return one_line(text, NOTE_CHARACTERS_MAX)

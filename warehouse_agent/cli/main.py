@@ -1,8 +1,7 @@
-"""The command line of the warehouse agent.
+"""The command line of the warehouse agent: commands, options, exit codes (`docs/errors.md`).
 
-stdout carries the answer (with `--json` one object per line), stderr everything else. What a user
-did wrong never shows a traceback; with `--debug` the log has one for every error. Exit codes:
-`docs/errors.md`.
+stdout carries the answer, with `--json` one object per line; stderr carries everything else. A
+mistake of the user never shows a traceback; with `--debug` the log has one for every error.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from warehouse_agent.cli import commands
-from warehouse_agent.cli import init as scaffold
-from warehouse_agent.cli import status as show
-from warehouse_agent.config import WarehouseConfig, load
-from warehouse_agent.refresh.job import Options
+from warehouse_agent.cli import init as first_file
+from warehouse_agent.cli import status as published
+from warehouse_agent.config import load, select
 from warehouse_agent.report import say_error
 from warehouse_agent.spark import foreign_output
 from warehouse_agent.spark.executors import mistake
@@ -47,7 +45,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=scaffold.USUAL,
+    default=first_file.USUAL,
     show_default=True,
     help="The data engineer's file.",
 )
@@ -71,31 +69,51 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     context.obj = config
 
 
-_names = click.argument("names", nargs=-1)
 _all = click.option("--all", "all_", is_flag=True, help="Every fragment of the file.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
-
-
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+def _on_fragments(action: Callable[..., list[int]], *options: Callable[[Any], Any]) -> None:
+    """Add a command on fragments: select them by NAMES and --all; exit with one code for all.
+
+    The docstring of `action` is the command's help.
+    """
+
+    def command(file: Path, names: Sequence[str], all_: bool, **chosen: Any) -> None:
+        config = load(file)
+        # gc removes files, so its fragments must be named.
+        all_ |= not names and action is not commands.gc
+        codes = action(config, select(config, names, all_), **chosen)
+        if failed := [code for code in codes if code]:
+            sys.exit(PARTIAL if len(failed) < len(codes) else _common(failed))
+
+    decorated: Any = command
+    for add in (_json, *options, _all, click.argument("names", nargs=-1), click.pass_obj):
+        decorated = add(decorated)
+    cli.command(action.__name__, help=action.__doc__)(decorated)
+
+
+def _common(codes: Sequence[int]) -> int:
+    """Return the exit code that all failures have, or 1 if they differ."""
+    return codes[0] if len(set(codes)) == 1 else 1
 
 
 @cli.command()
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--source", "address", metavar="HOST:PORT", help="Ask this source what it serves.")
+@click.option(
+    "--source", "address", metavar="HOST:PORT", help="Ask this source which relations it serves."
+)
 @click.option("--ca", type=_file, help="The authority that issued the source's certificate.")
 @click.option("--certificate", type=_file, help="Our certificate.")
 @click.option("--key", type=_file, help="Our key.")
 @click.option("--server-name", help="The name in the source's certificate, if not HOST.")
 @click.option("--insecure", is_flag=True, help="Plain text, to a source on this machine.")
-@click.option("--name", metavar="SOURCE", help="What to call the source; by default after HOST.")
+@click.option("--name", metavar="SOURCE", help="The source's name in the file; default: from HOST.")
 @click.pass_obj
 def init(config: Path, /, force: bool, address: str | None, **options: Any) -> None:
-    """Write a first warehouse.toml: a template, or with --source all that it serves."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-    if address is None and given:
-        raise click.UsageError(f"{given[0]} goes with --source HOST:PORT.")
-    source = None if address is None else scaffold.source_of(address, **options)
-    sys.exit(scaffold.init(config, source, force=force))
+    """Write a first warehouse.toml: a template, or, with --source, all that it serves."""
+    sys.exit(first_file.init(config, first_file.source_of(address, **options), force=force))
 
 
 @cli.command()
@@ -103,59 +121,27 @@ def init(config: Path, /, force: bool, address: str | None, **options: Any) -> N
 @click.pass_obj
 def doctor(config: Path, as_json: bool) -> None:
     """Check configuration, storage, Java, certificates, sources and relations."""
-    failed = {code for code in commands.doctor(config, as_json=as_json) if code}
-    if failed:
-        sys.exit(failed.pop() if len(failed) == 1 else 1)
+    if failed := [code for code in commands.doctor(config, as_json=as_json) if code]:
+        sys.exit(_common(failed))
 
 
-@cli.command()
-@_names
-@_all
-@_json
-@click.pass_obj
-def plan(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
-    """Say what a refresh of fragments, by default of all, would do and cost.
-
-    No row of the source is read.
-    """
-    _end(commands.plan(_load(config), names, all_, as_json=as_json))
-
-
-@cli.command()
-@_names
-@_all
-@_json
-@click.option("--accept-schema", is_flag=True, help="Go on after columns or key changed.")
-@click.option("--allow-shrink", is_flag=True, help="Go on though more than half the rows are gone.")
-@click.option(
-    "--accept-restored",
-    is_flag=True,
-    help="Go on from a table that is older than what was published, as after a restore.",
+_on_fragments(commands.plan)
+_on_fragments(
+    commands.refresh,
+    click.option(
+        "--accept-restored",
+        is_flag=True,
+        help="Accept a table that is older than the last published version, as after a restore.",
+    ),
+    click.option(
+        "--allow-shrink", is_flag=True, help="Accept that more than half the rows are gone."
+    ),
+    click.option("--accept-schema", is_flag=True, help="Accept changed columns or a changed key."),
 )
-@click.pass_obj
-def refresh(
-    config: Path,
-    names: Sequence[str],
-    all_: bool,
-    as_json: bool,
-    accept_schema: bool,
-    allow_shrink: bool,
-    accept_restored: bool,
-) -> None:
-    """Make fragments, by default all, equal to their relations, prove it, and publish."""
-    options = Options(accept_schema, allow_shrink, accept_restored=accept_restored)
-    _end(commands.refresh(_load(config), names, all_, options, as_json=as_json))
-
-
-@cli.command()
-@_names
-@_all
-@_json
-@click.option("--repair", is_flag=True, help="Pull again what missing or damaged files held.")
-@click.pass_obj
-def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool, repair: bool) -> None:
-    """Read every published file again and check each row against its fingerprint."""
-    _end(commands.verify(_load(config), names, all_, repair=repair, as_json=as_json))
+_on_fragments(
+    commands.verify,
+    click.option("--repair", is_flag=True, help="Pull the rows of missing or damaged files again."),
+)
 
 
 @cli.command()
@@ -163,18 +149,11 @@ def verify(config: Path, names: Sequence[str], all_: bool, as_json: bool, repair
 @click.option("--output", type=click.Path(path_type=Path), help="Default: NAME.receipt.json")
 @click.pass_obj
 def receipt(config: Path, name: str, output: Path | None) -> None:
-    """Total the published values under a one-off key, for the DBA to recompute."""
-    commands.receipt(_load(config), name, output or Path(f"{name}.receipt.json"))
+    """Compute a total of the published values, which the DBA can recompute."""
+    commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
-@cli.command()
-@_names
-@_all
-@_json
-@click.pass_obj
-def status(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> None:
-    """Show what is published, how fresh it is and how it was proven."""
-    _end(show.status(_load(config), names, all_, as_json=as_json))
+_on_fragments(published.status)
 
 
 @cli.command()
@@ -184,55 +163,34 @@ def status(config: Path, names: Sequence[str], all_: bool, as_json: bool) -> Non
 @click.pass_obj
 def history(config: Path, name: str, limit: int, as_json: bool) -> None:
     """List the versions of a fragment, newest first."""
-    show.history(_load(config), name, limit, as_json=as_json)
+    published.history(load(config), name, limit, as_json=as_json)
 
 
-@cli.command()
-@_names
-@_all
-@click.option(
-    "--keep-hours",
-    default=168,
-    show_default=True,
-    help="Hours that a version stays readable after the next one is published.",
+_on_fragments(
+    commands.gc,
+    click.option("--yes", is_flag=True, help="Remove the files. Without it, only count them."),
+    click.option(
+        "--keep-hours",
+        default=168,
+        show_default=True,
+        help="Hours for which a version stays readable after the next one was published.",
+    ),
 )
-@click.option("--yes", is_flag=True, help="Remove; without it, only say what would be removed.")
-@_json
-@click.pass_obj
-def gc(
-    config: Path, names: Sequence[str], all_: bool, keep_hours: int, yes: bool, as_json: bool
-) -> None:
-    """Remove data files that no version within the retention needs."""
-    _end(commands.gc(_load(config), names, all_, keep_hours, yes=yes, as_json=as_json))
 
 
 @cli.command()
 @click.option("--directory", type=click.Path(path_type=Path), default=Path("driftline-demo"))
-@click.option("--postgres", is_flag=True, help="A real PostgreSQL instead of SQLite.")
+@click.option("--postgres", is_flag=True, help="Use a real PostgreSQL instead of SQLite.")
 @click.option("--scale", default=0.1, show_default=True, help="TPC-H scale factor.")
 def demo(directory: Path, postgres: bool, scale: float) -> None:
-    """Run the whole thing on generated data: load, change, refresh, prove, receipt."""
+    """Run both agents on generated data: load, change, refresh, prove, receipt."""
     from warehouse_agent.demo.demonstration import run
 
     run(directory, postgres=postgres, scale=scale)
 
 
-def _load(config: Path) -> WarehouseConfig:
-    return load(config)
-
-
-def _end(codes: list[int]) -> None:
-    """Exit with what the fragments' exit codes mean together."""
-    failed = [c for c in codes if c]
-    if not failed:
-        return
-    if len(failed) < len(codes):
-        sys.exit(PARTIAL)
-    sys.exit(failed[0] if len(set(failed)) == 1 else 1)
-
-
 def main() -> NoReturn:
-    """Entry point of the console script `driftline`."""
+    """Run the console script `driftline`."""
     if "--debug" not in sys.argv[1:]:
         foreign_output.divert()
     try:
@@ -241,14 +199,14 @@ def main() -> NoReturn:
         error.show()
         sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
-        print("interrupted; nothing unproven was published", file=sys.stderr)
+        print("Interrupted. Nothing unproven was published.", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # who reads our answer has read enough
+    except BrokenPipeError:  # the reader of our answer closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INTERRUPTED)
     except Exception as problem:
         _log.debug("the command failed", exc_info=problem)
-        error_of_ours = mistake(problem, "")
-        say_error(error_of_ours)
-        sys.exit(error_of_ours.exit_code)
+        failure = mistake(problem, "")
+        say_error(failure)
+        sys.exit(failure.exit_code)
     sys.exit(0)

@@ -1,12 +1,10 @@
 """`plan`: what a refresh would do and cost, before it is done.
 
-From what is known without reading a row: the published version, what earlier refreshes reported
-and, where it answers, the source's description. Candidates are costed by what decides in a refresh
-(`candidates`), so the forecast is wrong only where its inputs are: how much has changed
-is a guess from earlier refreshes, how many rows the source has is its catalogue's.
-
-`predict` is pure. A source that does not answer is said, not fatal: the rest still holds. Rejected:
-a trial reduction in Spark, which costs a refresh.
+No row is read: the inputs are the published version, earlier refreshes and, if it answers, the
+source's description. `planning` prices the candidates as in a refresh, so a forecast is wrong only
+where its inputs are: the number of changed rows is predicted from earlier refreshes, and the number
+of source rows is the estimate of its catalogue. A source that does not answer is reported; the rest
+of the forecast still holds. `predict` is pure. Rejected: a trial in Spark, which costs a refresh.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from warehouse_agent.history import record
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
-from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, schema_change
@@ -41,7 +38,7 @@ from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a refresh would do. `chosen` is the `what` of a candidate."""
+    """Forecast of one refresh. `chosen` is the `what` of a candidate."""
 
     name: str
     command: str
@@ -49,7 +46,7 @@ class Forecast:
     rows_published: int | None
     rows_expected: int | None
     first_load: bool
-    changes_expected: tuple[int, int, int] | None  # low, median, high: four of five lie within
+    changes_expected: tuple[int, int, int] | None  # low, median, high: an 80 % interval
     change_share: float
     change_share_from: str
     floor_bytes: int | None
@@ -64,10 +61,11 @@ class Forecast:
     error: None = None
 
     def to_json(self) -> str:
+        """Return the forecast as one line of JSON."""
         return json.dumps(asdict(self))
 
     def text(self) -> str:
-        """For people."""
+        """Return the forecast as lines for people."""
         lines = [f"{self.name}: {self._situation()}"]
         if self.source_error:
             lines.append(f"  the source could not be asked: {self.source_error}")
@@ -75,23 +73,13 @@ class Forecast:
             shown = one_line(change, LINE_CHARACTERS_MAX)
             lines.append(f"  a refresh will be refused without --accept-schema: {shown}")
         if self.staged_bytes:
-            lines.append(
-                f"  {counted(self.staged_bytes, 'byte')} of an earlier attempt need not come again"
-            )
+            staged = counted(self.staged_bytes, "byte")
+            lines.append(f"  {staged} of an earlier attempt are staged and are not sent again")
         if self.tiles_done:
             lines.append(f"  {self.tiles_done} of {self.tiles} tiles are done already")
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
-            size = (
-                "bytes not known" if candidate.bytes is None else counted(candidate.bytes, "byte")
-            )
-            read = candidate.source_rows
-            rows = "" if read is None else f" of {counted(read, 'row')}"
-            lines.append(
-                f"  {mark} {candidate.what}: {size}, "
-                f"{counted(candidate.round_trips, 'round trip')}, "
-                f"{counted(candidate.source_scans, 'scan')} at the source{rows}{_took(candidate)}"
-            )
+            lines.append(f"  {mark} {candidate.what}: {_cost(candidate)}")
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
         if self.floor_bytes is not None:
@@ -101,35 +89,32 @@ class Forecast:
 
     def _situation(self) -> str:
         expected = self.rows_expected
-        if self.first_load:
-            at_source = "an unknown number of rows"
-            if expected is not None:
-                at_source = f"about {counted(expected, 'row')}"
-            return f"first load, {at_source} at the source"
+        if self.rows_published is None:
+            about = f"about {counted(expected, 'row')}" if expected is not None else "unknown rows"
+            return f"first load, {about} at the source"
         at_source = "unknown" if expected is None else f"about {expected:,}"
-        assert self.rows_published is not None
         between = ""
         if self.changes_expected is not None:
             low, _, high = self.changes_expected
             between = f", {low:,} to {high:,} rows"
-        rows = counted(self.rows_published, "row")
         return (
-            f"version {self.version}, {rows}, {at_source} at the source; "
-            f"{self.change_share:.2%}{between} expected to have changed ({self.change_share_from})"
+            f"version {self.version}, {counted(self.rows_published, 'row')}, "
+            f"{at_source} at the source; expected to have changed: "
+            f"{self.change_share:.2%}{between} ({self.change_share_from})"
         )
 
 
 def forecast(store: Store, fragment: Fragment) -> Forecast:
-    """Ask the store and the source, and predict.
+    """Ask the store and the source, and predict a refresh.
 
     Raises:
         WarehouseUnavailable: the published table cannot be read.
-        DriftlineError: the source refuses the relation, for whatever reason; being unreachable is
-            no reason.
+        DriftlineError: the source refuses the relation. A source that cannot be reached, or whose
+            database cannot, is no error: see `Forecast.source_error`.
     """
     reply, source_error = _describe(fragment)
     if reply is not None:
-        with contextlib.suppress(WarehouseUnavailable):  # it may be lost
+        with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             record.note_limits(store, fragment.source, reply.description)
     return predict(know(store, fragment, reply, source_error))
 
@@ -137,9 +122,9 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
 def know(
     store: Store, fragment: Fragment, reply: pb.DescribeReply | None, source_error: str | None
 ) -> Known:
-    """What the store holds, with what the source said."""
+    """Collect the inputs of a prediction from the store and the source's reply."""
     base = formats.head(store, fragment.name)
-    remembered = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
+    noted = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
     description = reply.description if reply is not None else None
     described = schema_change.recipe_of(description) if description is not None else None
     published = base.layout.recipe if base is not None else None
@@ -150,22 +135,22 @@ def know(
             "its fingerprint version"
         ]
     if base is not None and description is not None:
-        before = row_security.known(base, remembered)
+        before = row_security.known(base, noted)
         changes += row_security.changes(before, PolicyDigests.from_message(description))
     rows = base.rows if base else None
     bounds = data_files.bounds(base.files) if base else None
     integer_key = recipe is not None and recipe.integer_key
-    ends = knots(remembered, bounds) if integer_key and rows else []
+    ends = knots(noted, bounds) if integer_key and rows else []
     partition = choice.partition_for(ends, rows or 0, integer_key=bool(ends))
     expected = description.rows_expected if description is not None else 0
-    line = record.line(store, fragment.source, remembered)
+    line = record.line(store, fragment.source, noted)
     columns = len(recipe.columns) if recipe else 1
     return Known(
         name=fragment.name,
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        prices=prices.known(remembered, columns, level=line.level(rows or 0)),
+        prices=prices.known(noted, columns, level=line.level(rows or 0)),
         partition=partition,
         integer_key=integer_key,
         bounds=bounds,
@@ -182,20 +167,24 @@ def know(
     )
 
 
-def knots(remembered: dict[str, object], bounds: tuple[int, int] | None) -> list[int]:
-    """Quantiles of the integer keys: the remembered ones; before there are any, as if the keys were
-    spread evenly."""
-    if (quantiles := notes.knots(remembered, "quantiles")) or bounds is None:
+def knots(noted: dict[str, object], bounds: tuple[int, int] | None) -> list[int]:
+    """Return quantiles of the integer keys: noted ones, or those of evenly spread keys."""
+    if (quantiles := notes.knots(noted, "quantiles")) or bounds is None:
         return quantiles
     first, last = bounds
     return [first + (last - first) * i // choice.QUANTILES for i in range(choice.QUANTILES + 1)]
 
 
 def predict(known: Known) -> Forecast:
-    """The candidates and the choice."""
-    expected = record.changes_expected(list(known.runs), known.rows or 0, known.now)
-    changed, origin, interval = _changes(known, expected)
-    floor = None
+    """Price the candidates, choose one and say why."""
+    rows, floor = known.rows or 0, None
+    expected = record.changes_expected(list(known.runs), rows, known.now)
+    if expected is None:
+        changed, origin, interval = round(rows * choice.CHANGE_SHARE), "assumed", None
+    else:
+        changed, count = min(expected.median, rows), len(known.runs) - 1
+        interval = expected.low, expected.median, expected.high
+        origin = f"after the last {'refresh' if count == 1 else f'{count} refreshes'}"
     candidates, chosen = refreshes(known, expected, max(changed, 1))
     if known.rows is not None and not known.prices.guessed:
         floor = choice.floor_bytes(known.rows, changed, known.prices.row)
@@ -221,21 +210,8 @@ def predict(known: Known) -> Forecast:
     )
 
 
-def _changes(
-    known: Known, expected: Expected | None
-) -> tuple[int, str, tuple[int, int, int] | None]:
-    """How many rows are expected to have changed, why, and between what."""
-    rows = known.rows or 0
-    if expected is None:
-        return round(rows * choice.CHANGE_SHARE), "assumed", None
-    count = len(known.runs) - 1
-    noun = "refresh" if count == 1 else f"{count} refreshes"
-    interval = (expected.low, expected.median, expected.high)
-    return min(expected.median, rows), f"after the last {noun}", interval
-
-
 def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
-    """Ask what the source says of the relation; return that, or why it says nothing."""
+    """Return the source's description of the relation, or why it could not be asked."""
     try:
         reach(fragment.source)
         with Link(fragment.source) as link:
@@ -245,7 +221,7 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
 
 
 def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
-    """Why the chosen candidate is, in words."""
+    """Return the reason for the choice, in words."""
     if known.rows is None:
         return "there is nothing to compare yet"
     if known.read_at_most and known.rows:
@@ -255,7 +231,7 @@ def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if known.forced is not None:
         return f'method = "{known.forced.value}"'
     sized = {c.what: c for c in candidates[1:] if c.bytes is not None}
-    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are taken only where they are asked for
+    no_rivals = {chosen, NAMES[Method.GROUP]}  # groups are used only on request
     others = [c for what, c in sized.items() if what not in no_rivals]
     line = known.line
     if chosen not in sized or not others:
@@ -275,18 +251,25 @@ def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
 
 
 def _despite(chosen: Candidate, best: Candidate) -> str:
-    """Why what seems cheaper is not chosen."""
+    """Return the reason why a candidate that seems cheaper is not chosen."""
     if chosen.what == NAMES[Method.SKETCH] and chosen.round_trips == 1:
         return f"the initial sketch is expected to suffice, although {best.what} would take less"
     return f"{best.what} is rejected: its worst case exceeds a full copy"
 
 
-def _took(candidate: Candidate) -> str:
-    took = ""
+def _cost(candidate: Candidate) -> str:
+    """Return what a candidate costs the line, the source and the warehouse."""
+    size = "bytes not known" if candidate.bytes is None else counted(candidate.bytes, "byte")
+    read = candidate.source_rows
+    rows = "" if read is None else f" of {counted(read, 'row')}"
+    cost = (
+        f"{size}, {counted(candidate.round_trips, 'round trip')}, "
+        f"{counted(candidate.source_scans, 'scan')} at the source{rows}"
+    )
     if candidate.exchange_seconds is not None:
-        took += f", {candidate.exchange_seconds:,.1f} s of scan and line"
+        cost += f", {candidate.exchange_seconds:,.1f} s for scan and line"
     if candidate.bytes_rewritten:
-        took += f", {counted(candidate.bytes_rewritten, 'byte')} of files written again"
+        cost += f", {counted(candidate.bytes_rewritten, 'byte')} of files rewritten"
     if candidate.seconds is not None:
-        took += f"; earlier ones took {candidate.seconds:,.0f} s in all"
-    return took
+        cost += f"; earlier ones took {candidate.seconds:,.0f} s in all"
+    return cost

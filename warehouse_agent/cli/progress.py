@@ -1,19 +1,17 @@
-"""What a person sees while a command runs: a bar on a terminal, a line now and then elsewhere.
+"""Progress of a command: a bar on a terminal, elsewhere a line every ten seconds at most.
 
-One bar, because one fragment is worked on at a time: the fragment, the step of its refresh, and,
-where rows are counted, how many of how many. Rate and time left follow from the rows that the
-source reports against the rows it expects. Whatever stays (answers, notes) is printed above the
-bar, so that a finished fragment leaves its line.
+There is one bar, because one fragment is refreshed at a time. It shows the fragment, the step, and
+the rows where they are counted. Rate and remaining time follow from the rows that the source
+reports and those that it expects. Answers and notes stay; they are printed above the bar.
 
-Everything but the answer goes to stderr. Only a terminal gets control characters; the environment
-(`FORCE_COLOR`) is not asked.
+Everything but the answer goes to stderr. Only a terminal gets control characters, even if
+`FORCE_COLOR` is set.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 from driftline.peer_text import one_line
 from rich.console import Console
@@ -30,15 +28,15 @@ from warehouse_agent.events import (
 from warehouse_agent.report import counted
 
 LINE_EVERY_S = 10.0
-PHASE_CHARACTERS_MAX = 20  # of what the source calls its work
+PHASE_CHARACTERS_MAX = 20  # of the source's word for its work
 STEPS = ("reduce", "exchange", "apply", "prove", "publish")
 
 
 class Display:
-    """Shows what is being done to which of some fragments. Use as a context manager."""
+    """Listener that shows which fragment is refreshed, and the step. Use as a context manager."""
 
     def __init__(self, fragments: int = 1) -> None:
-        """`fragments`: how many there are."""
+        """Show the progress of `fragments` fragments."""
         self._fragments, self._done = fragments, 0
         self._name = self._step = self._phase = ""
         self._began: dict[str, float] = {}  # fragments
@@ -57,17 +55,12 @@ class Display:
                     TimeElapsedColumn(),
                     console=console,
                     transient=True,
-                    redirect_stdout=False,  # it may be a file, and lines of an answer stay whole
+                    redirect_stdout=False,  # stdout may be a file; lines of an answer stay whole
                 )
                 self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
@@ -79,7 +72,7 @@ class Display:
             print(text, file=sys.stderr, flush=True)
 
     def answer(self, text: str) -> None:
-        """Print on stdout, which may be the terminal of the bar."""
+        """Print on stdout; stop the bar meanwhile if stdout is its terminal."""
         if self._progress is None or not sys.stdout.isatty():
             print(text, flush=True)
             return
@@ -88,7 +81,7 @@ class Display:
         self._progress.start()
 
     def __call__(self, event: Event) -> None:
-        """Show an event. A phase that is none of STEPS lies within a step and is not shown."""
+        """Show an event. A phase that is not one of STEPS is part of a step and is not shown."""
         match event:
             case PhaseStarted(name, phase) if phase in STEPS:
                 self._show(name, phase, phase)
@@ -101,7 +94,7 @@ class Display:
                 self._finish(report.name)
 
     def _finish(self, name: str) -> None:
-        """Count a fragment as done, well or not, and remove its bar."""
+        """Count a fragment as done or failed, and remove its bar."""
         self._done += 1
         self._began.pop(name, None)
         if self._progress is not None and self._bar is not None:
@@ -122,7 +115,7 @@ class Display:
             self.note(self._doing() + (f", {amount}" if amount else ""))
 
     def _doing(self) -> str:
-        """Return such as `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
+        """Return `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
         is_step = self._phase == self._step
         which = f", step {STEPS.index(self._step) + 1} of {len(STEPS)}" if is_step else ""
         before = f"{self._done} of {self._fragments} done, " if self._fragments > 1 else ""
@@ -131,7 +124,7 @@ class Display:
     def _draw(
         self, progress: Progress, rows: RowsRead | None, amount: str, *, is_new: bool
     ) -> None:
-        """The bar: of rows, or, where none are counted, one that moves."""
+        """Draw a bar of rows, or one that only moves if no rows are counted."""
         total = float(rows.rows_expected) or None if rows is not None else None
         if is_new and self._bar is not None:
             progress.remove_task(self._bar)
@@ -143,12 +136,11 @@ class Display:
 
 
 def _amount(rows: RowsRead, seconds: float) -> str:
-    """Rows, of how many, how fast, and how long the others will take."""
-    expected = f" of about {rows.rows_expected:,}" if rows.rows_expected else ""
-    text = f"{rows.rows:,}{expected} rows" if expected else counted(rows.rows, "row")
-    rate = rows.rows / seconds if seconds > 0 else 0.0
-    left = rows.rows_expected - rows.rows
+    """Return the rows read, the rows expected, the rate, and the remaining time."""
+    expected, read = rows.rows_expected, rows.rows
+    text = f"{read:,} of about {expected:,} rows" if expected else counted(read, "row")
+    rate = read / seconds if seconds > 0 else 0.0
     if rate <= 0:
         return text
-    after = f", about {left / rate:,.0f} s left" if left > 0 else ""
-    return f"{text}, {rate:,.0f} rows/s{after}"
+    left = f", about {(expected - read) / rate:,.0f} s left" if expected > read else ""
+    return f"{text}, {rate:,.0f} rows/s{left}"

@@ -1,7 +1,7 @@
-"""`status` and `history`: what is published, how fresh it is, how it came to be and how sure it is.
+"""`status` and `history`: published versions, how fresh they are and how they were proven.
 
-From the Delta log and the notes of earlier refreshes; no Spark, no source. The fields are stable:
-jobs read them. A fragment that was never published has the same fields, all of them null.
+Both read the Delta log and the notes of earlier refreshes, without Spark and without the source.
+The fields are stable: jobs read them. For a fragment that was never published, all are null.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
 
-INTERVAL_S = 86_400.0  # between refreshes, assumed where there were not two
-# What a version says of itself to Driftline alone.
-_OURS = ("layout", "clock", "changes_files")
+INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
+_OURS = ("layout", "clock", "changes_files")  # fields of a version for Driftline alone
 HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
 NEVER = "nothing published yet"
-NAME_CHARACTERS_MIN = 12  # of a name that is cut
 _NUMBERS = ("version", "rows")
 _GAP = "  "
-# A unit, its length in seconds, and how many of it there must be.
+# A unit, its length in seconds, and the least number of it that is shown.
 _AGES = (
     ("year", 365.25 * 86_400, 2),
     ("day", 86_400.0, 2),
@@ -39,7 +37,7 @@ _AGES = (
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `status` says of a fragment. Times are ISO 8601, UTC; `bytes` is of its data files."""
+    """Published state of a fragment. Times are ISO 8601, UTC; `bytes` is the size of its files."""
 
     name: str
     version: int | None = None
@@ -54,10 +52,10 @@ class Status:
     years_until_a_change_is_missed: float | None = None
     files: int | None = None
     bytes: int | None = None
-    row_security: bool | None = None  # of the source: whether policies hide rows; null: not told
+    row_security: bool | None = None  # policies of the source hide rows; null: not known
 
     def cells(self, now: datetime) -> tuple[str, ...]:
-        """One row of the table for people, under HEADINGS; of what was never published the name."""
+        """Return a row of the table, under HEADINGS; only the name if nothing is published."""
         if self.version is None:
             return (self.name,)
         assert self.rows_total is not None
@@ -66,10 +64,8 @@ class Status:
         return (self.name, str(self.version), f"{self.rows_total:,}", *compared, *how)
 
 
-def status(
-    config: WarehouseConfig, names: Sequence[str], all_: bool, *, as_json: bool
-) -> list[int]:
-    """What is published of each fragment."""
+def status(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
+    """Show what is published, how fresh it is and how it was proven."""
     store, shown = Store(config.path), []
 
     def one(fragment: Fragment) -> None:
@@ -78,7 +74,7 @@ def status(
             print(json.dumps(asdict(found)), flush=True)
         shown.append(found)
 
-    codes = each(select(config, names, all_ or not names), one, as_json=as_json, command="status")
+    codes = each(chosen, one, as_json=as_json, command="status")
     if shown and not as_json:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print("\n".join(text_of(shown, datetime.now(UTC), width)))
@@ -86,11 +82,11 @@ def status(
 
 
 def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[str]:
-    """The lines that tell people of some fragments.
+    """Return a table of fragments for people, and remarks on them, as lines.
 
     Args:
         now: with a time zone.
-        width: characters in a line; None where there is no end of it.
+        width: characters in a line; None: no limit.
     """
     lines = _table([status.cells(now) for status in shown], width)
     if any(status.proof == "part" for status in shown):
@@ -108,11 +104,11 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
 
 
 def age(at: str | None, now: datetime) -> str:
-    """How long ago a moment was, in words: `just now`, `3 hours ago`.
+    """Return how long ago a moment was, in words: `just now`, `3 hours ago`.
 
     Args:
-        at: ISO 8601; what is none is returned as it is. It is by the source's clock, which may be
-            ahead of ours.
+        at: ISO 8601, by the source's clock, which may be ahead of ours; anything else is returned
+            as it is.
         now: with a time zone.
     """
     try:
@@ -129,52 +125,32 @@ def age(at: str | None, now: datetime) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
-    """Lines of aligned columns under HEADINGS. Long names are cut where the terminal is narrow; one
-    that is narrower still gets a line for each cell."""
+    """Align cells under HEADINGS; on a terminal that is too narrow, list them below the name."""
     whole = [row for row in rows if len(row) == len(HEADINGS)]
-    columns = [[heading, *(row[i] for row in whole)] for i, heading in enumerate(HEADINGS)]
-    columns[0] = [HEADINGS[0], *(row[0] for row in rows)]
-    widths = [max(map(len, column)) for column in columns]
-    beside = sum(widths[1:]) + len(_GAP) * (len(widths) - 1) if whole else len(_GAP + NEVER)
-    if width is not None and widths[0] + beside > width:
-        if width - beside < NAME_CHARACTERS_MIN:
-            return [line for row in rows for line in _listed(row)]
-        widths[0] = width - beside
-    lines = [_line(HEADINGS if whole else HEADINGS[:1], widths)]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *whole, strict=True)]
+    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
+    headings = HEADINGS if whole else HEADINGS[:1]
+    lines = [_line(row, widths) for row in (headings, *(r if r[1:] else (*r, NEVER) for r in rows))]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    lines = []
     for row in rows:
-        name = _cut(row[0], widths[0])
-        lines.append(_line((name, *(row[1:] or (NEVER,))), widths))
+        cells = [f"  {h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=False)]
+        lines += [row[0], *(cells or [f"  {NEVER}"])]
     return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Numbers are aligned to the right; what is one cell for all stands to the left."""
+    """Align numbers to the right, other cells to the left."""
     aligned = [
-        cell.rjust(width)
-        if heading in _NUMBERS and len(cells) == len(HEADINGS)
-        else cell.ljust(width)
+        cell.rjust(width) if heading in _NUMBERS and cell != NEVER else cell.ljust(width)
         for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)
     ]
     return _GAP.join(aligned).rstrip()
 
 
-def _listed(row: tuple[str, ...]) -> list[str]:
-    """One cell below the other."""
-    if len(row) == 1:
-        return [row[0], f"  {NEVER}"]
-    return [row[0], *(f"  {h}: {cell}" for h, cell in zip(HEADINGS[1:], row[1:], strict=True))]
-
-
-def _cut(name: str, width: int) -> str:
-    """The name in at most so many characters; its end often tells more than its middle."""
-    if len(name) <= width:
-        return name
-    end = (width - 1) // 2
-    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
-
-
 def status_of(store: Store, name: str) -> Status:
-    """Raises WarehouseUnavailable."""
+    """Return the published state of a fragment. Raises WarehouseUnavailable."""
     snapshot = formats.head(store, name)
     if snapshot is None:
         return Status(name)
@@ -206,7 +182,7 @@ def status_of(store: Store, name: str) -> Status:
 
 
 def interval_s(published: Sequence[str]) -> float:
-    """The mean time in seconds between versions, newest first."""
+    """Return the mean time between versions in seconds; `published`: times, newest first."""
     times = [datetime.fromisoformat(t) for t in published]
     if len(times) < 2:
         return INTERVAL_S
@@ -214,7 +190,7 @@ def interval_s(published: Sequence[str]) -> float:
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:
-    """The versions of a fragment, newest first."""
+    """Print the versions of a fragment, newest first."""
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
     published(store, fragment.name)

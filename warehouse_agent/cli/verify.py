@@ -1,23 +1,21 @@
-"""Is what was published still what is stored? Every file is there, and every row is what it was.
+"""`verify`: is every published file there, and is every row still what it was?
 
-Cheap first: the files of a version exist with their sizes. Then all of them are read in Spark's
-tasks, each row encoded and fingerprinted again, and compared with the fingerprint beside it
-(`damage`). Nothing but a note of the damage is written, and no source is asked: what was lost is
-pulled again by a refresh (`mend`).
-
-Running it again does not help against damage, so no failure here is retryable, unlike in a refresh.
+First the files of a version must exist with their sizes. Then Spark's tasks read all of them,
+encode and fingerprint each row again, and compare it with the stored fingerprint
+(`tasks.file_damage`). Only a note of the damage is written, and no source is asked: a refresh pulls
+lost rows again (`refresh.repair`). To verify again does not help, so no error is retryable here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
+import tenacity
 from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
-from warehouse_agent.refresh import repair as mend
+from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import cause
@@ -26,20 +24,23 @@ from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 
-_REMEDY = "Run `driftline verify {} --repair`, or the next refresh, to pull their rows again."
+_REMEDY = "Run `driftline verify {} --repair`, or the next refresh: it pulls their rows again."
 _NOT_NOTED = (
-    "This could not be noted: {} Run `driftline verify {} --repair` to pull their rows again."
+    "This could not be noted: {} Run `driftline verify {} --repair`: it pulls their rows again."
 )
-NOTE_WAIT_S = 60.0  # for a refresh that runs, before a note of damage is given up
-_TRY_S = 0.5  # between two attempts to have the fragment's lock
+NOTE_WAIT_S = 60.0  # for a running refresh, before a note of damage is given up
+_TRY_S = 0.5  # between two attempts to take the fragment's lock
 
 
 def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str]) -> int:
-    """Return the rows of the newest version, which was read back; `wrong`: as `damaged` found.
+    """Return the number of rows of the newest version, which was read back.
+
+    Args:
+        wrong: missing and damaged files, as `damaged` returned them.
 
     Raises:
-        WarehouseUnavailable: files are missing or damaged, by name, or the table is older than what
-            was published.
+        WarehouseUnavailable: files are missing or damaged, or the table is older than the last
+            published version.
     """
     if wrong:
         raise _damaged(name, wrong)
@@ -59,25 +60,26 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
 def damaged(
     spark: SparkSession, store: Store, name: str, snapshot: Snapshot, *, repair: bool = False
 ) -> dict[str, str]:
-    """Return what is wrong with the newest version's files, by path; noted for the next refresh.
+    """Find missing and damaged files of the newest version; note them for the next refresh.
 
     Args:
-        repair: whether the caller tells a refresh of them at once, which then needs no note.
+        repair: the caller refreshes at once, so the note may be missing.
+
+    Returns:
+        The reason for each file, by path.
 
     Raises:
-        WarehouseUnavailable: the files cannot be read; or some are damaged and it could not be
-            noted.
+        WarehouseUnavailable: the files cannot be read; or some are damaged and could not be noted.
     """
     try:
-        wrong = mend.found(spark, store, snapshot, name)
+        wrong = damage.found(spark, store, snapshot, name)
     except SPARK_FAILURES as error:
-        raise WarehouseUnavailable(f"The files cannot be read: {cause(error)}", where=name) from (
-            error
-        )
+        message = f"The files cannot be read: {cause(error)}"
+        raise WarehouseUnavailable(message, where=name) from error
     if wrong:
         try:
             with _locked(store, name, 0.0 if repair else NOTE_WAIT_S):
-                mend.note(store, name, wrong)
+                damage.note(store, name, wrong)
         except DriftlineError as error:
             if not repair:
                 raise _damaged(name, wrong, _NOT_NOTED.format(error.message, name)) from error
@@ -86,17 +88,15 @@ def damaged(
 
 @contextlib.contextmanager
 def _locked(store: Store, name: str, wait_s: float) -> Iterator[None]:
-    """Hold the fragment's lock, waiting for it so long. Raises Locked."""
-    ends = time.monotonic() + wait_s
+    """Hold the fragment's lock; wait up to `wait_s` for it. Raises Locked."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Locked),
+        stop=tenacity.stop_after_delay(wait_s),
+        wait=tenacity.wait_fixed(_TRY_S),
+        reraise=True,
+    )
     with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(store.lock(name))
-                break
-            except Locked:
-                if time.monotonic() >= ends:
-                    raise
-            time.sleep(_TRY_S)
+        retrying(lambda: stack.enter_context(store.lock(name)))
         yield
 
 
@@ -113,10 +113,10 @@ def _damaged(name: str, wrong: dict[str, str], remedy: str | None = None) -> War
 
 
 def check_files(store: Store, name: str, snapshot: Snapshot) -> None:
-    """Every data file of a version is there and has its size.
+    """Check that every data file of a version exists and has its size.
 
     Raises:
-        WarehouseUnavailable: with the files that are not.
+        WarehouseUnavailable: some do not; the details name them.
     """
     if wrong := file_damage.absent(store, name, snapshot.files):
         raise _damaged(name, wrong)

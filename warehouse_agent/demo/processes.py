@@ -1,10 +1,9 @@
-"""The demonstration's child processes: started quietly, watched, and gone afterwards.
+"""The child processes of the demonstration: started quietly, watched, and ended.
 
-Every child leads a session of its own, so that Ctrl-C reaches only the demonstration, which then
-ends its children in its own order; on Linux the kernel ends them, too, if it is killed itself.
-What they say goes to a log file, whose end is shown when one fails.
-
-Rejected: threads in one process. The point is that the two agents share nothing but a connection.
+Every child leads its own session, so that Ctrl-C reaches only the demonstration, which then ends
+its children in order; Linux ends them if the demonstration itself is killed. Their output goes to a
+log file, whose end is shown when a child fails. Rejected: threads in one process; the two agents
+must share nothing but a connection.
 """
 
 from __future__ import annotations
@@ -23,29 +22,27 @@ from typing import IO
 from driftline.errors import InternalError
 
 START_S_MAX = 60.0
-STOP_S_MAX = 15.0  # from asking to insisting
-_LOG_LINES = 12  # of a failed child, shown
+STOP_S_MAX = 15.0  # from the first signal to SIGKILL
+_LOG_LINES = 12  # shown of a failed child's log
 _PR_SET_PDEATHSIG = 1
 
 
 class ChildFailed(InternalError, code=InternalError.code):
-    """A child ended as it should not have; its exit code becomes ours."""
-
-    default_remedy = "The log says more."
+    """A child process failed."""
 
     def __init__(self, what: str, status: int, log: Path) -> None:
-        said = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        end = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         super().__init__(
             f"`{what}` ended with status {status}.",
             where="demo",
             remedy=f"The whole log: {log}",
-            details={f"log {n + 1}": line for n, line in enumerate(said)},
+            details={f"log {n + 1}": line for n, line in enumerate(end)},
         )
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that every child is ended."""
+    """Let SIGTERM and SIGHUP end the program like Ctrl-C, so that every child is ended."""
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)
@@ -68,15 +65,15 @@ def running(
     user: str | None = None,
     cwd: Path | None = None,
 ) -> Iterator[None]:
-    """A service for as long as the block runs.
+    """Run a service while the block runs.
 
     Args:
-        is_ready: asked until it says yes.
-        stop: the signal that asks it to end.
-        user: the account to run it under, when we are root.
+        is_ready: called until it returns True.
+        stop: the signal that asks the service to end.
+        user: the account to run it under, if we are root.
 
     Raises:
-        ChildFailed: it ended, or was not ready within START_S_MAX.
+        ChildFailed: the service ended, or was not ready within START_S_MAX.
     """
     with log.open("ab") as out:
         child = _start(command, out, out, stop=stop, user=user, cwd=cwd)
@@ -92,29 +89,23 @@ def running(
 
 
 def answer(command: Sequence[str], *, log: Path) -> str:
-    """What a command prints. Raises ChildFailed when it fails."""
-    with log.open("ab") as said:
-        child = _start(command, subprocess.PIPE, said)
+    """Run a command and return what it prints. Raises ChildFailed if it fails."""
+    with log.open("ab") as errors:
+        child = _start(command, subprocess.PIPE, errors)
     try:
         out, _ = child.communicate()
     finally:
         _end(child, signal.SIGTERM)
     if child.returncode != 0:
-        if out:
-            with log.open("ab") as said:
-                said.write(out)
+        with log.open("ab") as errors:
+            errors.write(out)
         raise ChildFailed(_shown(command), child.returncode, log)
     return str(out.decode())
 
 
-def warehouse(config: Path, *words: str) -> list[str]:
-    """The command line of the warehouse agent, in the interpreter that runs this."""
-    return [sys.executable, "-m", "warehouse_agent.cli", "--config", str(config), *words]
-
-
-def source(config: Path, *words: str) -> list[str]:
-    """The command line of the source agent."""
-    return [sys.executable, "-m", "source_agent.cli", "--config", str(config), *words]
+def agent(package: str, config: Path, *words: str) -> list[str]:
+    """Return a command line of `warehouse_agent` or `source_agent`, for this Python."""
+    return [sys.executable, "-m", f"{package}.cli", "--config", str(config), *words]
 
 
 def _start(
@@ -126,7 +117,7 @@ def _start(
     user: str | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    before = _die_with_parent(stop)
+    libc = ctypes.CDLL(None)
     try:
         return subprocess.Popen(
             command,
@@ -134,7 +125,8 @@ def _start(
             stdout=out,
             stderr=error,
             start_new_session=True,
-            preexec_fn=before,  # noqa: PLW1509 - one system call, and we have no threads
+            # One system call, and we have no threads.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, stop),  # noqa: PLW1509
             user=user,
             cwd=cwd,
         )
@@ -142,24 +134,13 @@ def _start(
         raise InternalError(f"{command[0]} does not start: {problem.strerror}.") from problem
 
 
-def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number)
-
-    return ask
-
-
 def _end(child: subprocess.Popen[bytes], stop: signal.Signals) -> None:
-    """Ask the child to end, then insist, then end whatever it left in its session."""
+    """Ask the child to end, wait, then kill what is left of its session."""
     if child.poll() is None:
         child.send_signal(stop)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_S_MAX)
-    # Spark's JVM tidies up after its Python has ended; what is still there then is ended.
+    # Spark's JVM cleans up after its Python has ended: give it time.
     deadline = time.monotonic() + STOP_S_MAX
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:
@@ -171,7 +152,7 @@ def _end(child: subprocess.Popen[bytes], stop: signal.Signals) -> None:
 
 
 def _shown(command: Sequence[str]) -> str:
-    """The command as a person would type it."""
+    """Return the command as a person would type it."""
     names = {"warehouse_agent.cli": "driftline", "source_agent.cli": "driftline-source"}
     if len(command) > 2 and command[1] == "-m":
         return " ".join([names.get(command[2], command[2]), *command[3:]])

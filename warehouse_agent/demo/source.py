@@ -1,10 +1,9 @@
 """The demonstration's legacy system: three TPC-H tables, an SQLite file, and a day's work.
 
-Plays the part of an application and its DBA: makes the tables, loads what tpchgen-cli generates,
-later changes about one row in a hundred (80 % updates, 15 % inserts, 5 % deletes, the same ones in
-every run). Nothing of Driftline takes part; `texts` gives the tables back for the check.
-
-The other system is `demo_postgresql`. Rejected: data of our own making, which would flatter us.
+It plays the application and its DBA: it makes the tables, loads what tpchgen-cli generates, and
+changes about one row in a hundred (80 % updates, 15 % inserts, 5 % deletes, the same in every run).
+It uses no Driftline code; `texts` returns the tables for the comparison. The other system is
+`demo.postgresql`. Rejected: data of our own making, which would flatter us.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ UPDATED, INSERTED = 0.80, 0.15  # of the changed rows; the others are deleted
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`key`; what an update changes (an amount and a comment); `moved`: the key column by which a
-    copy of a row gets a key of its own, and by how much (TPC-H leaves these keys free; 0: by the
-    number of rows)."""
+    """A table of TPC-H.
+
+    An update changes `amount` and `comment`. A copy of a row gets a new key: the first of `moved`
+    is a key column, the second is added to it (TPC-H leaves these keys free; 0: the row count).
+    """
 
     name: str
     columns: tuple[tuple[str, str], ...]
@@ -44,12 +45,20 @@ class Table:
 
     @property
     def names(self) -> list[str]:
+        """Return the names of all columns."""
         return [name for name, _ in self.columns]
 
     @property
     def ddl(self) -> str:
+        """Return the CREATE TABLE statement."""
         columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in self.columns)
         return f"CREATE TABLE {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+
+    @property
+    def keys_query(self) -> str:
+        """Return the SELECT of all keys in order."""
+        key = ", ".join(self.key)
+        return f"SELECT {key} FROM {self.name} ORDER BY {key}"
 
 
 def _columns(text: str) -> tuple[tuple[str, str], ...]:
@@ -97,32 +106,36 @@ TABLES = (
 
 
 class Legacy(Protocol):
-    """A database that somebody else runs. `mark` is its placeholder for a value."""
+    """A database that somebody else runs. `mark` is its placeholder for a parameter."""
 
     label: str
     mark: str
 
     def database_toml(self) -> str:
-        """The `[database]` of source.toml."""
+        """Return the lines of `[database]` in source.toml."""
 
     def grant(self, script: Callable[[], str]) -> None:
-        """Make the agent's login as `driftline-source grants` says."""
+        """Run the script of `driftline-source grants` and set a password, if it has logins."""
 
     def load(self, table: Table, file: Path) -> None:
         """Make the table from a CSV file with a header."""
 
     def texts(self, table: Table) -> pa.Table:
-        """Every value as the database writes it."""
+        """Return all rows, every value as the database writes it."""
 
     def keys(self, table: Table) -> list[tuple[int, ...]]:
-        """All keys, in order."""
+        """Return all keys in order."""
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A cursor; what it did is committed at the end."""
+        """Open a cursor; commit at the end of the block."""
 
 
 def generate(folder: Path, scale: float) -> None:
-    """Write orders.csv, lineitem.csv and customer.csv."""
+    """Write orders.csv, lineitem.csv and customer.csv.
+
+    Raises:
+        ConfigurationError: tpchgen-cli is not installed, or failed.
+    """
     beside = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts"))
     program = beside or shutil.which("tpchgen-cli")
     if program is None:
@@ -138,7 +151,7 @@ def generate(folder: Path, scale: float) -> None:
 
 
 def change(legacy: Legacy, seed: int = SEED) -> dict[str, tuple[int, int, int]]:
-    """A day's work in one transaction; per table the rows inserted, updated, deleted."""
+    """Modify all tables in one transaction; return the rows inserted, updated, deleted in each."""
     dice = random.Random(seed)  # noqa: S311 - the same changes in every run
     done = {}
     with legacy.transaction() as cursor:
@@ -174,7 +187,7 @@ def _comment(dice: random.Random) -> str:
 
 
 class SQLite:
-    """An embedded legacy system: a file in WAL mode, whose writers and readers share it."""
+    """An SQLite file in WAL mode. It has no logins."""
 
     label = "SQLite"
     mark = "?"
@@ -188,7 +201,7 @@ class SQLite:
         return f'url = "sqlite:///{self.file.name}"\n'
 
     def grant(self, script: Callable[[], str]) -> None:
-        """SQLite has no logins."""
+        """Do nothing: SQLite has no logins."""
 
     def load(self, table: Table, file: Path) -> None:
         marks = ", ".join("?" for _ in table.columns)
@@ -213,9 +226,8 @@ class SQLite:
         return pa.Table.from_batches(batches, schema)
 
     def keys(self, table: Table) -> list[tuple[int, ...]]:
-        listed = ", ".join(table.key)
         with contextlib.closing(self._connect()) as connection:
-            return list(connection.execute(f"SELECT {listed} FROM {table.name} ORDER BY {listed}"))
+            return list(connection.execute(table.keys_query))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:

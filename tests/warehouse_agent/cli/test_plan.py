@@ -232,7 +232,7 @@ def test_hashed_keys_cost_a_second_scan() -> None:
 
 def test_what_is_said_of_leftovers_and_columns() -> None:
     found = predict(known(staged_bytes=12_345, schema_changes=("column b was dropped",)))
-    assert "12,345 bytes of an earlier attempt need not come again" in found.text()
+    assert "12,345 bytes of an earlier attempt are staged" in found.text()
     assert "refused without --accept-schema: column b was dropped" in found.text()
 
 

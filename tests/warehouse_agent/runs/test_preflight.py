@@ -21,7 +21,7 @@ from tests.harness.agents import configuration, make_orders
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, environment
 from tests.harness.relay import unanswered
-from warehouse_agent.cli.doctor_connection import examine_source
+from warehouse_agent.cli.doctor import examine_source
 from warehouse_agent.cli.init import offers
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.config import Fragment, Source, select

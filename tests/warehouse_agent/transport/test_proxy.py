@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.harness.connect_proxy import ConnectProxy
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.tls_pair import TlsPair
-from warehouse_agent.cli.doctor_connection import examine_source
+from warehouse_agent.cli.doctor import examine_source
 from warehouse_agent.config import select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
@@ -78,5 +78,5 @@ def test_a_source_behind_a_proxy(
             found = list(examine_source(config.sources["erp"]))
         assert set(proxy.asked) == {"CONNECT db.invalid:7443 HTTP/1.1"}
         assert [look.error for look in found] == [None, None, None]
-        assert f"through the proxy {proxy.url.removeprefix('http://')}" in found[0].text
-        assert "orders" in found[-1].text
+        assert f"through the proxy {proxy.url.removeprefix('http://')}" in found[0].found
+        assert "orders" in found[-1].found
