@@ -1,10 +1,10 @@
-"""PostgreSQL: what the login may do, what a scan costs, what to grant, and what its errors mean.
+"""PostgreSQL: privileges of the login, cost of a scan, script of grants, meaning of errors.
 
-The DBA's side of the engine. Nothing here tries anything: privileges come from the privilege
+Here is what the DBA's commands print. Nothing is tried out: privileges come from the privilege
 functions, costs from the catalogue and EXPLAIN.
 
-Rejected: finding out what the login may write by writing and rolling back. A DBA who sees one
-INSERT in her log, rolled back or not, has been lied to.
+Rejected: finding out what the login may write by writing and rolling back. The server's log would
+show a DBA an INSERT by an agent that promises to read only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from driftline.errors import (
     ValueDoesNotFit,
 )
 from psycopg import Error, OperationalError, errors, pq
+from psycopg.conninfo import make_conninfo
 
 from source_agent.engines.interface import (
     Ask,
@@ -34,7 +35,7 @@ from source_agent.engines.interface import (
     Shape,
 )
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
-from source_agent.engines.postgresql.sql import EXPLAIN, STATEMENTS, copy_of, range_sql
+from source_agent.engines.postgresql.sql import EXPLAIN, STATEMENTS, copy_of, range_sql, timeouts
 from source_agent.engines.relations import join_name, null_key_sql, quote, scan_sql, split_name
 from source_agent.printable import counted
 
@@ -88,30 +89,48 @@ FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)::pg_catalog.oid"
 CATALOGUE: Final = (ROLE, SCHEMAS, WRITES, READS, LISTED, RESOLVED, SIZE)
 
 _ENDED: Final = "server closed the connection unexpectedly"  # libpq
-PING_S: Final = 2  # libpq's least
-_UNAVAILABLE: Final = ("08", "53", "57P")  # connection, resources, shutdown
-_CONFLICT: Final = "40001"  # serialization_failure; of a standby, a conflict with recovery
-_SNAPSHOT_LOST: Final = {_CONFLICT, "40P01", "25P03", "25P04", "72000"}
+_PING_S: Final = 2  # libpq's least
 _BUSY_WORDS: Final = ("too many", "reserved for", "starting up", "shutting down", "recovery")
+_CONFLICT: Final = "40001"  # serialization_failure; on a standby, a conflict with recovery
+# SQLSTATEs, or what they begin with; the error; its remedy. The first that matches counts. 08 is
+# the class of connections, 53 of resources, 57P of shutdowns.
+_MEANINGS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
+    ((_CONFLICT, "40P01", "25P03", "25P04", "72000"), SnapshotLost, ""),
+    (("53100",), DatabaseUnavailable, "Free space on the database server, then try again."),
+    (("08", "53", "57P"), DatabaseUnavailable, "Try again later."),
+    (("55P03",), DatabaseUnavailable, "Someone holds a lock on it; try again later."),
+    (("42501",), DatabaseRefused, "As its owner: GRANT SELECT ON {table} TO the agent's role."),
+    (
+        ("42P01", "42703", "3F000", "42601", "42P10", "42883", "42702"),
+        ConfigurationError,
+        "Correct the table or the query in the file.",
+    ),
+    (
+        ("22P05", "22021"),
+        ValueDoesNotFit,
+        "Correct the text at the source, or publish a query that reads it as bytes.",
+    ),
+    (("54000",), LimitExceeded, ""),
+)
 
 
 def error_of(result: pq.abc.PGresult | None) -> Error:
-    """The driver's error for a result that should have been a success."""
+    """Return the driver's error for a result that is no success; None is a lost connection."""
     if result is None:
         return OperationalError("the connection was lost")
     return errors.error_from_result(result)
 
 
 def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
-    """Before the login there is no SQLSTATE: a server that answers a ping has refused us.
+    """Return the error for a connection that was not made.
 
-    The ping, which keeps the interpreter waiting, is for who has answered something.
+    An error before the login has no SQLSTATE, so a server that answers a ping has refused us. A
+    server that did not answer the login is not pinged, because a ping blocks the interpreter.
     """
     text = " ".join(str(error).split())
     where = parameters.get("host", "the default socket")
-    shown = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
-    conninfo = " ".join(f"{k}='{_escaped(v)}'" for k, v in shown.items())
-    conninfo += f" connect_timeout={PING_S}"
+    address = {k: v for k, v in parameters.items() if k in {"host", "hostaddr", "port", "dbname"}}
+    conninfo = make_conninfo(**address, connect_timeout=_PING_S)
     is_silent = isinstance(error, errors.ConnectionTimeout)
     has_answered = not is_silent and pq.PGconn.ping(conninfo.encode()) == pq.Ping.OK
     if not has_answered or any(word in text for word in _BUSY_WORDS):
@@ -126,92 +145,59 @@ def connect_error(error: Error, parameters: dict[str, str]) -> DriftlineError:
     )
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
 def translate(error: Error, relation: Relation | None = None) -> DriftlineError:
-    """The error that a user sees for one of psycopg's."""
+    """Return the error that a user sees for an error of psycopg."""
     state = error.sqlstate or ""
     text = " ".join((error.diag.message_primary or str(error)).split()).rstrip(".")
     where = relation.name if relation else ""
     message = f"PostgreSQL says: {text}."
-    if state == _CONFLICT and error.diag.message_detail:  # of a standby: which conflict it was
+    if state == _CONFLICT and error.diag.message_detail:  # on a standby: which conflict it was
         message = f"PostgreSQL says: {text} ({error.diag.message_detail.strip().rstrip('.')})."
-    if state in _SNAPSHOT_LOST or "transaction timeout" in text:
+    if "transaction timeout" in text:
         return SnapshotLost(message, where=where)
-    if state == "53100":
-        return DatabaseUnavailable(
-            message, where=where, remedy="Free space on the database server, then try again."
-        )
     if not state and isinstance(error, OperationalError):
-        if _ENDED in text:  # a server cannot give a reason behind rows that nobody has read
+        if _ENDED in text:  # a server cannot send a reason behind rows that nobody has read
             message = "PostgreSQL ended the connection without giving a reason."
         return DatabaseUnavailable(
             message,
             where=where,
             remedy="Try again later; its log says whether it was restarted or the session ended.",
         )
-    if state.startswith(_UNAVAILABLE):
-        return DatabaseUnavailable(message, where=where, remedy="Try again later.")
-    if state == "55P03":
-        return DatabaseUnavailable(
-            message, where=where, remedy="Someone holds a lock on it; try again later."
-        )
-    if state == "57014" and "user request" in text:
-        return DatabaseRefused(
-            message, where=where, remedy="Somebody at the source cancelled it: ask the DBA."
-        )
     if state == "57014":
-        return DatabaseRefused(
-            message,
-            where=where,
-            remedy="Raise statement_timeout_s of the file or the statement_timeout of the role, "
-            "whichever is shorter, or publish less of it.",
+        remedy = (
+            "Somebody at the source cancelled it: ask the DBA."
+            if "user request" in text
+            else "Raise statement_timeout_s of the file or the statement_timeout of the role, "
+            "whichever is shorter, or publish less of it."
         )
-    if state == "42501":
-        what = relation.table if relation and relation.table else "every table it reads"
-        return DatabaseRefused(
-            message,
-            where=where,
-            remedy=f"As its owner: GRANT SELECT ON {what} TO the agent's role.",
-        )
-    if state in {"42P01", "42703", "3F000", "42601", "42P10", "42883", "42702"}:
-        return ConfigurationError(
-            message, where=where, remedy="Correct the table or the query in the file."
-        )
-    if state in {"22P05", "22021"}:
-        return ValueDoesNotFit(
-            message,
-            where=where,
-            remedy="Correct the text at the source, or publish a query that reads it as bytes.",
-        )
-    if state == "54000":
-        return LimitExceeded(message, where=where)
+        return DatabaseRefused(message, where=where, remedy=remedy)
+    table = relation.table if relation and relation.table else "every table it reads"
+    for states, kind, remedy in _MEANINGS:
+        if state.startswith(states):
+            return kind(message, where=where, remedy=remedy.format(table=table))
     return DatabaseRefused(f"{message} (SQLSTATE {state})", where=where)
 
 
 def _identifier(table: str) -> str:
-    return ".".join(quote(part) for part in split_name(table))
+    return ".".join(map(quote, split_name(table)))
 
 
 def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
-    """See `Engine.privileges`."""
-    name, superuser, createdb, createrole, replication, bypass, temporary, create, database = ask(
-        ROLE
-    )[0]
+    """List what the login may do, for `Engine.privileges`."""
+    name, *held, database = ask(ROLE)[0]
+    meanings = (  # in the order of ROLE
+        "is SUPERUSER: nothing is refused to it",
+        "has CREATEDB",
+        "has CREATEROLE",
+        "has REPLICATION",
+        "has BYPASSRLS",
+        f"may create temporary tables in {database}",
+        f"may create schemas in {database}",
+    )
     found = [
-        Privilege(f"{name} {what}", excess=True)
-        for has, what in (
-            (superuser, "is SUPERUSER: nothing is refused to it"),
-            (createdb, "has CREATEDB"),
-            (createrole, "has CREATEROLE"),
-            (replication, "has REPLICATION"),
-            (bypass, "has BYPASSRLS"),
-            (temporary, f"may create temporary tables in {database}"),
-            (create, f"may create schemas in {database}"),
-        )
-        if has
+        Privilege(f"{name} {meaning}", excess=True)
+        for is_held, meaning in zip(held, meanings, strict=True)
+        if is_held
     ]
     found += [Privilege(f"CREATE in schema {s}", excess=True) for (s,) in ask(SCHEMAS)]
     found += [Privilege(f"{what} on {table}", excess=True) for table, what in ask(WRITES)]
@@ -227,7 +213,7 @@ def privileges(ask: Ask, relations: Sequence[Relation]) -> list[Privilege]:
 
 
 def listed(ask: Ask) -> list[Listed]:
-    """See `Engine.listed`. Partitions are read with the table that they are of."""
+    """List tables and views for `Engine.listed`; partitions are read with their parent."""
     return [
         Listed(schema, name, join_name((schema, name)), tuple(key or ()))
         for schema, name, key in ask(LISTED)
@@ -235,7 +221,7 @@ def listed(ask: Ask) -> list[Listed]:
 
 
 def scan_cost(ask: Ask, shape: Shape) -> str:
-    """See `Engine.scan_cost`."""
+    """Describe the cost of a full scan, for `Engine.scan_cost`."""
     plan = ask(EXPLAIN + scan_sql(shape))[0][0][0]["Plan"]
     rows, size = int(plan["Plan Rows"]), int(plan["Plan Rows"]) * int(plan["Plan Width"])
     what = "estimated"
@@ -252,7 +238,7 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
 def grants(
     relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
 ) -> str:
-    """See `Engine.grants`."""
+    """Return the script of grants, for `Engine.grants`."""
     role, place = quote(login), quote(database)
     schemas: dict[str, None] = {}
     selects = []
@@ -267,22 +253,13 @@ def grants(
             names = dict.fromkeys(relation.key + relation.columns)
             columns = f" ({', '.join(map(quote, names))})"
         selects.append(f"GRANT SELECT{columns} ON {_identifier(relation.table)} TO {role};")
-    timeouts = {
-        "lock_timeout": limits.lock_s,
-        "idle_in_transaction_session_timeout": limits.idle_s,
-        "statement_timeout": limits.statement_s,
-    }
     lines = [
         "-- Least privilege for driftline-source. Run as the owner of the database.",
         "-- The role has no password: where pg_hba.conf asks for one, nobody can log in yet.",
         f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION",
         f"  CONNECTION LIMIT {connections};",
         f"ALTER ROLE {role} SET default_transaction_read_only = on;",
-        *(
-            f"ALTER ROLE {role} SET {name} = '{round(seconds * 1000)}ms';"
-            for name, seconds in timeouts.items()
-            if seconds is not None
-        ),
+        *(f"ALTER ROLE {role} SET {name} = '{ms}ms';" for name, ms in timeouts(limits).items()),
         f"REVOKE TEMPORARY, CREATE ON DATABASE {place} FROM PUBLIC, {role};",
         f"GRANT CONNECT ON DATABASE {place} TO {role};",
         *(f"REVOKE CREATE ON SCHEMA {s} FROM PUBLIC, {role};" for s in schemas),
@@ -295,22 +272,16 @@ def grants(
 
 
 def templates(shapes: Sequence[Shape]) -> list[str]:
-    """See `Engine.templates`."""
+    """List the SQL texts that can be issued for these relations, for `Engine.templates`."""
     reads = []
     for shape in shapes:
-        reads += [*types.describing_sql(shape), copy_of(scan_sql(shape))]
-        reads += split.templates(shape)
+        reads += [*types.describing_sql(shape), copy_of(scan_sql(shape)), *split.templates(shape)]
         if shape.recipe.integer_key:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
             reads += [copy_of(null_key_sql(shape))]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
+    session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS)
+    snapshot = (*split.STATEMENTS, *replaced.CATALOGUE)
     catalogue = (*types.CATALOGUE, *hashes.CATALOGUE, *CATALOGUE)
-    more = (
-        settings.SHOWN,
-        *policies.STATEMENTS,
-        *split.STATEMENTS,
-        *replaced.CATALOGUE,
-    )
-    texts = [*STATEMENTS, *more, *catalogue, *reads]
-    return list(dict.fromkeys(texts))
+    return list(dict.fromkeys([*session, *snapshot, *catalogue, *reads]))

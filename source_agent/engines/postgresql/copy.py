@@ -1,10 +1,9 @@
 """PostgreSQL: the rows of one COPY in binary, taken from libpq as they come.
 
-A binary tuple is one message, and is copied once: 0.4 µs a row of TPC-H orders. The driver's
-connection is used below its own methods here.
+A binary tuple is one message, and is copied once: 0.4 µs for a row of TPC-H orders.
 
-Rejected: keeping libpq's memoryviews without copying. They hold one allocation of libpq each, and
-scan, hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders).
+Rejected: keeping libpq's memoryviews without copying. Each holds one allocation of libpq, and scan,
+hash and join together took 1.7–1.9 s instead of 1.4 s (1.5 M TPC-H orders).
 """
 
 from __future__ import annotations
@@ -21,44 +20,47 @@ from psycopg import Error, pq
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Rows, Shape
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
-from source_agent.engines.postgresql.waits import CopySocket
+from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.rows import check_size
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple
 _TRAILER: Final = b"\xff\xff"
-_RESULTS_MAX: Final = 4  # of a broken connection: libpq may repeat the state of the COPY
+_RESULTS_MAX: Final = 4  # on a broken connection libpq may repeat the state of the COPY
 
 
-def copied(
-    line: CopySocket, shape: Shape, select_sql: str, *, begun: Callable[[], None]
+def copy_rows(
+    results: ResultSocket, shape: Shape, select_sql: str, *, on_sent: Callable[[], None]
 ) -> Iterator[Rows]:
-    """The tuples of a SELECT. `begun` is called once the statement is sent, and may raise.
+    """Yield the tuples of a SELECT in batches.
+
+    Args:
+        on_sent: called once the statement is sent and can be cancelled; it may raise.
 
     Raises:
-        psycopg.Error: the server refused the statement, or broke it off.
+        psycopg.Error: the server refused the statement or ended it.
         DatabaseUnavailable: nothing came for too long.
         LimitExceeded: a row is too large.
     """
-    pgconn = line.pgconn
+    pgconn = results.pgconn
     pgconn.send_query_params(copy_of(select_sql).encode(), None)
-    line.flush()
-    begun()  # before the statement began there was nothing to cancel
-    result = line.result()
+    results.flush()
+    on_sent()
+    result = results.next_result()
     if result is None or result.status != pq.ExecStatus.COPY_OUT:
-        while line.result() is not None:
+        while results.next_result() is not None:
             pass
         raise error_of(result)
     try:
-        yield from _tuples(line, shape)
+        yield from _tuples(results, shape)
     except Error as error:
-        raise last_word(pgconn, error) from None
-    while (result := line.result()) is not None:
+        raise _server_error(pgconn, error) from None
+    while (result := results.next_result()) is not None:
         if result.status != pq.ExecStatus.COMMAND_OK:
             raise error_of(result)
 
 
-def last_word(pgconn: pq.abc.PGconn, error: Error) -> Error:
-    """Return what the server said before it ended the connection, or `error` if it said nothing.
+def _server_error(pgconn: pq.abc.PGconn, error: Error) -> Error:
+    """Return the server's reason for ending the connection, or `error` if it sent none.
 
     A server that terminates a session sends the reason and closes. libpq then reports the closed
     connection, while the reason is still in its buffer, behind the rows that came before it.
@@ -77,9 +79,9 @@ def last_word(pgconn: pq.abc.PGconn, error: Error) -> Error:
     return error
 
 
-def _tuples(line: CopySocket, shape: Shape) -> Iterator[Rows]:
-    """The hot loop: nothing in it that is not needed for every row."""
-    get, take = line.pgconn.get_copy_data, line.take
+def _tuples(results: ResultSocket, shape: Shape) -> Iterator[Rows]:
+    """Yield batches. This is the hot loop: it does only what every row needs."""
+    get, take = results.pgconn.get_copy_data, results.take
     is_first = True
     length = 1
     while length >= 0:
@@ -91,7 +93,7 @@ def _tuples(line: CopySocket, shape: Shape) -> Iterator[Rows]:
             length, data = get(1)
             while length == 0 and take(max(ends_at - monotonic(), 0) if rows else None):
                 length, data = get(1)
-            if length <= 0:  # the end, or none for a while
+            if length <= 0:  # the end, or no row for a while
                 break
             append(bytes(data))
             size += length

@@ -1,8 +1,8 @@
-"""PostgreSQL: from libpq's parameters to sessions, and what the DBA's commands ask.
+"""PostgreSQL: the engine, made from a URL; it opens sessions and answers the DBA's commands.
 
 Invariants: a connection is read-only from its first packet on (`default_transaction_read_only`),
-and the operating system gives up a server that is gone. Each of the DBA's commands opens a session
-of its own and closes it.
+and the operating system closes a connection whose server is gone. Each of the DBA's commands opens
+a session of its own and closes it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ from collections.abc import Sequence
 from psycopg import Error
 from sqlalchemy.engine import URL
 
+from source_agent.engines import sockets
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
-from source_agent.engines.postgresql.waits import Login
 from source_agent.engines.sessions import attempted
-from source_agent.engines.sockets import (
-    KEEPALIVE_COUNT,
-    KEEPALIVE_IDLE_S,
-    KEEPALIVE_INTERVAL_S,
-    UNACKNOWLEDGED_MS_MAX,
-)
 
 
 class PostgresqlEngine:
@@ -34,23 +28,20 @@ class PostgresqlEngine:
 
     def __init__(self, parameters: dict[str, str], limits: Limits) -> None:
         self._limits = limits
-        self._login = Login(
-            {
-                "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
-                "keepalives_idle": str(KEEPALIVE_IDLE_S),
-                "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
-                "keepalives_count": str(KEEPALIVE_COUNT),
-                "tcp_user_timeout": str(UNACKNOWLEDGED_MS_MAX),
-                **parameters,
-                "application_name": "driftline-source",
-                "options": (
-                    parameters.get("options", "") + " -c default_transaction_read_only=on"
-                ).strip(),
-            }
-        )
+        options = parameters.get("options", "")
+        self._parameters = {
+            "connect_timeout": str(max(2, round(limits.connect_s))),  # libpq's least is 2
+            "keepalives_idle": str(sockets.KEEPALIVE_IDLE_S),
+            "keepalives_interval": str(sockets.KEEPALIVE_INTERVAL_S),
+            "keepalives_count": str(sockets.KEEPALIVE_COUNT),
+            "tcp_user_timeout": str(sockets.UNACKNOWLEDGED_MS_MAX),
+            **parameters,
+            "application_name": "driftline-source",
+            "options": f"{options} -c default_transaction_read_only=on".strip(),
+        }
 
     def open(self) -> PostgresqlSession:
-        return PostgresqlSession(self._login, self._limits)
+        return PostgresqlSession(self._parameters, self._limits)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:
@@ -64,7 +55,7 @@ class PostgresqlEngine:
         return column_warnings(shape, lambda c, form: spark_warning(c, has_nan=form != "money"))
 
     def grants(self, relations: Sequence[Relation], *, login: str, connections: int) -> str:
-        database = self._login.parameters.get("dbname") or login
+        database = self._parameters.get("dbname") or login
         return access.grants(relations, login, database, self._limits, connections=connections)
 
     def listed(self) -> list[Listed]:
@@ -80,7 +71,7 @@ class PostgresqlEngine:
 
 
 def from_url(url: URL, password: str | None, limits: Limits) -> PostgresqlEngine:
-    """Return the engine that a URL names. See `registry.connect`."""
+    """Return the engine that a URL names, for `registry.connect`."""
     named = {
         "host": url.host,
         "port": str(url.port) if url.port else None,

@@ -1,20 +1,17 @@
-"""PostgreSQL: which row security policies decide what the login sees of a relation.
+"""PostgreSQL: the row security policies that decide what the login sees of a relation.
 
-Whether any does is asked of the server itself: under `row_security = off` it refuses to plan a
-statement of which a policy would hide rows, also behind a view. Only then are the policies read.
+The server itself says whether any policy does: under `row_security = off` it refuses to plan a
+statement of which a policy would hide rows, also behind a view. Only then are the policies read, by
+a further, short session after the relation's tables are locked: the catalogue of the snapshot may
+be older than the policies in force, and the locks prevent further changes.
 
-The catalogue of a snapshot may be older than the policies that are in force, which PostgreSQL takes
-as they are now. So they are read by a further, short session, once the relation's tables are
-locked: from then on nobody can change them until this session ends.
+A view reads its tables as its owner, or with `security_invoker` as its reader; a policy reads the
+tables of its condition as the reader of its own table. The tables of a query are not known, so for
+a query the policies of everything that the login may read count. (The tables in a plan would not
+do: a table that a policy hides completely is not in it.)
 
-A view reads its tables as its owner, with `security_invoker` as who reads the view; a policy reads
-the tables of its condition as who reads its own table. Of a query it is not known what it reads:
-where a policy hides rows of it, the policies of everything that the login may read count.
-
-Not found: what a function reads that a view or a policy calls, and another body of such a function;
-other rows in a table that a policy's condition looks into. These are rows that come and go.
-
-Rejected: the tables in a plan. One that a policy hides altogether is not in it.
+Not found: new bodies and tables of functions that a view or a policy calls; changed rows of a
+table that a policy's condition reads.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from source_agent.engines.row_security import Policy, RowSecurity
 PROBE: Final = "SAVEPOINT driftline_probe"
 PROBED: Final = "ROLLBACK TO SAVEPOINT driftline_probe"
 OFF: Final = "SELECT pg_catalog.set_config('row_security', 'off', true)"
-# Conditions are written with the names that this path does not find, whatever the role's own is.
+# Conditions then name everything but pg_catalog with its schema, whatever the role's path is.
 PLAIN: Final = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', true)"
 POLICIES: Final = """
 WITH RECURSIVE edges(reader, read) AS (
@@ -75,23 +72,22 @@ ORDER BY 1, 2, 3, 4"""
 STATEMENTS: Final = (PROBE, PROBED, OFF, PLAIN, POLICIES)
 
 NOTHING_HIDDEN: Final = RowSecurity(())
-_REFUSED: Final = "42501"  # SQLSTATE insufficient_privilege
-UNKNOWN: Final = Policy("a table that is not known", "", b"")  # the server says that there is one
+_UNKNOWN: Final = Policy("a table that is not known", "", b"")  # the server says that there is one
 
 
 def hides(ask: Ask, execute: Callable[[str], object], select_sql: str) -> bool:
-    """Return True if a policy decides which rows a SELECT shows. Raises psycopg.Error."""
+    """Return True if a policy hides rows of a SELECT. Raises psycopg.Error."""
     execute(PROBE)
     try:
         ask(OFF)
         ask(EXPLAIN + select_sql)
         return False
     except Error as error:
-        if error.sqlstate != _REFUSED:
+        if error.sqlstate != "42501":  # insufficient_privilege
             raise
     finally:
         execute(PROBED)
-    ask(EXPLAIN + select_sql)  # what is refused now as well is no policy's doing
+    ask(EXPLAIN + select_sql)  # raises if no policy was the reason
     return True
 
 
@@ -99,19 +95,19 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
     """Return the policies in force for the login.
 
     Args:
-        ask: of a session that began after the tables were locked.
-        relation: the OID of a table or view; None: all that the login may read.
+        ask: method of a session that began after the tables were locked.
+        relation: OID of a table or view; None: everything that the login may read.
     """
     ask(PLAIN)
     found = []
     for table, name, is_permissive, condition in ask(POLICIES, relation):
         text = "\0".join((table, name or "", str(is_permissive), condition or ""))
         found.append(Policy(table, name or "", blake3.blake3(text.encode()).digest(length=8)))
-    return RowSecurity(tuple(found) or (UNKNOWN,))
+    return RowSecurity(tuple(found) or (_UNKNOWN,))
 
 
 def note(found: RowSecurity, *, is_query: bool) -> str:
-    """Return what `check` and `doctor` say of a relation of which policies hide rows."""
+    """Return the note of `check` and `doctor` on a relation of which policies hide rows."""
     tables = dict.fromkeys(policy.table for policy in found.policies)
     named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
     by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"

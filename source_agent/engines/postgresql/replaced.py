@@ -1,28 +1,22 @@
-"""PostgreSQL: what its snapshots do not cover, found.
+"""PostgreSQL: find the changes of tables that a snapshot does not cover.
 
-A snapshot says which rows are seen, of whatever the catalogue *now* says a table is. TRUNCATE and
-ALTERs that rewrite leave an empty table, or one without its past, to snapshots that are older; a
-name means the table that bears it now, or the column, which older rows do not have; a partition is
-one if it is one now. So a reload that
-commits after the snapshot was taken, and before this session locks the table, would be read as a
-table without rows, or with some, and no row would tell.
+A snapshot selects rows of what the catalogue *now* calls a table. TRUNCATE and an ALTER that
+rewrites leave a table without its past to older snapshots, and names of tables and columns and the
+set of partitions are those of now. If such a change commits between the snapshot and this session's
+lock on the table, the rows read are wrong, and no row shows it.
 
-Whoever has a lock on a table keeps all that away, to the end of the transaction. So locks come
-first: once a statement has taken what it takes, a SELECT over the catalogue (which sees what the
-snapshot sees) is compared with functions over it (which see it as it is), for what this session
-has locked. Views and queries lock what they read, so nothing is known here of either.
+A lock prevents these changes until the transaction ends. So after a statement has taken its locks,
+a SELECT over the catalogue, which sees the snapshot, is compared with functions over the catalogue,
+which see the present, for everything that this session has locked, also through views and queries.
 
-Invariants: nobody is asked to wait for anything, and no lock is taken but on catalogues. A
-savepoint that is rolled back gives back the locks taken below it: what is read without them is
-asked about again. VACUUM FULL and CLUSTER move a table and keep its past; they cannot be told from
-a rewrite, and cost another attempt.
+Invariants: no session has to wait, and only catalogues are locked. A rollback to a savepoint
+releases the locks taken below it; what is read after that is checked again.
 
-Not found: an heir by INHERITS alone that leaves its parent, and a view that is replaced to read
-other tables or columns of before, of which no function tells.
+Not found: a child by INHERITS alone that leaves its parent; a view that is replaced to read other
+old tables or columns. Found without need: VACUUM FULL and CLUSTER look like a rewrite.
 
-Rejected: locking the tables before the snapshot is taken. Relations are asked for one by one, and
-a view's tables are not known; the locks of a long exchange would be on tables that it has yet to
-read.
+Rejected: locking the tables before the snapshot is taken. A view's tables are not known, and a long
+exchange would lock tables long before it reads them.
 """
 
 from __future__ import annotations
@@ -33,9 +27,9 @@ from driftline.errors import SnapshotLost
 
 from source_agent.engines.interface import Ask, Relation
 
-# Below 16384 are the system's own. A relation unknown to the snapshot has come after it; a name, a
-# file or a column that differs, of one that is locked, was changed after it. The file of what has
-# none is 0; partitions have the columns of their parents.
+# OIDs below 16384 are the system's. A locked relation that the snapshot does not know was created
+# after it; one whose name, file or columns differ was changed after it. A relation without a file
+# has file 0. Partitions have the columns of their parents.
 REPLACED: Final = """
 WITH held AS (
   SELECT relation AS oid FROM pg_catalog.pg_locks
@@ -61,8 +55,8 @@ CROSS JOIN LATERAL pg_catalog.pg_identify_object(
 LEFT JOIN pg_catalog.pg_class c ON c.oid = held.oid
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE now.type IN ('table', 'view', 'materialized view', 'foreign table')"""
-# Partitions of what is locked, as the snapshot has them and as they are; one whose detaching waits
-# for its end (PostgreSQL 14) is none.
+# Partitions of locked tables, in the snapshot and at present. One whose DETACH CONCURRENTLY is not
+# finished (PostgreSQL 14) does not count.
 PARTITIONS: Final = """
 WITH held AS (
   SELECT relation AS oid FROM pg_catalog.pg_locks
@@ -81,10 +75,10 @@ CATALOGUE: Final = (REPLACED, PARTITIONS)
 
 
 def refuse_replaced(ask: Ask, relation: Relation) -> None:
-    """Of everything that this session has locked by now, for this relation or before.
+    """Refuse the reads of a session if a table that it has locked differs from its snapshot.
 
     Raises:
-        SnapshotLost: a table is not, or is not wholly, what it was in the snapshot.
+        SnapshotLost: a table was replaced or changed; `relation` is the one read last.
     """
     ((table, altered, has_partitions),) = ask(REPLACED)
     if table is not None:
@@ -100,7 +94,7 @@ def refuse_replaced(ask: Ask, relation: Relation) -> None:
 def replaced(
     relation: Relation, table: str, *, how: str = "truncated, rewritten or replaced"
 ) -> SnapshotLost:
-    """The error; `table` as SQL would name it."""
+    """Return the error for a table, named as in SQL, that changed after the snapshot."""
     return SnapshotLost(
         f"The table {table} was {how} after the snapshot was taken, and PostgreSQL cannot show "
         "what was in it.",

@@ -1,9 +1,9 @@
-"""PostgreSQL: the settings of a session on which text forms depend, and whether they still hold.
+"""PostgreSQL: the settings of a session on which text forms depend, and the check that they hold.
 
 They are set when the session opens. A function that a view, a policy or a query calls runs in the
-same session and may change them: with `SET` in its body, which lasts beyond it, unlike the `SET` of
-its definition. So they are compared after every read, and what was read under other settings is
-refused; the savepoint around the read takes the change back.
+same session and may change them by a `SET` in its body, which lasts beyond the call, unlike the
+`SET` of its definition. So they are compared after every read; what was read under other settings
+is refused, and the savepoint around the read undoes the change.
 
 Not found: a function that changes a setting and restores it before the same row is finished.
 """
@@ -15,9 +15,9 @@ from typing import Final
 from source_agent.engines.interface import Ask, Relation
 from source_agent.engines.relations import changed_setting
 
-# The session's settings: text forms must not depend on server, database or role. IntervalStyle
-# `postgres` prints every interval losslessly (sql_standard is ambiguous with mixed signs). One
-# backend per scan, and no JIT, whose compilation costs more than reading a few ranges does.
+# Text forms must not depend on server, database or role. IntervalStyle `postgres` prints intervals
+# losslessly (sql_standard is ambiguous with mixed signs). One backend per scan, and no JIT, whose
+# compilation costs more than reading a few ranges.
 SETTINGS: Final = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO, MDY",
@@ -36,7 +36,7 @@ SETTINGS: Final = {
     "row_security": "on",
     "application_name": "driftline-source",
 }
-# Not set, because the DBA's own queries rely on it, but not to change between two reads either.
+# The search_path is not set, because the DBA's queries rely on it, but must not change either.
 _WATCHED: Final = [*SETTINGS, "search_path"]
 
 SHOWN: Final = """
@@ -46,13 +46,13 @@ SELECT ARRAY(SELECT pg_catalog.current_setting(s.name, true)
 
 
 def shown(ask: Ask) -> list[str | None]:
-    """Return the values of the settings that must not change; None: this server has no such."""
+    """Return the values of the settings that must not change; None: the server lacks it."""
     values: list[str | None] = ask(SHOWN, _WATCHED)[0][0]
     return values
 
 
 def refuse_changed(ask: Ask, before: list[str | None], relation: Relation) -> None:
-    """Raise DatabaseRefused if a setting is no longer what it was when the session opened."""
+    """Raise DatabaseRefused if a setting has changed since the session opened."""
     changed = [
         name for name, was, now in zip(_WATCHED, before, shown(ask), strict=True) if now != was
     ]

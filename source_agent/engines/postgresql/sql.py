@@ -1,8 +1,6 @@
-"""PostgreSQL: the statements of a session, the SELECTs of a relation, and COPY around them. No I/O,
-no values.
+"""PostgreSQL: the statements of a session, the SELECTs of a relation, and COPY around them.
 
-What is asked to describe a relation is beside the types (`postgresql_types`), and the parts that a
-table is cut into are in `postgresql_split`.
+Only text: no I/O, no values. The statements of descriptions are in `types`, of parts in `split`.
 """
 
 from __future__ import annotations
@@ -13,35 +11,30 @@ from source_agent.engines.interface import Limits, Shape
 from source_agent.engines.relations import plan_of, quote
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-PIN = (
+_SET = (
     "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
     "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
     "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
-    "JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
 )
-TIGHTEN = (  # limits of time: one that the server or the role has is never lifted
-    "SELECT pg_catalog.set_config(s.name, p.value, false)\n"
-    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
-    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)\n"
-    "JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
-    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # before the cast, always
+PIN = f"{_SET}JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(p.name)"
+TIGHTEN = (  # time limits: never lifts one that the server or the role has set
+    f"{_SET}JOIN pg_catalog.pg_settings s ON s.name OPERATOR(pg_catalog.=) p.name\n"
+    "WHERE CASE WHEN s.vartype OPERATOR(pg_catalog.=) 'integer'\n"  # evaluated before the cast
     "           THEN s.setting::pg_catalog.int8 OPERATOR(pg_catalog.=) 0\n"
     "             OR s.setting::pg_catalog.int8 OPERATOR(pg_catalog.>) p.value::pg_catalog.int8 END"
 )
-TIME_LIMITS = (
-    "SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,\n"
-    "       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0\n"
-    "FROM pg_catalog.pg_settings s\n"
-    "WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',\n"
-    "                 'idle_in_transaction_session_timeout', 'idle_session_timeout')\n"
-    "  AND s.setting OPERATOR(pg_catalog.<>) '0'\n"
-    "ORDER BY s.name"
-)
+TIME_LIMITS = """SELECT s.name, s.setting::pg_catalog.float8 OPERATOR(pg_catalog./) 1000,
+       pg_catalog.strpos(s.name, 'idle') OPERATOR(pg_catalog.>) 0
+FROM pg_catalog.pg_settings s
+WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',
+                 'idle_in_transaction_session_timeout', 'idle_session_timeout')
+  AND s.setting OPERATOR(pg_catalog.<>) '0'
+ORDER BY s.name"""
 AS_OF = (
     "SELECT pg_catalog.to_char(pg_catalog.statement_timestamp() AT TIME ZONE 'UTC', "
     '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')'
 )
-BOUNDS = (  # of what is read, as settings: COPY takes no parameters
+BOUNDS = (  # of a read, kept in settings because COPY takes no parameters
     "SELECT pg_catalog.set_config('driftline.first', %s, true), "
     "pg_catalog.set_config('driftline.last', %s, true)"
 )
@@ -50,23 +43,12 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
-STATEMENTS: Final = (
-    PIN,
-    TIGHTEN,
-    TIME_LIMITS,
-    BEGIN,
-    AS_OF,
-    BOUNDS,
-    EXPORT,
-    SAVEPOINT,
-    ROLLBACK_TO,
-    RELEASE,
-)
+_OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
+STATEMENTS: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, EXPORT, *_OF_READ)
 
-
-# By which a server notices within a minute that the agent's machine is gone, or the agent in the
-# middle of a statement (the first: PostgreSQL 14). Set by TIGHTEN. Not tcp_user_timeout: Linux ends
-# by it whoever is slow to read, and a warehouse may be.
+# With these settings a server notices within a minute that the agent's machine is gone, and with
+# the first (PostgreSQL 14) that the agent has ended during a statement. tcp_user_timeout is not
+# among them: by it, Linux ends the connection of a slow reader, and a warehouse may be slow.
 DEAD_CLIENTS: Final = {
     "client_connection_check_interval": "5000",
     "tcp_keepalives_idle": "20",
@@ -76,26 +58,27 @@ DEAD_CLIENTS: Final = {
 
 
 def timeouts(limits: Limits) -> dict[str, str]:
-    """Return what bounds a session's statements, its waits for locks and its silence, for TIGHTEN.
+    """Return the time limits of a session, in milliseconds, by the names of PostgreSQL's settings.
 
-    What source.toml leaves open is not named: the role's own limit stays.
+    A limit that source.toml leaves open is not named: the role's own limit stays.
     """
     seconds = {
-        "statement_timeout": limits.statement_s,
         "lock_timeout": limits.lock_s,
         "idle_in_transaction_session_timeout": limits.idle_s,
+        "statement_timeout": limits.statement_s,
     }
     return {name: str(max(1, round(s * 1000))) for name, s in seconds.items() if s is not None}
 
 
 def copy_of(select_sql: str) -> str:
+    """Return the COPY statement that sends the rows of a SELECT in binary."""
     return f"COPY (\n{select_sql}\n) TO STDOUT (FORMAT binary)"
 
 
 def range_sql(shape: Shape, *, literal: bool = False) -> str:
-    """The SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps it a nested loop.
+    """Return the SELECT of `read_ranges`: one index scan per range. OFFSET 0 keeps a nested loop.
 
-    `literal` is for EXPLAIN, which has no bounds to look up: one range of one key.
+    With `literal`, one range of one key replaces the settings: EXPLAIN runs before they are set.
     """
     plan = plan_of(shape)
     key = quote(shape.recipe.columns[0].name)

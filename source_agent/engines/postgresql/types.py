@@ -1,12 +1,10 @@
 """PostgreSQL: from a relation and the catalogue to a `Shape`.
 
-A relation is described by a statement that is prepared and never run: the row description gives
-type and modifier of each column, with domains already resolved to what lies below them. How each
-type is read is in `postgresql_values`.
+A statement that is prepared and never run describes a relation: its row description gives type and
+modifier of each column, with domains resolved to their base types (`values` reads them).
 
 Invariants: types and operators are named with their schema, so that nothing in the login's
-search_path can stand in for them; the search_path itself stays as it is, because the DBA's own
-queries rely on it.
+search_path can replace them. The search_path stays, because the DBA's own queries rely on it.
 """
 
 from __future__ import annotations
@@ -16,30 +14,18 @@ from typing import Any, Final, Protocol
 
 from driftline.errors import ConfigurationError
 
+from source_agent.engines import relations
 from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
-from source_agent.engines.relations import (
-    Access,
-    Order,
-    ReadColumn,
-    arrange,
-    derived_table,
-    plan_of,
-    quote,
-    refuse_types,
-    scan_sql,
-    shape,
-    split_name,
-    unknown_table,
-)
+from source_agent.engines.relations import plan_of, quote, scan_sql
 
-SMALL_PAGES: Final = 1024  # 8 MiB: sorting so little costs nothing
+SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95
 
-# The name is looked up now, the rest as the snapshot has it: NULL, if the table came later.
+# The name is resolved at present, the rest in the snapshot: NULL for a table created after it.
 TABLE = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::pg_catalog.text, c.relhassubclass,
        c.reltuples::pg_catalog.float8, c.relpages
@@ -86,29 +72,32 @@ CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODIN
 
 
 class PostgresqlCatalogue(Protocol):
-    """What describing needs of a session."""
+    """The part of a session by which a relation is described."""
 
-    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of a catalogue query."""
+    def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a catalogue query. Raises psycopg.Error."""
 
-    def row_description(self, sql: str) -> list[tuple[str, int, int]]:
-        """Name, type OID and type modifier of each column of a SELECT that is not run."""
+    def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
+        """Return name, type OID and type modifier of each column of a SELECT that is not run."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of the catalogue; `index` entries as INDEXES has them. An operator class
-    that is not PostgreSQL's own may take one value for two, so its index vouches for nothing."""
+class _Source:
+    """A table with its entries of the catalogue, or a query, of which only the columns are known.
 
-    source: str
+    `indexes` are as INDEXES returns them. An operator class that is not PostgreSQL's own may treat
+    two values as equal, so its index does not vouch for a key.
+    """
+
+    sql: str
     columns: tuple[str, ...]
-    not_null: frozenset[str]
-    is_plain: bool
-    is_heap: bool
-    indexes: tuple[tuple[bool, bool, bool, list[str | None]], ...]
-    rows: int
-    pages: int
-    name: tuple[str, str]
+    not_null: frozenset[str] = frozenset()
+    is_plain: bool = False
+    is_heap: bool = False
+    indexes: tuple[tuple[bool, bool, bool, list[str | None]], ...] = ()
+    rows: int = 0
+    pages: int = -1
+    name: tuple[str, str] = ("", "")
 
     @property
     def primary(self) -> tuple[str, ...]:
@@ -125,58 +114,56 @@ class _Table:
 
 
 def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
-    """See `Session.describe`."""
-    refuse_types(relation, "PostgreSQL")
-    table = _table(session, relation) if relation.table is not None else None
-    if table is not None:
-        source, known = table.source, table.columns
-    else:
-        source = derived_table(relation)
-        known = tuple(name for name, _, _ in session.row_description(f"SELECT * FROM {source}"))
-    order = arrange(relation, known, table.primary if table else ())
-    found = _columns(session, relation, source, order, table.not_null if table else frozenset())
+    """Describe a relation, for `Session.describe`."""
+    relations.refuse_types(relation, "PostgreSQL")
+    source = _table(session, relation) if relation.table is not None else _query(session, relation)
+    order = relations.arrange(relation, source.columns, source.primary)
+    found = _columns(session, relation, source, order)
     row_hash = None
     if relation.fingerprint is Fingerprint.DATABASE:
         row_hash = hashes.row_hash(session.ask, relation, found)
-    if table is None:
-        access = Access(source, row_hash=row_hash)
-    else:
-        access = Access(
-            source,
-            vouched=table.vouches(order.key),
-            ordered=_is_ordered(session, table, order.key[0]),
-            indexed=table.leads(order.key[0]),
-            rows_expected=table.rows,
-            row_hash=row_hash,
-        )
-    made = _planned(session, shape(relation, known, order, found, access), table)
+    access = relations.Access(
+        source.sql,
+        vouched=source.vouches(order.key),
+        ordered=_is_ordered(session, source, order.key[0]),
+        indexed=source.leads(order.key[0]),
+        rows_expected=source.rows,
+        row_hash=row_hash,
+    )
+    made = relations.shape(relation, source.columns, order, found, access)
+    made = _planned(session, made, is_heap=source.is_heap)
     if row_hash is not None:
         hashes.refuse_unplanned(session.ask, made)
     return made
 
 
-def _table(session: PostgresqlCatalogue, relation: Relation) -> _Table:
-    parts = split_name(relation.table or "")
+def _query(session: PostgresqlCatalogue, relation: Relation) -> _Source:
+    sql = relations.derived_table(relation)
+    return _Source(sql, tuple(n for n, _, _ in session.row_description(f"SELECT * FROM {sql}")))
+
+
+def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
+    parts = relations.split_name(relation.table or "")
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(
             f"{relation.table!r} is not the name of a table.",
             remedy='Write it as schema.table, with "…" around a name that contains a dot.',
             where=relation.name,
         )
-    source = ".".join(quote(p) for p in parts)
-    rows = session.ask(TABLE, source)
+    sql = ".".join(map(quote, parts))
+    rows = session.ask(TABLE, sql)
     if not rows:
-        raise unknown_table(relation, [name for (name,) in session.ask(TABLES)])
+        raise relations.unknown_table(relation, [name for (name,) in session.ask(TABLES)])
     oid, schema, name, kind, has_children, tuples, pages = rows[0]
     if oid is None:
-        raise replaced(relation, source)
+        raise replaced(relation, sql)
     columns = session.ask(COLUMNS, oid)
     is_heap = kind in {"r", "m"} and not has_children
-    return _Table(
-        source=source,
+    return _Source(
+        sql=sql,
         columns=tuple(n for n, _ in columns),
         not_null=frozenset(n for n, is_not_null in columns if is_not_null),
-        # The unique index of a table with heirs says nothing about the heirs' rows.
+        # The unique index of a table does not cover the rows of tables that inherit from it.
         is_plain=kind == "p" or is_heap,
         is_heap=is_heap,
         indexes=tuple(session.ask(INDEXES, oid)),
@@ -186,24 +173,20 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Table:
     )
 
 
-def _is_ordered(session: PostgresqlCatalogue, table: _Table, key: str) -> bool:
-    if not table.leads(key) or table.pages < 0:
+def _is_ordered(session: PostgresqlCatalogue, source: _Source, key: str) -> bool:
+    if not source.leads(key) or source.pages < 0:
         return False
-    if table.pages <= SMALL_PAGES and table.rows > 0:
+    if source.pages <= SMALL_PAGES and source.rows > 0:
         return True
-    correlation = session.ask(CORRELATION, *table.name, key)
+    correlation = session.ask(CORRELATION, *source.name, key)
     return bool(correlation and (correlation[0][0] or 0.0) > CORRELATION_MIN)
 
 
 def _columns(
-    session: PostgresqlCatalogue,
-    relation: Relation,
-    source: str,
-    order: Order,
-    not_null: frozenset[str],
-) -> list[ReadColumn]:
-    names = ", ".join(quote(name) for name in order.names)
-    described = session.row_description(f"SELECT {names} FROM {source}")
+    session: PostgresqlCatalogue, relation: Relation, source: _Source, order: relations.Order
+) -> list[relations.ReadColumn]:
+    names = ", ".join(map(quote, order.names))
+    described = session.row_description(f"SELECT {names} FROM {source.sql}")
     others = [oid for _, oid, _ in described if oid not in NATIVE and oid not in FLOATS]
     kinds = {oid: (kind, name) for oid, kind, name in session.ask(TYPES, others)} if others else {}
     found = [
@@ -217,14 +200,15 @@ def _columns(
             remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
             where=relation.name,
         )
-    return [replace(f, nullable=f.name not in not_null) for f in found]
+    return [replace(f, nullable=f.name not in source.not_null) for f in found]
 
 
-def _planned(session: PostgresqlCatalogue, described: Shape, table: _Table | None) -> Shape:
-    """With the planner's estimate where the catalogue has none, whether it uses an index, and
-    whether other servers or files are read, of which the snapshot is none."""
-    is_plain, is_heap = table is not None, table is not None and table.is_heap
-    needs_index = not is_plain and described.recipe.integer_key
+def _planned(session: PostgresqlCatalogue, described: Shape, *, is_heap: bool) -> Shape:
+    """Return the shape with what the planner knows about it.
+
+    That is: the number of rows where the catalogue has none, whether ranges of keys use an index,
+    and whether foreign tables are read, which the snapshot does not cover.
+    """
     if not is_heap or described.relation.where or not described.rows_expected:
         plan = session.ask(EXPLAIN + scan_sql(described))[0][0][0]["Plan"]
         described = replace(described, rows_expected=int(plan["Plan Rows"]))
@@ -232,7 +216,7 @@ def _planned(session: PostgresqlCatalogue, described: Shape, table: _Table | Non
             fuzzy = replace(plan_of(described), consistency=Consistency.FUZZY)
             notes = (*described.notes, "read without a snapshot: a foreign table")
             described = replace(described, plan=fuzzy, notes=notes)
-    if needs_index or (is_plain and described.recipe.integer_key and not described.indexed):
+    if described.recipe.integer_key and not described.indexed:
         plan = session.ask(EXPLAIN + range_sql(described, literal=True))[0][0][0]["Plan"]
         described = replace(described, indexed=_uses_index(plan))
     return described
@@ -243,7 +227,7 @@ def _reads_foreign(plan: dict[str, Any]) -> bool:
 
 
 def _uses_index(plan: dict[str, Any]) -> bool:
-    """Whether no table is read whole, judged for one narrow range."""
+    """Return True if a plan for one narrow range reads no table as a whole."""
     if plan["Node Type"] in {"Seq Scan", "Foreign Scan", "CTE Scan", "Sample Scan"}:
         return False
     if plan["Node Type"].endswith(("Index Scan", "Index Only Scan")) and "Index Cond" not in plan:
@@ -252,7 +236,7 @@ def _uses_index(plan: dict[str, Any]) -> bool:
 
 
 def describing_sql(shape: Shape) -> list[str]:
-    """What `describe` asks about one relation, beyond CATALOGUE."""
+    """List the SQL texts by which one relation is described, beyond CATALOGUE."""
     source = plan_of(shape).source
     names = ", ".join(quote(c.name) for c in shape.recipe.columns)
     asked = [f"SELECT * FROM {source}"] if shape.relation.query else []

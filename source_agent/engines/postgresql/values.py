@@ -1,17 +1,15 @@
 """PostgreSQL: how each type is read.
 
-What the protocol declares is read in its own binary send format, at no cost; everything else as
-text, by the type's own output function.
+A type that the protocol declares is read in its own binary send form, at no cost; every other type
+as text, by its own output function.
 
-Invariants: the read expression of a type is lossless under `postgresql_settings.SETTINGS`. Two of
-them change a value: floats have one NaN left, `money` becomes the numeric that it prints as. No
-expression uses a cast that somebody can create: `::text` of a type may be a function of its
-owner's, which may round (docs/types.md, "Objects that the source's owner can create"). What is
-named is in pg_catalog, where only a superuser can create anything.
+Invariants: the read expression of a type is lossless under `settings.SETTINGS`; floats keep one
+NaN, and `money` becomes the numeric that it prints as. No expression uses a cast that a user can
+create and that may round (docs/types.md, "Objects that the source's owner can create"). All names
+are in pg_catalog, where only a superuser can create objects.
 
-Rejected: reading arrays, composites and ranges in binary. Their bytes hold OIDs, which differ
-between two databases with the same content, and after every dump and restore.
-Rejected: `format('%s', c)`. It calls the output function as well, but looks it up for each row.
+Rejected: arrays, composites and ranges in binary. Their bytes hold OIDs, which differ between two
+databases with the same content. `format('%s', c)`, which looks up the output function for each row.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from driftline.types import DeclaredType
 
 from source_agent.engines.relations import ReadColumn, quote
 
-# OIDs of pg_type.dat, fixed since each type exists. Values: declared kind.
+# OIDs of pg_type.dat, which never change, and the declared kind of each.
 NATIVE: Final = {
     16: "bool",
     17: "bytea",
@@ -46,15 +44,15 @@ NATIVE: Final = {
 }
 FLOATS: Final = {700: "float4", 701: "float8"}
 _NUMERIC, _MONEY = 1700, 790
-# Casts to text of PostgreSQL's own, which the server refuses to drop or to replace. Their text is
-# not that of the output function: bool 'true', inet with its mask, xml with its declaration.
+# Types with a built-in cast to text, which the server refuses to drop or replace. The cast's text
+# differs from that of the output function: bool 'true', inet with its mask, xml with declaration.
 _PINNED_CASTS: Final = {16, 142, 650, 869}  # bool, xml, cidr, inet
-# The text that a type's output function makes. `concat` calls it and nothing else, but makes an
-# empty text of NULL; a composite whose fields are all NULL is no NULL, though it `IS NULL`.
+# The text of a type's output function. `concat` calls it and nothing else, but turns NULL into an
+# empty text. `num_nulls`, unlike `IS NULL`, is 0 for a composite whose fields are all NULL.
 OUTPUT_TEXT: Final = (
     "CASE WHEN pg_catalog.num_nulls({0}) OPERATOR(pg_catalog.=) 0 THEN pg_catalog.concat({0}) END"
 )
-# Sent as text, but not by way of a cast to it, which cuts off padding or may be the owner's own.
+# Sent as text, but not by a cast to text, which removes padding or may be the owner's own.
 _FORMS: Final = {114: "json", 1042: "bpchar"}
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
@@ -63,16 +61,16 @@ def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: b
     """Return a column with its read expression.
 
     Args:
-        oid, modifier: of its type, domains resolved.
-        kind: `typtype` and name of the type, where it is not native.
-        as_text: the DBA asks for text.
+        oid, modifier: of its type, with domains resolved.
+        kind: `typtype` and name of a type that is not native.
+        as_text: the DBA wants it as text.
     """
     quoted = quote(name)
     text = DeclaredType("text")
     if oid in NATIVE and (NATIVE[oid] == "text" or not as_text):
         return ReadColumn(name, DeclaredType(NATIVE[oid]), quoted, _FORMS.get(oid, ""))
     if kind[0] == "e":
-        return ReadColumn(name, text, quoted, "enum")  # whose binary form is its label
+        return ReadColumn(name, text, quoted, "enum")  # its binary form is its label
     if oid in FLOATS:
         declared = FLOATS[oid]
         nan = f"'NaN'::pg_catalog.{declared}"
@@ -89,7 +87,7 @@ def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: b
 
 
 def _numeric(modifier: int) -> DeclaredType:
-    """numeric.c: ((precision << 16) | (scale & 0x7ff)) + 4, the scale signed in 11 bits."""
+    """Decode ((precision << 16) | (scale & 0x7ff)) + 4 of numeric.c; the scale is signed."""
     if modifier >= 4:
         precision = (modifier - 4) >> 16 & 0xFFFF
         scale = ((modifier - 4 & 0x7FF) ^ 1024) - 1024

@@ -259,7 +259,7 @@ def test_other_servers_are_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"13\.2 has no hash") as caught:
         postgresql_hashes.row_hash(asked((False, False, True, "13.2")), RELATION, [])
     assert caught.value.where == "t: fingerprint"
-    with pytest.raises(ConfigurationError, match=r"16\.1 hashes otherwise"):
+    with pytest.raises(ConfigurationError, match=r"16\.1 hashes differently"):
         postgresql_hashes.row_hash(asked((False, True, True, "16.1"), (1, 2, 3)), RELATION, [])
 
 

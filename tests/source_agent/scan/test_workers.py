@@ -30,6 +30,7 @@ from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
 from source_agent.config import Budget, load
 from source_agent.engines.interface import Limits, Relation, Session, Split
+from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
 from source_agent.engines.postgresql.split import BLOCKS_MIN, PART_BLOCKS, Cut, cut
@@ -667,7 +668,7 @@ def test_a_session_that_waits_for_others_is_not_idle(
     pg: OfPostgreSQL, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last part takes another process longer than the server lets a session be silent."""
-    monkeypatch.setattr(postgresql_split, "KEEP_S", 0.1)
+    monkeypatch.setattr(postgresql_session, "KEEP_S", 0.1)
     fill_items(pg, 5000)
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
