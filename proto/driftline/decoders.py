@@ -63,21 +63,16 @@ class Decoder:
         return self._entries >> _HALF
 
     def cells_expected(self, grid: Grid) -> int:
-        """Return the number of cells that follow when our side refines to this grid.
-
-        Raises:
-            MalformedMessage: the grid refines nothing.
-        """
+        """Return the number of cells that follow when our side refines to this grid; raise
+        MalformedMessage if the grid refines nothing."""
         if self.grid is None:
             return len(grid)
         zones = self.grid.zones(grid)
         return sum(int(np.count_nonzero(self.stuck[z.parents])) * (z.group - 1) for z in zones)
 
     def take(self, grid: Grid, ours: Cells) -> None:
-        """Decode with our cells on this grid, as many as `cells_expected`, from `children`.
-
-        The arrays of `ours` are emptied, because memory has no room for a second large table.
-        """
+        """Decode with our cells on this grid, `cells_expected` of `children`. Their arrays are
+        emptied, because memory has no room for a second large table."""
         parent, self.grid = self.grid, grid
         self._theirs.reduce()
         if parent is None:
@@ -155,9 +150,8 @@ class Decoder:
     def _put_back_doubtful(self, table: Cells) -> None:
         """Put back the entries that touch a stuck cell, because one of them may be false.
 
-        A false entry makes its cell zero although others are in it. One level down they separate
-        again, so that cell must count as stuck. There is one pass: a false entry that is hidden by
-        another one is missed, and then no finer level is solved.
+        A false entry makes its cell zero although others are in it; one level down they separate
+        again, so that cell must count as stuck. A false entry hidden by another one is missed.
         """
         busy = _busy(table)
         doubted = [np.zeros(0, np.bool_)]
@@ -254,10 +248,8 @@ def _firsts(entries: U64) -> Bools:
 
 
 def _netted(entries: U64) -> U64:
-    """Return each k once, in order, with the sum of its entries; a sum of zero was no change.
-
-    The result is written over the entries.
-    """
+    """Return each k once, in order, with the sum of its entries, written over the entries; a sum
+    of zero was no change."""
     entries.sort()
     at = kept = 0
     while at < len(entries):

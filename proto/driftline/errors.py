@@ -39,6 +39,8 @@ from typing import ClassVar
 from driftline.limits import COLUMNS_NAMED_MAX
 from driftline.peer_text import visible
 
+BY_CODE: dict[str, type[DriftlineError]] = {}  # every class below
+
 
 class DriftlineError(Exception):
     """An error with its place and its remedy.
@@ -59,6 +61,7 @@ class DriftlineError(Exception):
         cls, *, code: str, exit_code: int = 1, is_retryable: bool = False
     ) -> None:
         cls.code, cls.exit_code, cls.is_retryable = code, exit_code, is_retryable
+        BY_CODE.setdefault(code, cls)
 
     def __init__(
         self,
@@ -188,12 +191,10 @@ class InternalError(DriftlineError, code="INTERNAL"):
 def together(
     errors: Sequence[DriftlineError], *, where: str = "", remedy: str = ""
 ) -> DriftlineError:
-    """Return one error for several of one class, so that a user can correct all of them at once.
+    """Return one error for one or more of a class, so that a user can correct all at once.
 
-    Args:
-        errors: at least one; those beyond COLUMNS_NAMED_MAX are only counted.
-        where: the place that they share; a single error keeps its own.
-        remedy: what to do about all; by default their own remedies, each once.
+    Errors beyond COLUMNS_NAMED_MAX are only counted. `where` is the place that several share;
+    `remedy` is by default that of each error, once.
     """
     first = errors[0]
     if len(errors) == 1:
@@ -210,15 +211,6 @@ def together(
     remedies = dict.fromkeys(error.remedy for error in shown if error.remedy)
     return type(first)(message, where=where, remedy=remedy or " ".join(remedies), details=details)
 
-
-def _all_errors(kind: type[DriftlineError]) -> list[type[DriftlineError]]:
-    found = []
-    for child in kind.__subclasses__():
-        found += [child, *_all_errors(child)]
-    return found
-
-
-BY_CODE: dict[str, type[DriftlineError]] = {e.code: e for e in _all_errors(DriftlineError)}
 
 # The gRPC status of an error outside an exchange.
 GRPC_STATUS: dict[type[DriftlineError], str] = {
@@ -239,11 +231,6 @@ GRPC_STATUS: dict[type[DriftlineError], str] = {
     NotNow: "RESOURCE_EXHAUSTED",
 }
 
-NEWER = (
-    "The other agent is of a newer release, whose error is not known here: install the same "
-    "release on both sides."
-)
-
 
 def from_code(
     code: str, message: str, *, remedy: str = "", where: str = "", details: dict[str, str]
@@ -252,7 +239,7 @@ def from_code(
 
     An unknown code becomes InternalError: the other side is of a newer release.
     """
-    kind = BY_CODE.get(code, InternalError)
     if code not in BY_CODE:
-        remedy = f"{remedy} {NEWER}".lstrip()
-    return kind(message, remedy=remedy, where=where, details=details)
+        newer = "The other agent has a newer release, whose error is unknown here:"
+        remedy = f"{remedy} {newer} install the same release on both sides.".lstrip()
+    return BY_CODE.get(code, InternalError)(message, remedy=remedy, where=where, details=details)

@@ -1,12 +1,10 @@
 """Fingerprints of rows: keyed BLAKE3, or a hash made by the database (protocol, section 5).
 
-*Agent* fingerprints are keyed BLAKE3 of the row bytes, under a key derived from the fragment key
-and the declared types. The fragment key is a secret of the warehouse, so a writer of source rows
-cannot aim for equal fingerprints.
-
-*Database* fingerprints chain PostgreSQL's seeded hash over the values of a row, so a scan reads a
-key and eight bytes per row. They detect accidents, not attacks. Both sides can also compute them
-from row bytes. Fingerprints of either kind never travel.
+*Agent* fingerprints are keyed BLAKE3 of the row bytes; the key comes from the fragment key, a
+secret of the warehouse, so a writer of source rows cannot aim for equal fingerprints. *Database*
+fingerprints chain PostgreSQL's seeded hash over the values of a row, so a scan reads a key and
+eight bytes per row; they detect accidents, not attacks. Both sides can also compute them from row
+bytes. Fingerprints never travel.
 
 Rejected: PostgreSQL's hash of a whole record. It ignores the sign of a numeric, folds 64-bit
 integers and times to 32 bits, and adds columns linearly, so a sum over rows misses two rows that

@@ -54,10 +54,8 @@ def text(data: bytes) -> str | None:
 
 
 def _single_text(value: float, data: bytes) -> str:
-    """Return the fewest digits that round to the single, in Python's notation for a double.
-
-    Not in numpy's: its notation differs, and has changed between versions.
-    """
+    """Return the fewest digits that round to the single, in Python's notation for a double;
+    numpy's notation has changed between versions."""
     texts = (repr(float(f"{value:.{digits}g}")) for digits in range(1, 10))
     return next(text for text in texts if from_text(text, single=True) == data)
 

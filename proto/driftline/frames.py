@@ -64,10 +64,8 @@ class Head:
 
 
 def encode(block: Block, recipe: Recipe, salt: Salt, digest: Digest, *, level: int) -> bytes:
-    """Return the frame of a block of 1 to FRAME_ROWS_MAX rows.
-
-    `digest` is that of these rows under `salt`; `level` that of zstd, 1–19.
-    """
+    """Return the frame of a block of 1 to FRAME_ROWS_MAX rows, whose digest under `salt` is
+    `digest`; `level` is zstd's, 1–19."""
     columns = split(block, len(recipe.columns))
     body = b"".join(
         _encode_column(data, column.type.kind in _TEXT)
@@ -98,13 +96,14 @@ def cut(block: Block) -> Iterator[tuple[int, int]]:
 
 
 def decode(data: bytes) -> Frame:
-    """Return the frame in these bytes; its rows are not verified yet (`verify`).
-
-    Raises:
-        FrameDamaged: the bytes are no frame, or contradict its declared sizes.
-    """
+    """Return the frame in these bytes, before `verify`; raise FrameDamaged if they are no frame."""
     declared = head(data)
-    reader = _Reader(_decompress(data[_HEADER.size :], declared.body_bytes))
+    packed, size = data[_HEADER.size :], max(declared.body_bytes, 1)
+    try:
+        body = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
+    reader = _Reader(body)
     rows = declared.digest.count
     decoded = [_decode_column(reader, rows) for _ in range(declared.columns)]
     if reader.left:
@@ -113,10 +112,9 @@ def decode(data: bytes) -> Frame:
 
 
 def head(data: bytes) -> Head:
-    """Read the header of a frame without unpacking the frame.
+    """Read the header of a frame without unpacking its body.
 
-    Raises:
-        FrameDamaged: the bytes are no frame, or its sizes contradict each other.
+    Raises FrameDamaged if the bytes are no frame, or its sizes contradict each other.
     """
     if len(data) < _HEADER.size:
         raise FrameDamaged("A frame is shorter than its header.")
@@ -129,20 +127,20 @@ def head(data: bytes) -> Head:
     packed = len(data) - _HEADER.size
     if packed > body_bytes + body_bytes // ZSTD_SHARE + ZSTD_BYTES:
         raise FrameDamaged(f"A frame of {body_bytes} bytes takes {packed} packed.")
-    _check_size(data[_HEADER.size : _HEADER.size + ZSTD_HEADER_BYTES], body_bytes)
+    try:
+        size = zstandard.frame_content_size(data[_HEADER.size : _HEADER.size + ZSTD_HEADER_BYTES])
+    except zstandard.ZstdError as error:
+        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
+    if size != body_bytes:
+        raise FrameDamaged("A frame's body has another size than its header says.")
     return Head(columns, Salt(s0, s1), Digest(rows, (high << 64) + low), body_bytes)
 
 
 def verify(
     frame: Frame, fingerprints: Fingerprints, join: Callable[[Sequence[Ragged]], Block] = join
 ) -> tuple[Block, U64, U64]:
-    """Return row bytes and fingerprints (hi, lo), uint64 [rows] each, once the digest is checked.
-
-    `join` makes row bytes of columns; the default needs only numpy.
-
-    Raises:
-        FrameDamaged: the rows do not match the digest.
-    """
+    """Return row bytes and fingerprints (hi, lo), uint64 [rows] each; raise FrameDamaged if they
+    do not match the frame's digest. `join` makes row bytes of columns."""
     block = join(frame.columns)
     hi, lo = fingerprints(block.rows())
     if mix(frame.salt, hi, lo).digest() != frame.digest:
@@ -173,10 +171,8 @@ def _planes(column: Ragged) -> bytes:
 
 
 def _is_worth_planes(column: Ragged) -> bool:
-    """Return True if the first values of a text column compress better in planes.
-
-    Words do not; numbers, dates and identifiers kept as text do (by a tenth to a third).
-    """
+    """Return True if the first values of a text column compress better in planes: words do not;
+    numbers, dates and identifiers do, by a tenth to a third."""
     lengths = column.lengths[:SAMPLE_ROWS]
     sample = Ragged(lengths, column.data[: int(np.maximum(lengths, 0).sum())])
     pack = zstandard.ZstdCompressor(level=SAMPLE_LEVEL).compress
@@ -230,20 +226,3 @@ def _decode_column(reader: _Reader, rows: int) -> Ragged:
         at = starts[lengths > j] + j
         data[at] = reader.take(len(at))
     return column
-
-
-def _check_size(data: bytes, size: int) -> None:
-    """Raise FrameDamaged unless zstd's own header, with which `data` begins, says this size."""
-    try:
-        if zstandard.frame_content_size(data) != size:
-            raise FrameDamaged("A frame's body has another size than its header says.")
-    except zstandard.ZstdError as error:
-        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None
-
-
-def _decompress(data: bytes, size: int) -> bytes:
-    _check_size(data, size)
-    try:
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
-    except zstandard.ZstdError as error:
-        raise FrameDamaged(f"A frame's body does not decompress: {error}.") from None

@@ -29,11 +29,8 @@ def null_keys(block: Block, recipe: Recipe) -> Bools:
 
 
 def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
-    """Return the key columns of a received frame, checked: its digest does not make them keys.
-
-    Raises:
-        FrameDamaged: the number of columns is wrong, a key is NULL, or an integer's width is wrong.
-    """
+    """Return the key columns of a received frame; raise FrameDamaged if their number is wrong, a
+    key is NULL, or an integer has the wrong width."""
     if len(columns) != len(recipe.columns):
         raise FrameDamaged("A frame has another number of columns.")
     keys = columns[: recipe.key_columns]
@@ -47,11 +44,7 @@ def received(columns: Sequence[Ragged], recipe: Recipe) -> Sequence[Ragged]:
 
 
 def positions(block: Block, recipe: Recipe, seed: int) -> Positions:
-    """Return the position of each row, int64 [rows]. No key may be NULL.
-
-    Raises:
-        LimitExceeded: a key is longer than KEY_BYTES_MAX.
-    """
+    """Return the position of each row, int64 [rows]. No key may be NULL."""
     if recipe.integer_key:
         width = INTEGER_WIDTHS[recipe.columns[0].type.kind]
         return integers_at(block.buffer, block.starts[:-1] + 6, width).astype(np.int64)
@@ -72,11 +65,8 @@ def hash_spans(
     lengths: Integers,
     seed: int,
 ) -> Positions:
-    """Return the seeded hash of each span of a buffer, int64 [n] (protocol, section 4).
-
-    Raises:
-        LimitExceeded: a span is longer than KEY_BYTES_MAX.
-    """
+    """Return the seeded hash of each span of a buffer, int64 [n] (protocol, section 4); raise
+    LimitExceeded if a span is longer than KEY_BYTES_MAX."""
     if not len(starts):
         return np.zeros(0, np.int64)
     longest = int(lengths.max())

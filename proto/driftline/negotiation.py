@@ -47,10 +47,8 @@ class Agreement:
 def is_negotiable(
     protocols: Collection[int] = PROTOCOLS, features: Collection[str] = FEATURES
 ) -> bool:
-    """Return True if a warehouse has a choice, so it must ask first what the source names.
-
-    Otherwise it opens an exchange at once and saves the round trip.
-    """
+    """Return True if a warehouse has a choice, so it must ask first what the source names;
+    otherwise it saves that round trip."""
     return len(protocols) > 1 or bool(features)
 
 
@@ -63,10 +61,8 @@ def agree(
 ) -> Agreement:
     """Choose the highest protocol that both sides speak, and the features that both have.
 
-    The warehouse passes what `DescribeReply` names; no protocols mean PROTOCOLS_UNNAMED.
-
-    Raises:
-        VersionMismatch: there is no such protocol.
+    The warehouse passes what `DescribeReply` names; no protocols mean PROTOCOLS_UNNAMED. Raises
+    VersionMismatch if there is no common protocol.
     """
     theirs = set(protocols) or set(PROTOCOLS_UNNAMED)
     both = theirs & set(our_protocols)
@@ -81,11 +77,7 @@ def agree(
 
 
 def check_protocol(protocol: int) -> None:
-    """Refuse a protocol that this source does not speak.
-
-    Raises:
-        VersionMismatch: its details name the protocols of this source.
-    """
+    """Raise VersionMismatch, naming our protocols, for one that this source does not speak."""
     if protocol not in PROTOCOLS:
         raise VersionMismatch(
             f"The warehouse speaks protocol {protocol}, this source {_listed(PROTOCOLS)}.",
@@ -95,13 +87,8 @@ def check_protocol(protocol: int) -> None:
 
 
 def check_features(asked: Iterable[str], known: Collection[str] = FEATURES) -> None:
-    """Refuse features that this source does not have.
-
-    Raises:
-        VersionMismatch: it names up to SAMPLES_MAX of them.
-    """
-    unknown = sorted(set(asked) - set(known))
-    if unknown:
+    """Raise VersionMismatch, with up to SAMPLES_MAX names, for features that this source lacks."""
+    if unknown := sorted(set(asked) - set(known)):
         raise VersionMismatch(
             f"The warehouse asks for {_shown(unknown)}, which this source does not have.",
             remedy=_REMEDY,
@@ -110,11 +97,7 @@ def check_features(asked: Iterable[str], known: Collection[str] = FEATURES) -> N
 
 
 def check_fields(message: Message) -> None:
-    """Refuse a request that holds fields of a newer release.
-
-    Raises:
-        VersionMismatch: it names up to SAMPLES_MAX of them by message and field number.
-    """
+    """Raise VersionMismatch, with up to SAMPLES_MAX names, for fields of a newer release."""
     if unknown := list(unknown_fields(message)):
         raise VersionMismatch(
             f"The warehouse sent {_shown(unknown)}, which this source does not know.",
@@ -123,10 +106,7 @@ def check_fields(message: Message) -> None:
 
 
 def unknown_fields(message: Message) -> Iterator[str]:
-    """Yield each field that the schema lacks as `Message.number`, also in nested messages.
-
-    Fields of bytes and numbers are skipped, so the cost does not depend on their size: some 8 µs.
-    """
+    """Yield each field that the schema lacks as `Message.number`, also in nested messages."""
     descriptor = message.DESCRIPTOR
     unknown = UnknownFieldSet(message)
     for index in range(len(unknown)):

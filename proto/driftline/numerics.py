@@ -21,11 +21,12 @@ SCALE_MAX: Final = 16_383  # PostgreSQL's bound
 WEIGHT_MAX: Final = 0x7FFF
 NEGATIVE: Final = 0x4000
 
-NAN: Final = bytes.fromhex("00000000c0000000")
 # PostgreSQL sends its infinities with dscale 32: header bits of the stored value, read as a scale.
-INFINITY: Final = bytes.fromhex("00000000d0000020")
-MINUS_INFINITY: Final = bytes.fromhex("00000000f0000020")
-_SPECIALS: Final = {"NaN": NAN, "Infinity": INFINITY, "-Infinity": MINUS_INFINITY}
+_SPECIALS: Final = {
+    "NaN": bytes.fromhex("00000000c0000000"),
+    "Infinity": bytes.fromhex("00000000d0000020"),
+    "-Infinity": bytes.fromhex("00000000f0000020"),
+}
 _SPECIAL_TEXTS: Final = {data: text for text, data in _SPECIALS.items()}
 
 _TEXT = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,6}))?")
@@ -39,8 +40,7 @@ def from_text(text: str, *, precision: int | None = None, scale: int | None = No
     """
     match = _TEXT.fullmatch(text)
     if match is None or not (match[2] or match[3]):
-        special = _SPECIALS.get(text)
-        return special if precision is None or special == NAN else None
+        return _SPECIALS.get(text) if precision is None or text == "NaN" else None
     whole, decimals = _shift(match[2], match[3] or "", int(match[4] or 0))
     whole, written = whole.lstrip("0"), len(decimals)
     if precision is not None and scale is not None:

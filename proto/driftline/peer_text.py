@@ -7,10 +7,6 @@ direction change the order in which text is shown. Unprintable characters become
 
 from __future__ import annotations
 
-from typing import Final
-
-CUT: Final = "…"
-
 
 def visible(text: str) -> str:
     """Return the text with every character escaped except printable ones and line ends."""
@@ -23,7 +19,7 @@ def one_line(text: str, characters_max: int) -> str:
     """Return the text as one printable line of at most `characters_max` characters."""
     cut = text[: characters_max + 1]  # first, because the text may be long
     line = visible(" ".join(cut.splitlines()))
-    return line if len(line) <= characters_max else line[: characters_max - 1] + CUT
+    return line if len(line) <= characters_max else line[: characters_max - 1] + "…"
 
 
 def _escaped(character: str) -> str:

@@ -96,8 +96,8 @@ def uniform(ranges: int) -> Partition:
 def from_quantiles(quantiles: Sequence[int], ranges: int) -> Partition:
     """Return at most about `ranges` ranges of similar size from ascending quantiles of the key.
 
-    Positions below the first and above the last quantile have one or two ranges of their own, so
-    rows inserted beyond the largest key are apart from all others.
+    Positions below the first and above the last quantile have ranges of their own, so rows inserted
+    beyond the largest key are apart from all others.
     """
     knots = sorted(set(quantiles))
     if not knots:
@@ -199,10 +199,8 @@ def strata_of(slots: int) -> int:
 
 
 def strata(digests: U64, salt: Salt) -> Bytes:
-    """Return sums modulo 2^8 over sampled slots, uint8 [strata_of(slots), STRATUM_CELLS].
-
-    `digests`, uint64 [slots], are short digests of ranges or Σ r of a sketch's cells.
-    """
+    """Return sums modulo 2^8 over sampled slots, uint8 [strata_of(slots), STRATUM_CELLS], of
+    digests, uint64 [slots]: short digests of ranges or Σ r of a sketch's cells."""
     count = strata_of(len(digests))
     out = np.zeros((count, STRATUM_CELLS), np.uint64)
     for first in range(0, len(digests), _SLOTS_AT_ONCE):

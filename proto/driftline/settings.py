@@ -28,7 +28,6 @@ from driftline.errors import ConfigurationError
 T = TypeVar("T")
 
 SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the wrong file
-_ENVIRONMENT = "DRIFTLINE_PASSWORD_"
 
 # `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
 URL_PASSWORDS: Final = (
@@ -48,10 +47,8 @@ _KINDS: dict[type, str] = {
 
 
 def read(path: Path, keys: Collection[str]) -> TomlTable:
-    """Return the top level of a file, which may hold only `keys`.
-
-    Raises ConfigurationError if the file is missing, is not TOML, or holds an unknown key.
-    """
+    """Return the top level of a file; raise ConfigurationError if the file is missing, is not
+    TOML, or holds a key that is not among `keys`."""
     try:
         values = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -80,10 +77,9 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TomlTable:
-    """One table of a file. `keys` are all that it may hold; None allows any name.
+    """One table of a file, which may hold only `keys`; None allows any.
 
-    Getters return a typed value, and raise ConfigurationError if the value is of another type or
-    out of bounds, or if it is required and missing.
+    Getters raise ConfigurationError if a value has the wrong type, is out of bounds or is missing.
     """
 
     file: Path
@@ -239,10 +235,8 @@ class TomlTable:
 
 
 def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:
-    """Return the bytes of a secret file, and how others can read it ("" if they cannot).
-
-    The rule is libpq's for keys: only the owner may, and if that is root, also the file's group.
-    """
+    """Return the bytes of a secret file, and how others can read it ("" if they cannot). As with
+    libpq's keys, only the owner may, and if that is root, also the file's group."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         data = file.read(bytes_max)
@@ -261,7 +255,7 @@ def resolve(file: Path, value: str) -> Path:
 
 def environment_name(secret: str) -> str:
     """Return the name of the variable that may hold the password of `secret`."""
-    return _ENVIRONMENT + re.sub(r"[^A-Z0-9]", "_", secret.upper())
+    return "DRIFTLINE_PASSWORD_" + re.sub(r"[^A-Z0-9]", "_", secret.upper())
 
 
 def is_loopback(host: str) -> bool:

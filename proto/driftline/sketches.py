@@ -300,11 +300,9 @@ def checked(checks: U64, r: U64) -> int:
 
 
 def sampled(differing: int, cells: int) -> int:
-    """Return the number of cells that a verdict samples if about `differing` differ; 0 for none.
-
-    It is a byte for each 16 differing cells, a fiftieth of the sketch that decodes them. If fewer
-    than 256 sampled cells would differ, the strata estimate the share as well.
-    """
+    """Return the number of cells that a verdict samples if about `differing` differ: one for each
+    16, a fiftieth of the sketch that decodes them; 0 if fewer than 256 of the sample would differ,
+    because the strata estimate that share as well."""
     count = min(differing // 16, SAMPLE_CELLS_MAX)
     return count if count * differing >= 256 * cells else 0
 

@@ -101,10 +101,8 @@ class UnitSums:
         return named
 
     def short_digests(self, chosen: Bools | None = None) -> U64:
-        """Return digests of the added rows, uint64 [units], or only of chosen units, bool [units].
-
-        If a unit lost keys, its digest is the regrouped one.
-        """
+        """Return digests of the added rows, uint64 [units], or only of chosen units, bool [units];
+        a unit that lost keys is thereby regrouped."""
         if chosen is None:
             return short_digests(self.sums, self.counts)
         return short_digests(self.sums[chosen], self.counts[chosen])
@@ -149,9 +147,8 @@ def refines(
 
     Args:
         rows: in the differing units, at the source.
-        hashes: one for each of these rows; units that lost keys have one each.
-        differing: units that differ although they lost no key; the rate of changes in `lost` units
-            is assumed to be the same.
+        hashes: one for each of these rows, but one for each unit that lost keys.
+        differing: units that lost no key; `lost` units are assumed to change at the same rate.
         row_bytes: of a row on the line.
         wait_bytes: what the line could carry during a round trip.
     """

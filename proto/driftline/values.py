@@ -1,15 +1,12 @@
 """One value: PostgreSQL's binary send format to text and back (protocol, section 2).
 
-Engines that must make bytes themselves (SQLite, MariaDB) call the encoders; the warehouse uses the
-text where Spark has no type for the value. Faster, vectorised code is elsewhere
-(`warehouse_agent.columns.arrow`); this module is the definition that it is tested against.
+SQLite and MariaDB encode with it; the warehouse uses the text where Spark has no type for a value.
+The faster, vectorised code of `warehouse_agent.columns.arrow` is tested against this definition.
 
-Invariants:
-- decode_string accepts only the one encoding of a value: encoding its result gives the same bytes;
-- encoders never round or clip. The text of the two float types is the exception: it is rounded
-  once, correctly;
-- text that is no value of the type is the caller's data (ValueDoesNotFit); bytes that are none are
-  the other side's mistake (MalformedMessage).
+Invariants: decode_string accepts only the one encoding of a value, so encoding its result gives the
+same bytes. Encoders never round or clip, except the text of floats, which is rounded once,
+correctly. Text that is no value of the type is the caller's data (ValueDoesNotFit); bytes that are
+no value are the other side's mistake (MalformedMessage).
 
 Rejected: `datetime` and `decimal`, which neither hold every value nor keep what they hold as it is.
 """
@@ -44,10 +41,8 @@ _JSONB_VERSION: Final = b"\x01"
 
 
 def string_encoder(type: DeclaredType) -> Callable[[str], bytes]:
-    """Return the function from string forms of a type (protocol, section 2) to the value's bytes.
-
-    It raises ValueDoesNotFit for text that is no value of the type.
-    """
+    """Return the function from string forms of a type to bytes; it raises ValueDoesNotFit for
+    text that is no value of the type."""
     encode = _CODECS[type.kind].encode
 
     def encoded(text: str) -> bytes:
@@ -60,12 +55,8 @@ def string_encoder(type: DeclaredType) -> Callable[[str], bytes]:
 
 
 def decode_string(type: DeclaredType, data: bytes | memoryview) -> str:
-    """Return the string form of a value's bytes.
-
-    Raises:
-        MalformedMessage: they are not the encoding of a value.
-        ValueDoesNotFit: a numeric value has more digits than numeric(p,s) can hold.
-    """
+    """Return the string form of a value's bytes; raise MalformedMessage if they are no encoding,
+    ValueDoesNotFit if a number has too many digits for numeric(p,s)."""
     data = bytes(data)
     fits = type.width in {None, len(data)}
     text = _CODECS[type.kind].decode(type, data) if fits else None
@@ -76,11 +67,7 @@ def decode_string(type: DeclaredType, data: bytes | memoryview) -> str:
 
 
 def encode_float4(value: float) -> bytes:
-    """Return the bytes of a number that single precision holds exactly.
-
-    Raises:
-        ValueDoesNotFit: the number would have to be rounded.
-    """
+    """Return the bytes of a number; raise ValueDoesNotFit if it would have to be rounded."""
     if math.isnan(value):
         return floats.SINGLE_NAN
     try:

@@ -60,11 +60,11 @@ class DescribeReply(_message.Message):
     def description(self) -> Global___Description: ...
     @_builtins.property
     def protocols(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """that the source speaks; none are named: 1"""
+        """that the source speaks; none means 1"""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """that may be asked for in `Open`"""
+        """that `Open` may ask for"""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Description(_message.Message):
     """a NOT NULL unique constraint covers the key"""
     rows_expected: _builtins.int
     rows_per_second: _builtins.float
-    """the DBA's budget; 0: none"""
+    """the DBA's budget; 0: no limit"""
     bytes_per_second: _builtins.float
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnDescription]:
@@ -142,7 +142,7 @@ class Description(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def row_security(self) -> Global___RowSecurity:
-        """absent: the engine has none, or the source is older"""
+        """absent: the engine has no policies, or the source is older"""
 
     def __init__(
         self,
@@ -174,10 +174,10 @@ class RowSecurity(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
-    """16 bytes: of all of them"""
+    """16 bytes, over all policies"""
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Policy]:
-        """at most POLICIES_MAX of them; none: it sees every row"""
+        """at most POLICIES_MAX; none: it sees every row"""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Policy(_message.Message):
     name: _builtins.str
     """empty: no policy lets it see a row"""
     digest: _builtins.bytes
-    """8 bytes: of what it says"""
+    """8 bytes, over the policy's text"""
     def __init__(
         self,
         *,
@@ -286,7 +286,7 @@ class Open(_message.Message):
     recipe: _builtins.bytes
     """16 bytes"""
     fragment_key: _builtins.bytes
-    """32 bytes; never logged, never kept"""
+    """32 bytes; never logged or stored"""
     salt: _builtins.bytes
     """16 bytes"""
     count: _builtins.int
@@ -300,11 +300,11 @@ class Open(_message.Message):
     """zstd"""
     @_builtins.property
     def start_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the partition: first start, then differences modulo 2^64"""
+        """of segments: the first start, then differences modulo 2^64"""
 
     @_builtins.property
     def sketch(self) -> Global___Sketch:
-        """absent: ranges alone; then the strata are of ranges"""
+        """absent: ranges only, and the strata are over ranges"""
 
     @_builtins.property
     def within(self) -> Global___Within:
@@ -312,11 +312,11 @@ class Open(_message.Message):
 
     @_builtins.property
     def grouping(self) -> Global___Grouping:
-        """then there are no strata, and `Units` follow at once"""
+        """if present: no strata, and `Units` follow at once"""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """asked for; only what `DescribeReply` named"""
+        """requested; only those that `DescribeReply` named"""
 
     def __init__(
         self,
@@ -382,12 +382,12 @@ class Sketch(_message.Message):
     span: _builtins.int
     """of k"""
     hashed: _builtins.bool
-    """else k is the position less base"""
+    """otherwise k = position − base"""
     base: _builtins.int
     third: _builtins.int
     """cells in a third of the finest table"""
     fold: _builtins.int
-    """of the cells that follow at once; 0: none do"""
+    """of the cells that follow at once; 0: no cells follow"""
     check: _builtins.int
     """of our rows"""
     def __init__(
@@ -425,14 +425,14 @@ class Grouping(_message.Message):
     hashed: _builtins.bool
     base: _builtins.int
     row_bytes: _builtins.int
-    """of a row on the line: what a row hash can save"""
+    """of a row on the line, which a row hash can save"""
     wait_bytes: _builtins.int
-    """that the line could carry during a round trip"""
+    """that the line can carry during a round trip"""
     rows_max: _builtins.int
-    """0: all rows are compared; else only what is named and what lies in the"""
+    """0: compare all rows; otherwise compare only named keys and the ranges,"""
     @_builtins.property
     def firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """ranges is, and no more rows than these are read
+        """and read at most this number of rows
         ranges of positions, both ends inclusive
         """
 
@@ -482,7 +482,7 @@ class Digests(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     coarsen: _builtins.int
     digests: _builtins.bytes
-    """little-endian uint64, in order; pieces follow each other"""
+    """little-endian uint64, in order; in pieces"""
     last: _builtins.bool
     def __init__(
         self,
@@ -506,7 +506,7 @@ class Wanted(_message.Message):
     BITMAP_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     bitmap: _builtins.bytes
-    """zstd; bit i of the whole is row hash i"""
+    """zstd; bit i of all pieces: row hash i"""
     last: _builtins.bool
     def __init__(
         self,
@@ -533,10 +533,10 @@ class Cells(_message.Message):
     FINER_FIELD_NUMBER: _builtins.int
     fold: _builtins.int
     cells: _builtins.bytes
-    """pairs of little-endian uint32; pieces follow each other"""
+    """pairs of little-endian uint32; in pieces"""
     last: _builtins.bool
     cut: _builtins.int
-    """cells at this fold that are folded by `finer` instead"""
+    """the first cells at this fold that are folded by `finer` instead"""
     finer: _builtins.int
     def __init__(
         self,
@@ -564,9 +564,9 @@ class Units(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     size: _builtins.int
-    """keys of every unit in this piece, of the last one perhaps fewer"""
+    """keys of each unit in this piece; the last one may have fewer"""
     ks: _builtins.bytes
-    """of all of them, as in Deleted"""
+    """of all units, packed as in Deleted"""
     digests: _builtins.bytes
     """little-endian uint64, one for each unit"""
     last: _builtins.bool
@@ -677,11 +677,11 @@ class Verdict(_message.Message):
     count: _builtins.int
     sum: _builtins.bytes
     differing: _builtins.int
-    """estimated, of the ranges or cells that the strata are of"""
+    """estimated ranges or cells, whichever the strata cover"""
     stuck: _builtins.bytes
-    """zstd; bit i: cell i of the last grid did not come to zero"""
+    """zstd; bit i: cell i of the last grid is not zero"""
     sample: _builtins.bytes
-    """Σ r modulo 2^8 of cells of the source, where many differ"""
+    """Σ r modulo 2^8 of cells of the source, if many differ"""
     def __init__(
         self,
         *,
@@ -707,7 +707,7 @@ class Mismatch(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     bitmap: _builtins.bytes
-    """zstd; bit i of the whole: coarse range i differs"""
+    """zstd; bit i of all pieces: coarse range i differs"""
     counts: _builtins.bytes
     """zstd, little-endian uint32: rows the source has in each, in order"""
     last: _builtins.bool
@@ -791,7 +791,7 @@ class Deleted(_message.Message):
 
     KS_FIELD_NUMBER: _builtins.int
     ks: _builtins.bytes
-    """decoded k of which the source has no row: section 7"""
+    """decoded k for which the source has no row: section 7"""
     def __init__(
         self,
         *,
@@ -829,7 +829,7 @@ class Finished(_message.Message):
     vouched: _builtins.bool
     """a NOT NULL unique constraint covers the key"""
     changed: _builtins.bool
-    """the data changed while it was read, which this engine allows"""
+    """the data changed during the read, which this engine allows"""
     @_builtins.property
     def row_security(self) -> Global___RowSecurity:
         """under which the rows were read"""

@@ -50,14 +50,14 @@ class SourceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What is published to this certificate. An empty name asks for the names alone.
+        """Name what is published to this certificate, and describe one relation if it is named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """One stream is one snapshot; relations follow each other in it.
+        """A stream reads one snapshot, and may compare several relations one after the other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
