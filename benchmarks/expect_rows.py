@@ -36,6 +36,7 @@ from driftline.arrays import Floats, Integers
 
 from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
 from tests.harness.histories import DATA, History, available
+from tests.reference.update_probability import probability
 from warehouse_agent.planning import update_probability
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
 
@@ -117,8 +118,8 @@ class Table:
 
 
 def outlook_of(table: Table, elapsed_s: float, share: float) -> update_probability.Outlook:
-    """On the next refresh. Its clock has two knots, and seconds for versions: `heat` then reads
-    times as they are."""
+    """Return the outlook on the next refresh. Its clock has two knots, and seconds for versions:
+    `probability` then reads times as they are."""
     now_s = table.at_s + elapsed_s
     start, stop = int(table.load_s), int(now_s) + 1
     clock = update_probability.Clock((start, stop), (float(start), float(stop)))
@@ -137,7 +138,7 @@ class Before:
     def ours(self, rate: Floats) -> Floats:
         view = outlook_of(self.table, self.elapsed_s, self.share)
         columns = (self.table.first_s, self.table.changed_s, rate)
-        return update_probability.probability(view, *(column[self.at] for column in columns))
+        return probability(view, *(column[self.at] for column in columns))
 
 
 def paper(before: Before) -> Floats:

@@ -190,7 +190,7 @@ class Warehouse:
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
         self.runs.append(run)
         if not out.is_equal:
-            self._notes |= prices.learnt(
+            self._notes |= prices.new_notes(
                 self._notes,
                 frame_bytes=out.frame_bytes,
                 shipped=out.came.count,

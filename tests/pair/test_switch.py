@@ -28,7 +28,7 @@ from tests.harness.exchange_pair import (
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.choice import Method, partition_for
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import Prices, known, learnt
+from warehouse_agent.planning.prices import Prices, known, new_notes
 from warehouse_agent.planning.sketch_size import open_sketch
 
 pytestmark = pytest.mark.slow  # tables of 20,000 rows in each case
@@ -76,7 +76,7 @@ def learnt_from_a_load(schema: Schema, rows: Table, line: Line) -> Prices:
         fill(path, schema, rows)
         with closing(open_session(path)) as session:
             load = exchange(session, schema.relation, [], line=line).outcome
-    told = learnt(
+    told = new_notes(
         {},
         frame_bytes=load.frame_bytes,
         shipped=len(rows),

@@ -132,7 +132,7 @@ def pasts(runs: list[Run]) -> list[Past]:
             run.deleted,
         )
         for before, run in pairwise(runs)
-        if run.tells
+        if run.counts_changes
     ]
 
 

@@ -9,7 +9,14 @@ from warehouse_agent.methods.interface import Offers, Stalled, Step
 from warehouse_agent.methods.ranges import RangePlan
 from warehouse_agent.planning.candidates import Candidate, Known, Whole, load, stalled_ways
 from warehouse_agent.planning.change_forecast import Expected
-from warehouse_agent.planning.choice import NAMES, Choice, Disagreement, Method, PricedChoice, copy
+from warehouse_agent.planning.choice import (
+    NAMES,
+    Choice,
+    Disagreement,
+    Method,
+    PricedChoice,
+    offer_copy,
+)
 from warehouse_agent.tasks.difference import Everything
 
 
@@ -47,7 +54,7 @@ class WholeCopy:
 
     def offer(self, at: Disagreement) -> PricedChoice:
         """Return the offer of all rows."""
-        return copy(at)
+        return offer_copy(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:  # noqa: ARG002
         """Ask for all rows, and hear them."""

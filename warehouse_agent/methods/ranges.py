@@ -36,7 +36,7 @@ from warehouse_agent.planning.choice import (
     Disagreement,
     Method,
     PricedChoice,
-    by_range,
+    offer_ranges,
 )
 from warehouse_agent.planning.network import REFRESH_LEVEL
 from warehouse_agent.planning.sketch_size import Stall
@@ -139,7 +139,7 @@ class RangeDigests:
 
     def offer(self, at: Disagreement) -> PricedChoice | None:
         """Return the offer at the cheapest coarsening; None: too many rows would be hashed."""
-        return by_range(at)
+        return offer_ranges(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
         """Send digests, and compare the rows of ranges that differ."""

@@ -30,7 +30,7 @@ from warehouse_agent.planning.choice import (
     Disagreement,
     Method,
     PricedChoice,
-    by_sketch,
+    offer_cells,
 )
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall, open_sketch
 from warehouse_agent.tasks import digests
@@ -147,7 +147,7 @@ class MoreCells:
 
     def offer(self, at: Disagreement) -> PricedChoice | None:
         """Return the offer of cells that mostly decode; None: there are none."""
-        return by_sketch(at)
+        return offer_cells(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
         """Send the cells of the chosen grid. Raises InternalError: there is no sketch."""

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.methods.groups import UnitPiece
-from warehouse_agent.planning.group_selection import CLASS_EDGES, GroupPlan, Histogram, Selection
+from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
 from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
 from warehouse_agent.tasks.digests import k_column, numbers
 
@@ -57,24 +57,23 @@ class Named:
     rest: Digest
 
 
-def histogram(rows: DataFrame, probability_sql: str, edges: Floats = CLASS_EDGES) -> Histogram:
+def histogram(rows: DataFrame, probability_sql: str) -> Histogram:
     """Count rows by how likely they are to be updated; one Spark job, one small array from
     each task.
 
     Args:
         probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
-        edges: of the classes, float64 [classes − 1], ascending.
     """
     partial = rows.selectExpr(f"cast({probability_sql} as double) as {_P}").mapInArrow(
-        task(_histogram(edges)), "counts binary, updates binary"
+        task(_histogram), "counts binary, updates binary"
     )
     with driver_errors():
         found = partial.collect()
     parts = (
-        Histogram(edges, np.frombuffer(r.counts, np.int64), np.frombuffer(r.updates, np.float64))
+        Histogram(np.frombuffer(r.counts, np.int64), np.frombuffer(r.updates, np.float64))
         for r in found
     )
-    return reduce(add, parts, Histogram.of(np.empty(0), edges))
+    return reduce(add, parts, Histogram.of(np.empty(0)))
 
 
 def named(
@@ -124,16 +123,13 @@ def named(
     return Named(tuple(pieces), np.sort(np.concatenate(hot)), compared, rest)
 
 
-def _histogram(edges: Floats) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        found = Histogram.of(np.empty(0), edges)
-        for batch in batches:
-            found += Histogram.of(_probabilities(batch.column(0)), edges)
-        yield pa.RecordBatch.from_pydict(
-            {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]}
-        )
-
-    return run
+def _histogram(batches: Batches) -> Iterator[pa.RecordBatch]:
+    found = Histogram.of(np.empty(0))
+    for batch in batches:
+        found += Histogram.of(_probabilities(batch.column(0)))
+    yield pa.RecordBatch.from_pydict(
+        {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]}
+    )
 
 
 def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | None) -> Task:
@@ -144,7 +140,7 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | N
             where, hi, lo = (numbers(batch, i) for i in range(3))
             p = _probabilities(batch.column(3))
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
-            chosen = _chosen(plan, part, where, p, salt)
+            chosen = _chosen(part, where, p, salt)
             inside, outside = (Mixed(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen))
             compared += inside.digest()
             rest += outside.digest()
@@ -169,7 +165,7 @@ def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
     order = np.argsort(ks, kind="stable")
     distinct, first = np.unique(ks[order], return_index=True)
     hottest = np.maximum.reduceat(p[order], first) if len(first) else p
-    classes = np.searchsorted(plan.edges, hottest, side="right")
+    classes = class_of(hottest)
     runs = [
         UnitRun(int(plan.rows[at]), distinct[classes == at])
         for at in np.unique(classes)
@@ -178,12 +174,10 @@ def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
     return runs, distinct[plan.rows[classes] == 0]
 
 
-def _chosen(
-    plan: GroupPlan, part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt
-) -> Bools:
+def _chosen(part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt) -> Bools:
     if part is None:
         return np.ones(len(where), np.bool_)
-    classes = np.searchsorted(plan.edges, p, side="right")
+    classes = class_of(p)
     drawn = xx_array(where.view(np.uint64), np.uint64(salt.s0)) < part.likeliest.share * 2.0**64
     likeliest, (first, last) = part.likeliest, part.window
     found: Bools = (where >= first) & (where <= last)

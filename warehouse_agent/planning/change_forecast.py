@@ -1,41 +1,40 @@
-"""How many rows will have changed: the distribution of d, from ω−, before anything is asked.
+"""The forecast of changes: the distribution of d, the rows that the next refresh finds changed.
 
-d = inserted + updated + deleted of the next refresh. Sketches are sized from it and methods
-compared by it; both need the whole distribution, because too small a sketch costs a round trip and
-real tables sometimes change in bulk. So this is no rate but a forecast by analogues: every earlier
-refresh says "again as many as then", and is weighted by how much the present resembles it.
+d = inserted + updated + deleted. Sketches are sized and methods compared by it before the source is
+asked; both need the whole distribution, because too small a sketch costs a round trip and real
+tables sometimes change in bulk. This is a forecast by analogues: every earlier refresh predicts its
+own d, weighted by how much the present resembles it.
 
-    resemblance = 1 / (1 + age / 10)         forgetting, by a power law: age in refreshes
+    resemblance = 1 / (1 + age / 10)         age in refreshes: forgetting by a power law
                 · 1 / (1 + gap²)             gap = ln of the ratio of the elapsed times
                 · 1 / (1 + (step / ½)²)      step = difference of the levels before, at least 1/50
 
 (a conditional density by kernels: Hyndman, Bashtannyk and Grunwald, J. Comput. Graph. Stat. 5(4),
 1996). The level, a moving average of ln(1 + d), lets a forecast follow a busy season within a few
-refreshes and come back from it; a bulk change is one analogue among many, and its like are rare.
+refreshes and return from it; a bulk change is one analogue among many.
 
- 1. Whether anything changes is apart from how much does: P(d = 0) is the weighted share of the
-    refreshes that found nothing. What the others found is smoothed by log-logistic kernels on
-    d ≥ 1, so that no d is impossible and the tail is a power.
+ 1. P(d = 0) is the weighted share of the refreshes that found nothing. The others are smoothed by
+    log-logistic kernels on d ≥ 1, so that every d is possible and the tail is a power.
  2. Both scale with elapsed^γ: d itself, and −ln P(0). γ in 0..1 is the slope of ln d over ln
-    elapsed in this history, drawn towards ½: some tables change by the clock, some when one looks.
- 3. What is believed of any table is one more analogue, rows^0.4 and broad, of the weight of a
-    third of a refresh: the whole forecast at first, the tail later.
- 4. d has no upper limit: inserts may exceed the rows that there were. There is no mean either.
- 5. A kernel's scale has two parts. One is a share of the median deviation of ln d, which a bulk
-    change cannot widen. The other is what chance adds: n refreshes of one Poisson rate d differ by
-    the variance (1 − 1/n)/d, the next one from their mean by (1 + 1/n)/d, so the kernels supply
+    elapsed in this history, drawn towards ½: some tables change by the clock, others per refresh.
+ 3. The prior is one more analogue, rows^0.4 and broad, with the weight of a third of a refresh: the
+    whole forecast at first, the tail later.
+ 4. d has no upper limit, because inserts may exceed the rows before them; so there is no mean.
+ 5. The scale of a kernel has two parts. One is a share of the median deviation of ln d, which a
+    bulk change cannot widen. The other is chance: n refreshes of one Poisson rate d differ by the
+    variance (1 − 1/n)/d, the next one from their mean by (1 + 1/n)/d, so the kernels supply
     2/(n·d), with n = (Σ weight)² / Σ weight² (Kish's effective size).
- 6. Balance: the lower and the upper 10 % of the forecast each get a tenth of what comes, by the
-    randomised probability integral transform (`benchmarks/sizes.py`). Counting misses below and
-    above the interval says less: where d is often 0 or 1, next to nothing can be below it.
+ 6. The lower and the upper 10 % of the forecast each hold a tenth of what comes, by the randomised
+    probability integral transform (`benchmarks/sizes.py`). To count misses on both sides says less:
+    if d is often 0 or 1, hardly anything can be below the interval.
  7. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
 
 Measured by `benchmarks/expect.py`, by log-loss one step ahead; every constant is a round number
-near a flat optimum. Rejected, with the nats lost per refresh in the mean of its ten series: a rate
+near a flat optimum. Rejected, with the mean loss in nats per refresh over its ten series: a rate
 per refresh (γ = 0; 0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3
-where the level shifts), one log-normal of the same weights (0.02) or around the level (0.10), next
-to no smoothing (0.15). Negative binomials of size 8 as kernels do as well there, but lose 1.2 where
-all refreshes change alike, as does any fixed bandwidth; and their quantiles have no closed form.
+if the level shifts), one log-normal of the same weights (0.02) or around the level (0.10), almost
+no smoothing (0.15). Negative binomials of size 8 as kernels are as good there, but lose 1.2 if all
+refreshes change alike, as does any fixed bandwidth; and their quantiles have no closed form.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import NormalDist
 
 import numpy as np
 from driftline.arrays import Floats
@@ -52,7 +50,7 @@ from driftline.arrays import Floats
 HISTORY_MAX = 200  # refreshes looked at; 400 gain 0.002 nats
 AGE = 10.0  # refreshes, at which one counts half
 GAP = 1.0  # of ln elapsed, where the resemblance is half
-STEP, STEP_FLOOR = 0.5, 0.02  # of the level; the floor is for what never happened before
+STEP, STEP_FLOOR = 0.5, 0.02  # of the level; the floor is for changes without a precedent
 LEVEL_GAIN = 0.3  # of the moving average
 PRIOR_WEIGHT = 0.3  # in refreshes
 PRIOR_UNCHANGED = 0.2  # P(d = 0)
@@ -60,16 +58,16 @@ PRIOR_LOCATION, PRIOR_SCALE = 0.4, 0.12  # of ln d, times ln rows
 EXPONENT, EXPONENT_WEIGHT = 0.5, 0.1  # γ before it is fitted, and the sum of squares it stands for
 BANDWIDTH = 0.4  # a kernel's scale over the median deviation of ln d from its median
 POISSON = 3 / math.pi**2  # a logistic of this squared scale over d has the variance 1/d
-# Probability that the interval `low` to `high` holds, in each tail if they are equal, and at most.
+# Probabilities: of the interval `low` to `high`, of each tail if they are equal, of a tail at most.
 INTERVAL, TAIL, TAIL_MAX = 0.8, 0.1, 0.18
-TIME_MIN_S = 1.0  # clocks step
+TIME_MIN_S = 1.0  # a clock may be set back
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An earlier refresh that went well. `rows` are after it; `changed` is d; `at` when it ran.
+    """An earlier refresh that succeeded, at the time `at`; `rows` are those after it.
 
-    `tells`: whether it says how many rows changed; other columns came with one that does not.
+    `counts_changes` is False if it changed the columns, so that its counts are not d.
     """
 
     at: datetime
@@ -81,10 +79,11 @@ class Run:
     method: str | None
     scans: int
     seconds: float
-    tells: bool = True
+    counts_changes: bool = True
 
     @property
     def changed(self) -> int:
+        """d, the number of changed rows."""
         return self.inserted + self.updated + self.deleted
 
 
@@ -106,7 +105,7 @@ class Past:
 
     @property
     def changed(self) -> int:
-        """d."""
+        """d, the number of changed rows."""
         return self.inserted + self.updated + self.deleted
 
 
@@ -132,14 +131,14 @@ class Expected:
 
     @property
     def median(self) -> int:
+        """The median of d."""
         return self.quantile(0.5)
 
     @property
     def low(self) -> int:
-        """Return the first d of the 80 % interval: of the intervals that hold 80 % and no d too
-        many at the upper end, the one whose tails are most nearly equal. Where d is often 0 none
-        has equal tails: what is left out lies above, rather than that a tail of less than 2 % ends
-        the interval far away."""
+        """The first d of the 80 % interval: of the shortest intervals from some d that hold 80 %,
+        the one with the most nearly equal tails. If d is often 0 no interval has equal tails; then
+        all of the rest is above, because an upper tail below 2 % would end it far away."""
         low = self.quantile(TAIL)  # less than TAIL is below it
         if self.survival(low) < 1 - TAIL_MAX:
             return low
@@ -147,16 +146,8 @@ class Expected:
 
     @property
     def high(self) -> int:
-        """Return the last d of the 80 % interval."""
+        """The last d of the 80 % interval."""
         return self._end(self.low)
-
-    @property
-    def spread(self) -> float:
-        """The relative error σ upwards: (1 + σ)·median is the quantile one standard deviation above
-        the median (Φ(1) = 84 %), as the sizing of a sketch wants it; against 1 where the median
-        is 0."""
-        median = self.median
-        return (self.quantile(NormalDist().cdf(1)) - median) / max(median, 1)
 
     def _end(self, low: int) -> int:
         """Return the last d of the interval that begins at `low`."""
@@ -167,7 +158,7 @@ class Expected:
         return 1 - self.survival(low - 1) - self.survival(self._end(low))
 
     def quantile(self, q: float) -> int:
-        """The smallest d with P(d or fewer) ≥ q, for 0 ≤ q < 1."""
+        """Return the smallest d with P(d or fewer) ≥ q, for 0 ≤ q < 1."""
         assert 0 <= q < 1, q
         if self.survival(0) <= 1 - q:
             return 0
@@ -183,7 +174,7 @@ class Expected:
         return upto
 
     def survival(self, d: int) -> float:
-        """P(more than d)."""
+        """Return P(more than d)."""
         return 1.0 if d < 0 else float(self.survivals(np.array([float(d)]))[0])
 
     def survivals(self, d: Floats) -> Floats:
@@ -194,7 +185,7 @@ class Expected:
         return found
 
     def log_probability(self, d: int) -> float:
-        """ln P(d), in nats; finite for every d ≥ 0, and the probabilities sum to 1."""
+        """Return ln P(d) in nats, finite for every d ≥ 0; the probabilities sum to 1."""
         assert d >= 0, d
         if d == 0:
             return self.log_unchanged
@@ -211,10 +202,10 @@ class Expected:
 
 
 def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
-    """What the next refresh will find.
+    """Forecast the changes that the next refresh finds.
 
     Args:
-        history: earlier refreshes, oldest first; may be empty. The load is none of them.
+        history: earlier refreshes without the load, oldest first; may be empty.
         rows: tuples now, before the refresh.
         elapsed_s: seconds since the snapshot of the last refresh.
     """
@@ -247,7 +238,7 @@ def expect(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
 
 
 def _resemblance(d: Floats, gaps: Floats) -> Floats:
-    """How much the present is like each earlier refresh, in 0..1; the newest is last."""
+    """Return the resemblance of each earlier refresh to the present, in 0..1, float64 [n]."""
     if not len(d):
         return d
     levels = [math.log1p(d[0])]
@@ -261,7 +252,7 @@ def _resemblance(d: Floats, gaps: Floats) -> Floats:
 
 
 def _exponent(log_d: Floats, gaps: Floats, weights: Floats) -> float:
-    """γ: the slope of ln d over ln elapsed, by weighted least squares with a ridge."""
+    """Return γ, the slope of ln d over ln elapsed, by weighted least squares with a ridge."""
     if not len(log_d):
         return EXPONENT
     times = np.average(gaps, weights=weights) - gaps
@@ -270,9 +261,9 @@ def _exponent(log_d: Floats, gaps: Floats, weights: Floats) -> float:
 
 
 def _deviation(values: Floats, weights: Floats) -> float:
-    """Return the median absolute deviation from the median, drawn towards 1 by one more, unsure
-    refresh. A mean would let a bulk change widen the kernels of all others (Hampel, J. Amer.
-    Statist. Assoc. 69, 1974: the influence of one value on the median deviation is bounded)."""
+    """Return the median absolute deviation from the median, drawn towards 1 by the prior. A mean
+    would let a bulk change widen all other kernels (Hampel, J. Amer. Statist. Assoc. 69, 1974: the
+    influence of one value on the median deviation is bounded)."""
     if not len(values):
         return 1.0
     deviation = _median(np.abs(values - _median(values, weights)), weights)
@@ -288,6 +279,6 @@ def _median(values: Floats, weights: Floats) -> float:
 
 
 def _log_sigmoid(x: Floats) -> Floats:
-    """ln 1/(1 + e^(−x))."""
+    """Return ln 1/(1 + e^(−x))."""
     minus: Floats = np.logaddexp(0, -x)
     return -minus

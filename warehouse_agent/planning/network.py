@@ -1,5 +1,5 @@
-"""What connects the agents and how fast the source reads, as measured; and what a refresh is to
-take little of: seconds of line and scan, or bytes.
+"""The measured line between the agents and the read rate of the source; and the objective of a
+refresh: few seconds of line and scan, or few bytes.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-# Of zstd. A load is bound by the scan; 12 takes 3 µs a row, and 19 ten times that for 9 % less,
-# which pays on metered lines alone.
+# Levels of zstd. The scan limits a load; 12 takes 3 µs a row, and 19 ten times that for 9 % fewer
+# bytes, which pays only on metered lines.
 LOAD_LEVEL, REFRESH_LEVEL, METERED_LEVEL = 3, 12, 19
-ROWS_PER_S = 500_000.0  # of a source that was never read
+ROWS_PER_S = 500_000.0  # assumed of a source that was never read
 
 
 class Objective(Enum):
-    """What a refresh is to take little of."""
+    """The quantity that refreshes minimize."""
 
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -22,8 +22,7 @@ class Objective(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What connects the agents, as measured: a round trip in seconds, and bytes a second; and rows
-    that the source reads in a second."""
+    """The measured line: seconds of a round trip, bytes a second, and rows read a second."""
 
     rtt_s: float = 0.1
     bytes_per_s: float = 1.25e6
@@ -31,23 +30,22 @@ class Line:
     rows_per_s: float = ROWS_PER_S
 
     def seconds(self, size: float, round_trips: float, rows: float) -> float:
-        """Of an exchange: bytes, round trips and the source's reading, one after the other."""
+        """Return the seconds of an exchange: its bytes, round trips and rows read, one by one."""
         waited = round_trips * self.rtt_s + rows / self.rows_per_s
         return waited + size / self.bytes_per_s
 
     def cost(self, size: float, round_trips: float, rows: float) -> float:
-        """What a refresh is to take little of: those seconds, or the bytes alone."""
+        """Return what the objective minimizes: those seconds, or the bytes."""
         is_metered = self.objective is Objective.BYTES
         return size if is_metered else self.seconds(size, round_trips, rows)
 
     @property
     def round_trip_bytes(self) -> float:
-        """What it could have carried while a round trip was waited for; waiting is free where only
-        bytes count."""
+        """The bytes that the line could carry in a round trip; 0 if only bytes count."""
         return self.rtt_s * self.bytes_per_s if self.objective is Objective.SECONDS else 0.0
 
     def level(self, ours: int) -> int:
-        """Of zstd, for rows that come where there are so many; where there are none, of a load."""
+        """Return the zstd level for a table of `ours` rows, for a load if there are none."""
         if not ours:
             return LOAD_LEVEL
         return METERED_LEVEL if self.objective is Objective.BYTES else REFRESH_LEVEL

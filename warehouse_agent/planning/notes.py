@@ -1,8 +1,8 @@
-"""What earlier refreshes noted, read as if anybody had written it.
+"""Validated reading of the notes of earlier refreshes.
 
-Notes are small JSON files that may be lost or damaged at any time: then the next refresh costs more
-and is as right. So what is no number of a possible size counts as not noted, and nothing is raised.
-Pure.
+Notes are small JSON files that may be lost or damaged at any time; the next refresh then costs
+more, and its result is the same. So a value that is not possible counts as missing, and no error is
+raised. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST, GREATEST = 1e-9, 1e15  # of any price, rate or number of rows: products o
 
 
 def number(notes: Mapping[str, object], name: str) -> float | None:
-    """A positive number; None where there is none."""
+    """Return a positive number; None if there is none."""
     found = notes.get(name)
     if not isinstance(found, int | float) or not LEAST <= found <= GREATEST:
         return None
@@ -24,7 +24,7 @@ def number(notes: Mapping[str, object], name: str) -> float | None:
 
 
 def knots(notes: Mapping[str, object], name: str) -> list[int]:
-    """Ascending positions; none where they are not."""
+    """Return ascending positions; an empty list if they are not ascending or not positions."""
     found = notes.get(name)
     if not isinstance(found, list) or not all(type(one) is int for one in found):
         return []

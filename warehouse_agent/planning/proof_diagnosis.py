@@ -1,8 +1,9 @@
-"""Which link broke where a proof fails: from digests that all of its parts have.
+"""The diagnosis of a failed proof: which step lost, added or altered rows.
 
-Ours were read and reduced, some rows came, some of ours gave way, the others stayed, files were
-written and read back. Each of these has a digest under the salt of the exchange, and each link says
-how two of them add up. The first that does not is to blame. No Spark here.
+Our rows were read, some rows came, some of ours were replaced or deleted, the others stayed, and
+files were written and read back. Each of these sets of rows has a digest under the salt of the
+exchange, and after each step some digests must add up. The first step whose digests do not is the
+cause. No Spark here.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from driftline.sketches import PRIME
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Digests of rows by what became of them.
+    """Digests of the rows of each step.
 
     Attributes:
-        theirs, ours: what was compared.
-        came: as their sender digested them; of none where that is not known.
-        shipped: as they were written.
-        stayed, gone: of ours; `gone` is None where it is not known.
+        theirs, ours: the rows that were compared.
+        came: rows that came, as their sender digested them; of no rows if that is not known.
+        shipped: the same rows, as they were written.
+        stayed, gone: our rows that stayed, and the others; `gone` is None if it is not known.
     """
 
     theirs: Digest
@@ -32,18 +33,17 @@ class Parts:
     gone: Digest | None
 
     def counted(self) -> str:
-        """How many rows each has."""
+        """Return the number of rows of each, as text."""
         found = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ", ".join(f"{name} {part.count}" for name, part in found if part is not None)
 
 
 def is_missed_update(parts: Parts) -> bool:
-    """Whether all went well but that one changed row was taken for an unchanged one.
+    """Return True if the only fault is one changed row that was taken for an unchanged one.
 
-    In the cells of a sketch m₀ mod (p − 1) stands for a row, so an update that changes m₀ by a
-    multiple of p − 1 is in none of them (protocol, section 7): one in 2^32. The sum of 128 bits
-    that is missing tells it, m₁'s borrow and the sign apart; by chance it says so of anything else
-    once in 10^9 times.
+    In the cells of a sketch a row is m₀ mod (p − 1), so an update that changes m₀ by a multiple of
+    p − 1 is in no cell (protocol, section 7): one in 2^32. The missing sum of 128 bits shows it, up
+    to the borrow of m₁ and the sign; any other fault looks like it once in 10^9 times.
     """
     if parts.came.count and parts.shipped != parts.came:
         return False
@@ -57,8 +57,8 @@ def is_missed_update(parts: Parts) -> bool:
     return any(change % (PRIME - 1) == 0 for change in by)
 
 
-def broken(parts: Parts) -> str:
-    """What broke, for a person."""
+def diagnose(parts: Parts) -> str:
+    """Return the cause, for a person."""
     if parts.gone is not None and parts.stayed + parts.gone != parts.ours:
         return "rows of ours were lost, doubled or altered when their files were written again"
     if parts.came.count and parts.shipped != parts.came:
@@ -69,8 +69,8 @@ def broken(parts: Parts) -> str:
     if is_missed_update(parts):
         return (
             "one changed row was taken for an unchanged one: in the sketch both its values look "
-            "alike, as happens to one update in 2^32 and not twice to the same"
+            "alike, which happens to one update in 2^32 and not twice to the same"
         )
     if result.count == parts.theirs.count:
         return "as many rows as the source has, but not the same"
-    return "not all rows that differ came, or some stayed that should have given way"
+    return "not all rows that differ came, or some stayed that should have been replaced"

@@ -1,14 +1,13 @@
-"""Tiles of a pass, without I/O: where they begin, what both sides derive from them, what they cost.
+"""The tiles of a pass, without I/O: their bounds, sums and costs.
 
-A pass walks through a relation of an integer key in tiles of about so many rows, each compared by
-an exchange of its own under one salt. The tiles cover every position, so no row is in none or in
-two, and their digests add up to the relation's. `Cuts` divides all tiles into ranges at once, so
-that our side is reduced in one job; a tile's own partition is the cuts within it, with what lies
-outside as ranges that hold nothing.
+A pass compares a relation with an integer key tile by tile, by one exchange each, all under one
+salt. The tiles cover every position once, so their digests add up to the relation's.
+`Cuts` divides all tiles into ranges, so that one job reduces our side; the partition of a tile has
+the cuts within it, and empty ranges outside.
 
 After Carnes and Hanson, section 3.4: a table of bounds in key order, the ends unbounded. Their
-initialization scans the source for bounds; here they are quantiles of the copy, and the rows that
-are expected behind its last key get tiles of their own.
+initialization scans the source for bounds; here they are quantiles of the copy, and rows that are
+expected behind its last key get tiles of their own.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.planning import choice
 
-TILES_MAX = 1 << 14  # of a pass: beyond it, tiles have more rows than was asked for
+TILES_MAX = 1 << 14  # of a pass; beyond it, tiles have more rows than the configuration says
 PASS_RANGES_MAX = 1 << 20  # 16 MB of sums on the driver and in every Spark task
-TILE_RANGES_MAX = RANGES_MAX - 8  # of a tile on the wire, with what lies outside
+TILE_RANGES_MAX = RANGES_MAX - 8  # of a tile on the wire, with the empty ranges outside
 TAIL_TILES_MAX = 64  # behind the last key of the copy
 SHIFT_MAX = 63
 _LOW = np.uint64(0xFFFFFFFF)
@@ -39,7 +38,7 @@ _TILE_BYTES = 160  # of an exchange beside its opening: framing, `Finished`, the
 
 @dataclass(frozen=True, slots=True)
 class Incremental:
-    """How a relation is walked through: rows of a tile, seconds between two tiles."""
+    """The configuration of a pass: rows of a tile, and seconds between two tiles."""
 
     rows: int = 100_000
     pause_s: float = 0.5
@@ -47,19 +46,15 @@ class Incremental:
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A pass that is to come or to go on: its tiles, and how many of them are finished."""
+    """A pass to begin or to resume: its number of tiles, and how many of them are done."""
 
     wanted: Incremental
     tiles: int
     tiles_done: int = 0
 
-    def cost(self, rows: int, changed: int, row_bytes: float) -> tuple[int, int]:
-        """Bytes and round trips of all of it."""
-        return pass_cost(rows, changed, row_bytes, self.wanted)
-
 
 class Cuts(Partition):
-    """A partition of as many segments as it takes. It never crosses the line."""
+    """A partition of any number of segments, which is never sent."""
 
     def __post_init__(self) -> None:
         assert self.starts[0] == POSITION_MIN
@@ -68,7 +63,7 @@ class Cuts(Partition):
 
 @dataclass(frozen=True)
 class Tiling:
-    """All tiles of a pass. `heads`: of each tile, its first segment of `cuts`; ascending from 0."""
+    """All tiles of a pass. `heads`: the first segment of `cuts` in each tile, ascending from 0."""
 
     cuts: Cuts
     heads: tuple[int, ...]
@@ -82,22 +77,22 @@ class Tiling:
 
     @cached_property
     def first_ranges(self) -> npt.NDArray[np.int64]:
-        """int64 [tiles]: the first range of `cuts` in each tile."""
+        """The first range of `cuts` in each tile, int64 [tiles]."""
         return self.cuts.indices(np.array([self.cuts.starts[h] for h in self.heads], np.int64))
 
     def bounds(self, tile: int) -> tuple[int, int]:
-        """Its first and last position, both inclusive."""
+        """Return the first and the last position of a tile, both inclusive."""
         end, starts = self._ends[tile], self.cuts.starts
         last = starts[end] - 1 if end < len(starts) else POSITION_MAX
         return starts[self.heads[tile]], last
 
     def ranges(self, tile: int) -> slice:
-        """The ranges of `cuts` in it."""
+        """Return the ranges of `cuts` in a tile."""
         ends = (*self.first_ranges[1:].tolist(), self.cuts.ranges)
         return slice(int(self.first_ranges[tile]), ends[tile])
 
     def partition(self, tile: int) -> Partition:
-        """What crosses the line: the tile's own ranges between two segments of nothing."""
+        """Return the partition that is sent: the tile's ranges between two empty segments."""
         head, end = self.heads[tile], self._ends[tile]
         starts, shifts = self.cuts.starts[head:end], self.cuts.shifts[head:end]
         first, last = self.bounds(tile)
@@ -109,10 +104,10 @@ class Tiling:
 
 
 class PassSums:
-    """Our side of all tiles: sums over the ranges of the cuts, and what makes a digest of a tile.
+    """Our side of all tiles: sums over the ranges of the cuts, and over each tile.
 
-    A tile's Σ m0 modulo 2^64 is that of its ranges; of Σ m1 the carry counts as well, so its two
-    halves are summed apart: low, high, uint64 [tiles], of at most 2^32 rows.
+    The Σ m0 of a tile modulo 2^64 is that of its ranges. The Σ m1 has a carry, so its halves are
+    summed separately: low, high, uint64 [tiles], for at most 2^32 rows.
     """
 
     def __init__(self, tiling: Tiling) -> None:
@@ -121,7 +116,7 @@ class PassSums:
         self.low, self.high = (np.zeros(len(tiling), np.uint64) for _ in range(2))
 
     def add(self, positions: npt.NDArray[np.int64], mixed: Mixed) -> None:
-        """Add rows: where they stand, int64 [n], and their mixed fingerprints."""
+        """Add rows: their positions, int64 [n], and their mixed fingerprints."""
         at = self.tiling.cuts.indices(positions)
         self.ranges.add(at, mixed)
         tile = np.searchsorted(self.tiling.first_ranges, at, side="right") - 1
@@ -129,12 +124,13 @@ class PassSums:
         np.add.at(self.high, tile, mixed.m1 >> np.uint64(32))
 
     def merge(self, other: PassSums) -> None:
+        """Add the sums of other rows."""
         self.ranges.merge(other.ranges)
         self.low += other.low
         self.high += other.high
 
     def digest(self, tile: int) -> Digest:
-        """Of our rows in a tile."""
+        """Return the digest of our rows in a tile."""
         inside = self.tiling.ranges(tile)
         m0 = int(self.ranges.sums[inside].sum(dtype=np.uint64))
         m1 = int(self.low[tile]) + (int(self.high[tile]) << 32)
@@ -142,7 +138,7 @@ class PassSums:
         return Digest(count, ((m0 << 64) + m1) & MASK128)
 
     def of(self, tile: int) -> RangeSums:
-        """Our side of a tile, over the partition that crosses the line."""
+        """Return our side of a tile, over the partition that is sent."""
         partition, inside = self.tiling.partition(tile), self.tiling.ranges(tile)
         out = RangeSums(partition.ranges)
         at = int(partition.indices(np.array(self.tiling.bounds(tile)[:1], np.int64))[0])
@@ -152,12 +148,12 @@ class PassSums:
         return out
 
     def to_bytes(self) -> bytes:
-        """The halves, then the ranges."""
+        """Return the halves, then the ranges."""
         return self.low.tobytes() + self.high.tobytes() + self.ranges.to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, tiling: Tiling) -> PassSums:
-        """What `to_bytes` made. Raises ValueError where it is of another size."""
+        """Read what `to_bytes` wrote. Raises ValueError: it has another size."""
         out, tiles = cls(tiling), len(tiling)
         out.low, out.high = np.frombuffer(data, np.uint64, 2 * tiles).reshape(2, tiles).copy()
         out.ranges = RangeSums.from_bytes(data[16 * tiles :])
@@ -167,18 +163,18 @@ class PassSums:
 
 
 def count_for(rows: int, wanted: Incremental) -> int:
-    """How many tiles a copy of so many rows has."""
+    """Return the number of tiles of a copy of `rows` rows."""
     return min(max(-(-rows // wanted.rows), 1), TILES_MAX)
 
 
 def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
-    """The tiles between the quantiles of integer keys.
+    """Return the tiles between the quantiles of integer keys.
 
     Args:
         quantiles: the least key, the first key of every other tile, the greatest key; ascending,
             not necessarily distinct.
         rows: of the copy.
-        tail: tiles behind the greatest key, as wide as the others are on average.
+        tail: number of tiles behind the greatest key, as wide as the others are on average.
     """
     least, greatest = quantiles[0], quantiles[-1]
     inner = sorted({key for key in quantiles[1:-1] if least < key <= greatest})
@@ -198,7 +194,7 @@ def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
 
     for first, end in pairwise([*firsts, POSITION_MAX + 1]):
         heads.append(len(starts))
-        # What lies before the least key and behind the greatest holds nothing of ours.
+        # No row of ours lies before the least key or behind the greatest.
         knots = [first, *(k for k in (least, greatest + 1) if first < k < end), end]
         for start, stop in pairwise(knots):
             if stop <= least or start > greatest:
@@ -210,16 +206,16 @@ def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
 
 
 def tail_for(inserted: Sequence[int], wanted: Incremental) -> int:
-    """Tiles behind the last key, for as many rows as ever came in one of the last refreshes; what
-    would not fill half a tile is left to the last one."""
+    """Return the number of tiles behind the last key, for the most rows that one of the last
+    refreshes inserted; less than half a tile of them is left to the last tile."""
     return min((max(inserted, default=0) + wanted.rows // 2) // wanted.rows, TAIL_TILES_MAX)
 
 
 def pass_cost(rows: int, changed: int, row_bytes: float, wanted: Incremental) -> tuple[int, int]:
-    """Bytes and round trips of a pass that finds so many scattered changes.
+    """Return bytes and round trips of a pass that finds `changed` scattered changes.
 
-    A tile that is equal takes its opening and an end, in one round trip; one that is not takes
-    digests and row hashes, in three (`plan`, the range method).
+    An equal tile takes its opening and an end, in one round trip; one that differs takes digests
+    and row hashes as well, in three (`choice`, the range method).
     """
     tiles = count_for(rows, wanted)
     hit = tiles * -math.expm1(changed * math.log1p(-1 / tiles)) if tiles > 1 else min(changed, 1)
@@ -232,7 +228,7 @@ def pass_cost(rows: int, changed: int, row_bytes: float, wanted: Incremental) ->
 
 
 def _refine_bytes(rows: float, changed: float) -> float:
-    """Digests up and row hashes down, of a tile with so many changes, coarsened best."""
+    """Return the bytes of digests and row hashes of a tile, at the best coarsening."""
     best = ROW_HASH_BYTES * rows
     ranges = max(rows / choice.ROWS_PER_RANGE, 2.0)
     while ranges > 1:

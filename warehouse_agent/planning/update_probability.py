@@ -1,12 +1,12 @@
-"""How likely each row is to be updated before the next refresh, from what is kept beside it: ω±.
+"""The probability that each row is updated before the next refresh, from its statistics ω±.
 
 Every published row has four columns (`layout.STATISTICS`): `first`, the version it came with;
 `updates`, how often it was updated since (uno of Lu, Liu and Hyland); `changed`, the version of the
-last update, or `first`; and `rate`, updates that are forgotten by a factor of e in TAU, as of
-`changed`. They are written when the row is and never because a refresh happened: how often a row
-was seen (tno) and how old anything is follow from the times of the versions, a `Clock`. So
+last update, or `first`; and `rate`, its updates, forgotten by a factor of e in TAU, at `changed`.
+They are written only when the row is. How often a row was seen (tno) and its age follow from the
+times of the versions, a `Clock`. So
 
-    share   s    updates to be expected per row, over the whole table
+    share   s    expected updates per row, over the whole table
     counted c    rate · e^(−age/τ)                      age = time since `changed`
     seen    e    τ · (1 − e^(−life/τ))                  life = time since `first`
     λ·Δt         s · (α + c) / (α + e·s/Δt)             Δt = time since the last refresh
@@ -16,17 +16,16 @@ This is a Gamma prior whose mean is the table's own rate s/Δt, worth α updates
 updates in the time it was seen, both forgotten alike (empirical Bayes; Gelman et al., Bayesian Data
 Analysis, 2.6). Ages are those in the middle of Δt.
 
- 1. The level is the table's, the ratio between rows is theirs. s comes from the forecast of how
-    many rows are updated (`expect`): Σ_{k<cap} P(more than k) / rows, the mean but for the tenth
-    of changed refreshes that change most, because a bulk change would be its mean.
- 2. An update counts min(1, cap / rows updated with it): a bulk change says next to nothing about
-    the rows that it touched, and is most of all updates in real tables.
- 3. Rows are young before they are quiet: a row begins with `rate` BIRTH, at the load with 0. Each
-    age class of its own was no better.
- 4. Null (in files from before statistics were kept) reads as what is known: there since the first
-    version that the clock has, and not updated since.
- 5. Pure: no I/O, no clock. `probability` and `probability_sql` are one formula, for numpy and
-    Spark.
+ 1. s comes from the forecast of the number of updated rows (`change_forecast`): Σ_{k<cap} P(more
+    than k) / rows. That is the mean without the tenth of changed refreshes that change most,
+    because one bulk change would determine it.
+ 2. An update counts min(1, cap / rows updated with it): bulk changes are most of all updates in
+    real tables, and say almost nothing about the rows that they touched.
+ 3. Young rows change more: a row begins with `rate` BIRTH, but with 0 at the load. A prior for each
+    class of age was no better.
+ 4. Null (in files from before there were statistics) means: there since the first version of the
+    clock, and not updated since.
+ 5. Pure: no I/O, no clock. The formula in numpy is in tests/reference.
 
 Measured by `benchmarks/expect_rows.py`. Rejected: a rate for each class of age and updates, learned
 from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as good).
@@ -48,18 +47,18 @@ DAY_S: Final = 86_400.0
 TAU_S: Final = 64 * DAY_S  # 32 and 128 days are as good
 PRIOR: Final = 0.1  # α, in updates; the likelihood is flat from 0.05 to 0.2
 BIRTH: Final = 0.25  # the rate of an inserted row, in updates
-BULK: Final = 0.1  # of the refreshes that change anything are bulk, or as good as
+BULK: Final = 0.1  # of the refreshes that change anything count as bulk changes
 SHARE_MIN: Final = 1e-12  # so that no row is certain to stay
-ELAPSED_MIN_S: Final = 1.0  # clocks step
+ELAPSED_MIN_S: Final = 1.0  # a clock may be set back
 KNOTS_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When versions were published: some of them, ascending; those between lie on straight lines.
+    """The times at which versions were published, interpolated linearly between some of them.
 
     Attributes:
-        versions: int, at most KNOTS_MAX, without gaps that matter: thinned by age.
+        versions: at most KNOTS_MAX, ascending; the older, the fewer.
         seconds: since 1970, of each.
     """
 
@@ -67,9 +66,9 @@ class Clock:
     seconds: tuple[float, ...] = ()
 
     def after(self, version: int, at_s: float) -> Self:
-        """With one more version, the newest; time never goes back.
+        """Return the clock with one more version, the newest; its time is never before the last.
 
-        Where there are too many, the one goes whose neighbours are closest for their age.
+        If there are too many, the version is dropped whose neighbours are closest for their age.
         """
         assert not self.versions or version > self.versions[-1], version
         at_s = max(at_s, *self.seconds[-1:], 0.0)
@@ -82,12 +81,12 @@ class Clock:
         return type(self)(tuple(versions), tuple(seconds))
 
     def times(self, versions: Floats) -> Floats:
-        """Seconds since 1970 of these versions, any shape; NaN and older ones as the first knot."""
+        """Return seconds since 1970 of versions, any shape; NaN and older ones as the first."""
         known = np.nan_to_num(versions, nan=-1.0)
         return np.asarray(np.interp(known, self.versions, self.seconds), np.float64)
 
     def time_sql(self, column: str) -> str:
-        """`times` of a column as Spark SQL, double."""
+        """Return `times` of a column as Spark SQL, double."""
         first, start = self.versions[0], self.seconds[0]
         pieces = [f"when {column} is null or {column} <= {first} then {start!r}D"]
         for i in range(1, len(self.versions)):
@@ -100,22 +99,22 @@ class Clock:
         return f"case {' '.join(pieces)} else {self.seconds[-1]!r}D end"
 
     def to_json(self) -> list[list[float]]:
-        """As it is kept in the metadata of a version: [version, seconds] of each."""
+        """Return [version, seconds] of each, for the metadata of a version."""
         return [list(pair) for pair in zip(self.versions, self.seconds, strict=True)]
 
     @classmethod
     def from_json(cls, pairs: Sequence[Sequence[float]]) -> Self:
-        """What `to_json` wrote."""
+        """Read what `to_json` wrote."""
         return cls(tuple(int(p[0]) for p in pairs), tuple(float(p[1]) for p in pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the table expects of the time from its last refresh to the next.
+    """The forecast for a table from its last refresh to the next.
 
     Attributes:
-        share: s, updates expected ÷ rows, > 0.
-        now_s, elapsed_s: when the next refresh is, seconds since 1970, and how long after the last.
+        share: s, expected updates ÷ rows, > 0.
+        now_s, elapsed_s: the time of the next refresh, in seconds since 1970 and since the last.
     """
 
     clock: Clock
@@ -125,56 +124,42 @@ class Outlook:
 
     @property
     def middle_s(self) -> float:
+        """The middle of that time, seconds since 1970."""
         return self.now_s - self.elapsed_s / 2
 
 
 def updates_expected(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
-    """How many rows the next refresh finds updated; arguments as of `expect.expect`."""
+    """Forecast the updated rows of the next refresh; arguments as of `change_forecast.expect`."""
     updates = [replace(past, inserted=0, deleted=0) for past in history]
     return expect(updates, rows=rows, elapsed_s=elapsed_s)
 
 
 def usual_share(expected: Expected, rows: int) -> float:
-    """s, above 0: the bounded mean of the updates of so many rows."""
+    """Return s, above 0: the bounded mean of the updates ÷ `rows`."""
     return max(usual_mean(expected, usual_most(expected)) / max(rows, 1), SHARE_MIN)
 
 
 def usual_most(expected: Expected) -> int:
-    """cap: of the refreshes that change anything, all but a share of BULK change at most this."""
+    """Return cap: of the refreshes that change anything, all but a share of BULK change at most
+    this many rows."""
     changed = -float(np.expm1(expected.log_unchanged))
     return max(expected.quantile(1 - BULK * changed), 1)
 
 
 def usual_mean(expected: Expected, most: int) -> float:
-    """The mean of min(d, most): Σ_{k < most} P(more than k), by trapezia where k is large."""
+    """Return the mean of min(d, most): Σ_{k < most} P(more than k), by trapezia if k is large."""
     k = np.unique(np.r_[np.arange(min(most, 64)), np.geomspace(1, most, 200).round(), most])
     more = np.array([expected.survival(int(at)) for at in k])
     return float(np.sum((more[:-1] + more[1:]) / 2 * np.diff(k)) + more[0] / 2 - more[-1] / 2)
 
 
 def update_weight(most: int, updated: int) -> float:
-    """What an update counts that came with so many; `most` as `usual_most` says."""
+    """Return what one of `updated` updates counts; `most` is that of `usual_most`."""
     return min(1.0, most / max(updated, 1))
 
 
-def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
-    """P({±t}) of rows, float64 [n] in (0, 1).
-
-    Args:
-        first, changed: versions, float64 [n]; NaN for null.
-        rate: float64 [n]; NaN for null.
-    """
-    clock, middle_s = view.clock, view.middle_s
-    age = np.maximum(middle_s - clock.times(changed), 0)
-    life = np.maximum(middle_s - clock.times(first), 0)
-    counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)
-    seen = -np.expm1(-life / TAU_S) * TAU_S
-    hazard = view.share * (PRIOR + counted) / (PRIOR + seen * (view.share / view.elapsed_s))
-    return -np.expm1(-hazard)
-
-
 def probability_sql(view: Outlook) -> str:
-    """The same as Spark SQL over the columns of a published row; never null."""
+    """Return P({±t}) in (0, 1] as Spark SQL over the columns of a published row; never null."""
     clock, middle = view.clock, f"{view.middle_s!r}D"
     age = f"greatest({middle} - ({clock.time_sql(CHANGED)}), 0D)"
     life = f"greatest({middle} - ({clock.time_sql(FIRST)}), 0D)"

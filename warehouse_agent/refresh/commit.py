@@ -72,7 +72,7 @@ def _publish(job: Job, proven: ProvenVersion) -> Published:
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
         job.tidy(applied.added)
-        learnt = prices.learnt(
+        learnt = prices.new_notes(
             job.remembered(),
             frame_bytes=out.frame_bytes,
             shipped=shipped,

@@ -278,7 +278,7 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
         try:
             with contextlib.suppress(DriftlineError):
                 parts = _parts(job, p, out, applied)
-                error.details |= {"cause": proof_diagnosis.broken(parts), "rows": parts.counted()}
+                error.details |= {"cause": proof_diagnosis.diagnose(parts), "rows": parts.counted()}
                 # The staged rows are right if a sketch missed an update.
                 is_of_keys = isinstance(out.difference, BelowKeys)
                 keeps_staged = is_of_keys and proof_diagnosis.is_missed_update(parts)

@@ -23,6 +23,7 @@ from warehouse_agent.planning.group_selection import (
     GroupPlan,
     Histogram,
     Sizes,
+    class_of,
     expected_benefit,
     exponents,
     group_rows,
@@ -364,7 +365,7 @@ def numbered(plan: GroupPlan, p: np.ndarray, tasks: int) -> np.ndarray:
     labels = np.full(len(p), UNGROUPED, np.int64)
     number = 0
     for task in np.array_split(np.arange(len(p)), tasks):
-        classes = np.searchsorted(plan.edges, p[task], side="right")
+        classes = class_of(p[task])
         for at in np.unique(classes):
             rows = task[classes == at]
             if size := int(plan.rows[at]):

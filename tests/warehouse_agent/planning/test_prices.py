@@ -12,7 +12,7 @@ from tests.samples.prices import flat
 from warehouse_agent.methods.registry import offers
 from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
-from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, learnt
+from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, new_notes
 from warehouse_agent.planning.prices import known as known_at
 from warehouse_agent.planning.sketch_size import Stall, cells_for, open_sketch
 
@@ -32,7 +32,7 @@ def told(
     copy: bool = False,
     level: int = LOAD_LEVEL,
 ) -> Notes:
-    return notes | learnt(
+    return notes | new_notes(
         notes,
         frame_bytes=frame_bytes,
         shipped=shipped,

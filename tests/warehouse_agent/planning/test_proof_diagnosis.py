@@ -11,7 +11,7 @@ from driftline.sketches import PRIME
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.proof_diagnosis import Parts, broken, is_missed_update
+from warehouse_agent.planning.proof_diagnosis import Parts, diagnose, is_missed_update
 
 SUMS = st.builds(Digest, st.integers(0, 1000), st.integers(0, 2**128 - 1))
 ROW = Digest(1, 12345)
@@ -33,20 +33,20 @@ def sound(came: Digest, stayed: Digest, gone: Digest) -> Parts:
 def test_where_all_links_hold_the_values_are_to_blame(
     came: Digest, stayed: Digest, gone: Digest
 ) -> None:
-    assert "the values in the files" in broken(sound(came, stayed, gone))
+    assert "the values in the files" in diagnose(sound(came, stayed, gone))
 
 
 @given(SUMS, SUMS, SUMS, st.booleans())
 def test_each_link(came: Digest, stayed: Digest, gone: Digest, is_known: bool) -> None:
     parts = sound(came + ROW, stayed, gone if is_known else Digest())
     lost = replace(parts, stayed=stayed + ROW)
-    assert "written again" in broken(lost)
+    assert "written again" in diagnose(lost)
     # Nothing is known of what gave way: what stayed too much is found in the sum.
-    assert "should have given way" in broken(replace(lost, gone=None))
-    assert "not written as they came" in broken(replace(parts, shipped=came))
+    assert "should have been replaced" in diagnose(replace(lost, gone=None))
+    assert "not written as they came" in diagnose(replace(parts, shipped=came))
     # Of a pass it is not kept what came.
-    assert "should have given way" in broken(replace(parts, came=Digest(), shipped=came))
-    assert "should have given way" in broken(replace(parts, theirs=parts.theirs + ROW))
+    assert "should have been replaced" in diagnose(replace(parts, came=Digest(), shipped=came))
+    assert "should have been replaced" in diagnose(replace(parts, theirs=parts.theirs + ROW))
 
 
 def digest(m0: int, m1: int) -> Digest:
@@ -66,7 +66,7 @@ def test_an_update_that_the_cells_do_not_show(
     assert not is_missed_update(parts)
     found = replace(parts, theirs=came + stayed + digest(like_it, after))
     assert is_missed_update(found)
-    assert "one changed row was taken for an unchanged one" in broken(found)
+    assert "one changed row was taken for an unchanged one" in diagnose(found)
     # Where another link broke, nothing of it is to be built on.
     assert not is_missed_update(replace(found, ours=found.ours + ROW))
     assert not is_missed_update(replace(found, theirs=found.theirs + ROW))
@@ -82,7 +82,7 @@ def test_other_values_are_not_explained(
     parts = sound(came, stayed, gone)
     found = replace(parts, theirs=parts.theirs + Digest(0, change << 64))
     assert not is_missed_update(found)
-    assert broken(found) == "as many rows as the source has, but not the same"
+    assert diagnose(found) == "as many rows as the source has, but not the same"
 
 
 def test_rows_are_counted() -> None:
@@ -93,4 +93,4 @@ def test_rows_are_counted() -> None:
 
 def test_nothing_came() -> None:
     parts = replace(sound(Digest(), Digest(3, 6), ROW), theirs=Digest(2, 6))
-    assert "should have given way" in broken(parts)
+    assert "should have been replaced" in diagnose(parts)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.expect import HISTORIES, Schedule
 from benchmarks.expect_rows import Score, score
 from tests.harness.histories import DATA, available
+from tests.reference.update_probability import probability
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
 from warehouse_agent.planning.change_forecast import Past
 from warehouse_agent.planning.update_probability import (
@@ -21,7 +22,6 @@ from warehouse_agent.planning.update_probability import (
     TAU_S,
     Clock,
     Outlook,
-    probability,
     probability_sql,
     update_weight,
     updates_expected,
