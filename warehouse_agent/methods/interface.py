@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from driftline.arrays import U64, Bools
@@ -70,23 +71,16 @@ class WorkingCopy:
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         """Return our rows in the chosen ranges, bool [ranges]; one Spark job."""
         with self.phase("list"):
+            place = digests.in_ranges(partition, by, chosen, self.within)
             return digests.list_rows(
-                self.spark,
-                self.files,
-                self.layout,
-                partition,
-                self.salt,
-                by=by,
-                chosen=chosen,
-                within=self.within,
+                self.spark, self.files, self.layout, place, self.salt, within=self.within
             )
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
         """Return our rows below these k, uint64 [n] ascending; one Spark job."""
         with self.phase("list"):
-            return digests.list_keys(
-                self.spark, self.files, self.layout, embedding, self.salt, ks=ks
-            )
+            place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
+            return digests.list_rows(self.spark, self.files, self.layout, place, self.salt)
 
 
 class OurSide(Protocol):

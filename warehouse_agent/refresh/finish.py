@@ -43,7 +43,7 @@ from warehouse_agent.storage import row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import apply, change_feed, digests, proof, row_statistics, staging
+from warehouse_agent.tasks import change_feed, digests, proof, row_statistics, staging
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.difference import (
     BelowKeys,
@@ -54,7 +54,17 @@ from warehouse_agent.tasks.difference import (
     Zones,
 )
 from warehouse_agent.tasks.key_lookup import fits
-from warehouse_agent.tasks.rewrite import ByHash, ByK, InTiles, Removal, files_holding, rewrite
+from warehouse_agent.tasks.rewrite import (
+    Applied,
+    ByHash,
+    ByK,
+    InTiles,
+    Removal,
+    files_holding,
+    rewrite,
+    touched_files,
+    within_bounds,
+)
 
 CHANGES_PER_FILE = 64  # with more, each file whose bounds fit counts as touched
 
@@ -75,7 +85,7 @@ class ProvenVersion:
     """
 
     compared: Compared
-    applied: apply.Applied
+    applied: Applied
     changes: Feed
     security: PolicyDigests | None
 
@@ -167,15 +177,15 @@ def _refuse_inconsistent(job: Job, out: Outcome) -> None:
     )
 
 
-def _apply(job: Job, compared: Compared) -> apply.Applied:
+def _apply(job: Job, compared: Compared) -> Applied:
     """Write the staged rows, and the files again from which rows are removed."""
     p, out, staged = compared.prepared, compared.found, compared.staged
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
     if isinstance(out.difference, Everything):
-        return apply.Applied(_shipped(job, p, staged, p.files, updated), (), (), base)
+        return Applied(_shipped(job, p, staged, p.files, updated), (), (), base)
     removal, hit = _removal(job, p, out)
-    touched = apply.touched_files(p.files, hit)
+    touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
     before: list[DataFile] = []
     if touched:
@@ -189,7 +199,7 @@ def _apply(job: Job, compared: Compared) -> apply.Applied:
     kept = tuple(f for f in left if f in published)
     carried = tuple(f for f in left if f not in published)
     stay = set(kept)
-    return apply.Applied(
+    return Applied(
         shipped,
         (*rewritten, *carried),
         kept,
@@ -225,7 +235,7 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
         case BelowKeys(ks, embedding) as difference:
             if not len(ks):
                 return None, []
-            below, files = ByK(ks, embedding, p.salt), apply.within_bounds(p.files, difference)
+            below, files = ByK(ks, embedding, p.salt), within_bounds(p.files, difference)
             if len(ks) < CHANGES_PER_FILE * len(files):
                 files = files_holding(job.spark, files, p.layout, below)
             return below, files
@@ -256,7 +266,7 @@ def _shipped(
     return tuple(job.write("shipped", counted, p.layout))
 
 
-def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
+def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
     """Prove the new version equal to the source; a failure says where rows were lost."""
     if not out.vouched:
         rows = rows_of(job.spark, p.layout, [f.uri for f in (*applied.added, *applied.kept)])
@@ -288,7 +298,7 @@ def _prove(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> None:
         raise
 
 
-def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof_diagnosis.Parts:
+def _parts(job: Job, p: Prepared, out: Outcome, applied: Applied) -> proof_diagnosis.Parts:
     """Return the digests of each step's rows, from which the broken step is found."""
 
     def digest(files: Sequence[DataFile]) -> Digest:
@@ -305,7 +315,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: apply.Applied) -> proof
     )
 
 
-def _changes(job: Job, p: Prepared, applied: apply.Applied) -> Feed:
+def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
     """Write the change feed; an empty one for a first load and across a change of columns."""
     if p.base is None or schema_change.differs(p.layout, p.base.layout):
         return Feed()

@@ -26,9 +26,8 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import apply
 from warehouse_agent.tasks import staging as stage
-from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
+from warehouse_agent.tasks.rewrite import BEFORE_FOLDER, write_rows
 from warehouse_agent.tasks.row_statistics import Stamp
 
 
@@ -92,8 +91,8 @@ class Job:
         return folder
 
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
-        """Rows as data files in a folder of their own; arguments as of `apply.write_rows`."""
-        return apply.write_rows(self.store, self.name, self.folder(part), rows, layout)
+        """Rows as data files in a folder of their own; arguments as of `rewrite.write_rows`."""
+        return write_rows(self.store, self.name, self.folder(part), rows, layout)
 
     def write_staged(
         self,

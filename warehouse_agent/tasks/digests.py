@@ -1,8 +1,8 @@
 """The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
 
 Each task reads positions and fingerprint lanes of some files, mixes them with the contract's code
-and returns one small array; the driver adds these up. So both sides compute digests by the same
-code, and the bytes that reach the driver depend on the number of ranges, not on the table.
+and returns one small array; the driver adds these up. So both sides use one formula, and the bytes
+that reach the driver depend on the number of ranges, not on the table.
 
 Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
 formula would exist twice.
@@ -34,9 +34,10 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 Files = Sequence[DataFile]
+Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
 
 TASKS_MAX = 64  # each sends its partial sums to the driver
-# Partial sums of all tasks together. 6 tasks at the largest size are still faster than a source.
+# All partial sums together. Six tasks at the largest size are still faster than a source.
 PARTIALS_BYTES_MAX = 128 << 20
 
 
@@ -59,11 +60,12 @@ class Listing:
     @classmethod
     def joined(cls, listings: Sequence[Self]) -> Self:
         """Return the rows of all listings, in their order."""
+        longs, none = np.zeros(0, np.int64), np.zeros(0, np.int32)
         return cls(
-            np.concatenate([np.zeros(0, np.int64), *(one.ranges for one in listings)]),
-            np.concatenate([np.zeros(0, np.int64), *(one.positions for one in listings)]),
-            np.concatenate([np.zeros(0, np.uint64), *(one.hashes for one in listings)]),
-            np.concatenate([np.zeros(0, np.int32), *(one.file for one in listings)]),
+            np.concatenate([longs, *(one.ranges for one in listings)]),
+            np.concatenate([longs, *(one.positions for one in listings)]),
+            np.concatenate([longs.view(np.uint64), *(one.hashes for one in listings)]),
+            np.concatenate([none, *(one.file for one in listings)]),
         )
 
 
@@ -134,14 +136,13 @@ def partials(
     Args:
         function: run by each task over its files.
         schema: of the rows that it returns, as Spark's DDL.
-        size: bytes of such a row; the more, the fewer tasks run. No row is held after it was
-            yielded.
+        size: bytes of such a row; larger rows mean fewer tasks.
     """
     at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
     scanned = scan(spark, files, layout.lane_schema, function, schema, tasks_max=at_once)
     with driver_errors():
         found = scanned.toArrow().to_batches()
-    while found:
+    while found:  # a row is freed after it was yielded
         yield from found.pop().to_pylist()
 
 
@@ -150,43 +151,57 @@ def total(spark: SparkSession, files: Files, layout: Layout, salt: Salt) -> Dige
     return reduced(spark, files, layout, everything(), salt).total
 
 
-def list_rows(
-    spark: SparkSession,
-    files: Files,
-    layout: Layout,
-    partition: Partition,
-    salt: Salt,
-    *,
-    by: int,
-    chosen: npt.NDArray[np.bool_],
-    within: tuple[int, int] | None = None,
-) -> Listing:
-    """List the rows in chosen coarse ranges; one Spark job.
+def in_ranges(
+    partition: Partition, by: int, chosen: npt.NDArray[np.bool_], within: tuple[int, int] | None
+) -> Place:
+    """Return a function that finds the coarse range of a position; −1 if it is not chosen.
 
     Args:
         by: bits by which a range is coarsened.
         chosen: bool [coarse ranges].
-        within: positions, both inclusive; rows outside are left out.
+        within: first and last position, both inclusive; no position outside is chosen.
     """
-    bits = np.packbits(chosen, bitorder="little").tobytes()
 
     def place(where: Integers) -> Integers:
-        return _within(where, partition, by, bits, within)
+        at = partition.indices(where) >> by
+        is_chosen = chosen[at]
+        if within is not None:
+            is_chosen &= (within[0] <= where) & (where <= within[1])
+        return np.where(is_chosen, at, np.int64(-1))
 
-    return _listed(spark, files, layout, place, salt, within)
+    return place
 
 
-def list_keys(
+def list_rows(
     spark: SparkSession,
     files: Files,
     layout: Layout,
-    embedding: Embedding,
+    place: Place,
     salt: Salt,
     *,
-    ks: npt.NDArray[np.uint64],
+    within: tuple[int, int] | None = None,
 ) -> Listing:
-    """List the rows below these k, uint64 [n] ascending, as `ranges`; one Spark job."""
-    return _listed(spark, files, layout, lambda where: below(where, embedding, salt, ks), salt)
+    """List the rows for whose position `place` returns a number that is not negative.
+
+    Files without keys from `within[0]` to `within[1]` are not read; None reads all. One Spark job.
+    """
+    numbered = {f.path: i for i, f in enumerate(files)}
+    near = files if within is None else [f for f in files if f.meets(*within)]
+    scanned = scan(
+        spark,
+        near,
+        layout.lane_schema,
+        _list(place, salt, numbered),
+        "range bigint, position bigint, hash bigint, file int",
+    )
+    with driver_errors():
+        table = scanned.toArrow()
+    return Listing(
+        table["range"].to_numpy(),
+        table["position"].to_numpy(),
+        table["hash"].to_numpy().view(np.uint64),
+        table["file"].to_numpy(),
+    )
 
 
 def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
@@ -206,15 +221,7 @@ def long(unsigned: int) -> Column:
 def below(
     where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
 ) -> Integers:
-    """Return k of every position.
-
-    Args:
-        where: positions, int64 [n].
-        ks: uint64 [m], ascending.
-
-    Returns:
-        int64 [n]; −1 where k is not among `ks`.
-    """
+    """Return k of positions, int64 [n]; −1 for a k that is not in `ks`, uint64 [m] ascending."""
     found, inside = embedding.embed(where, salt)
     at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))
     is_named = inside & (ks[at] == found) if len(ks) else np.zeros(len(where), np.bool_)
@@ -245,47 +252,7 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
     return run
 
 
-def _within(
-    where: Integers, partition: Partition, by: int, bits: bytes, bounds: tuple[int, int] | None
-) -> Integers:
-    """Return the coarse range of every position, int64 [n]; −1 if it is not chosen."""
-    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
-    at = partition.indices(where) >> by
-    is_chosen = chosen[at]
-    if bounds is not None:
-        is_chosen &= (bounds[0] <= where) & (where <= bounds[1])
-    return np.where(is_chosen, at, np.int64(-1))
-
-
-def _listed(
-    spark: SparkSession,
-    files: Files,
-    layout: Layout,
-    place: Callable[[Integers], Integers],
-    salt: Salt,
-    within: tuple[int, int] | None = None,
-) -> Listing:
-    """List the rows for whose position `place` returns a number that is not negative."""
-    numbered = {f.path: i for i, f in enumerate(files)}
-    near = files if within is None else [f for f in files if f.meets(*within)]
-    scanned = scan(
-        spark,
-        near,
-        layout.lane_schema,
-        _list(place, salt, numbered),
-        "range bigint, position bigint, hash bigint, file int",
-    )
-    with driver_errors():
-        table = scanned.toArrow()
-    return Listing(
-        table["range"].to_numpy(),
-        table["position"].to_numpy(),
-        table["hash"].to_numpy().view(np.uint64),
-        table["file"].to_numpy(),
-    )
-
-
-def _list(place: Callable[[Integers], Integers], salt: Salt, numbered: dict[str, int]) -> Function:
+def _list(place: Place, salt: Salt, numbered: dict[str, int]) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             where, hi, lo = (numbers(piece.batch, i) for i in range(3))

@@ -1,23 +1,23 @@
 """Prove a version before it is published: read it back, encode it again, add it up (decision 9).
 
-Spark's tasks read every file that a version adds, encode its rows to row bytes again and
-fingerprint them again. Each fingerprint must be the one that is stored beside the row, so a
-decoding or time-zone bug cannot be published with right fingerprints. The total of the rows read
-back and of the untouched files must be the source's. A slice of the untouched files is read back as
-well, each time another.
+Spark's tasks read every file that a version adds, encode its rows to row bytes and fingerprint them
+again. Each fingerprint must be the one that is stored beside the row, so a decoding or time-zone
+bug cannot be published with right fingerprints. The total of these rows and of the untouched files
+must be the source's. A slice of the untouched files is read back as well, each time another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import DuplicateKey, ProofFailed
 from driftline.fingerprints import receipt_hasher
+from driftline.frames import Fingerprints
 from driftline.limits import SAMPLES_MAX
-from driftline.types import Recipe
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -29,6 +29,7 @@ from warehouse_agent.tasks.digests import numbers, total
 from warehouse_agent.tasks.scan import Function, Piece, scan
 
 _ROWS = f"{RESERVED}rows"
+Hasher = Callable[[], Fingerprints]  # called in a task, where the key is read
 SLICES = 16  # refreshes in which all untouched files are read back
 
 
@@ -55,7 +56,7 @@ def prove(
     Raises:
         ProofFailed: a row read back differs from its fingerprint, or the totals differ.
     """
-    slice_ = [f for i, f in enumerate(kept) if i % SLICES == turn % SLICES]
+    slice_ = kept[turn % SLICES :: SLICES]
     rest = [f for i, f in enumerate(kept) if i % SLICES != turn % SLICES]
     read = [*added, *slice_]
     ours = Digest()
@@ -86,15 +87,8 @@ def read_back(
     Raises:
         ProofFailed: a row has another fingerprint than the one stored beside it.
     """
-    columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, HI, LO)])
-    checked = scan(
-        spark, files, columns, _check(layout, key, salt), "count bigint, sum binary, bad bigint"
-    )
-    found, bad = Digest(), 0
-    with driver_errors():
-        for row in checked.collect():
-            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
-            bad += row["bad"]
+    hasher = partial(key.fingerprints, layout.recipe)
+    found, bad = _digest(spark, files, layout, hasher, salt, stored=(HI, LO))
     if bad:
         raise ProofFailed(
             f"{counted(bad, 'row')} read back with another fingerprint: data files are damaged, or "
@@ -114,21 +108,8 @@ def values_digest(
     salt: Salt,
 ) -> Digest:
     """Return the digest of published values under a one-off key, for a receipt."""
-
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        fingerprints = receipt_hasher(fragment_key, layout.recipe)
-        found = Digest()
-        for piece in pieces:
-            hi, lo = fingerprints(layout.row_bytes(piece.batch).rows())
-            found += mix(salt, hi, lo).digest()
-        yield pa.RecordBatch.from_pydict({"count": [found.count], "sum": [found.sum_bytes()]})
-
-    found = Digest()
-    columns = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
-    with driver_errors():
-        for row in scan(spark, files, columns, run, "count bigint, sum binary").collect():
-            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
-    return found
+    hasher = partial(receipt_hasher, fragment_key, layout.recipe)
+    return _digest(spark, files, layout, hasher, salt)[0]
 
 
 def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool) -> None:
@@ -148,8 +129,10 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
     if not found:
         return
     samples = {
-        f"sample {n + 1}": key_text(layout.recipe, [r[f"{RESERVED}{i}"] for i in range(len(shown))])
-        for n, r in enumerate(found)
+        f"sample {n + 1}": ", ".join(
+            f"{c.name} = {row[f'{RESERVED}{i}']!r}" for i, c in enumerate(layout.recipe.key)
+        )
+        for n, row in enumerate(found)
     }
     cause = "" if exact else " (or the table changed while it was read, which this engine allows)"
     raise DuplicateKey(
@@ -161,22 +144,34 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
     )
 
 
-def key_text(recipe: Recipe, values: Sequence[object]) -> str:
-    """Return a key as text for people: column names and values."""
-    pairs = zip((c.name for c in recipe.key), values, strict=True)
-    return ", ".join(f"{name} = {value!r}" for name, value in pairs)
+def _digest(
+    spark: SparkSession,
+    files: Sequence[DataFile],
+    layout: Layout,
+    hasher: Hasher,
+    salt: Salt,
+    stored: Sequence[str] = (),
+) -> tuple[Digest, int]:
+    """Return the digest of rows from their values, and how often a stored lane differs."""
+    columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, *stored)])
+    function = _check(layout, hasher, salt, stored)
+    found, bad = Digest(), 0
+    with driver_errors():
+        checked = scan(spark, files, columns, function, "count bigint, sum binary, bad bigint")
+        for row in checked.collect():
+            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
+            bad += row["bad"]
+    return found, bad
 
 
-def _check(layout: Layout, key: KeyFile, salt: Salt) -> Function:
+def _check(layout: Layout, hasher: Hasher, salt: Salt, stored: Sequence[str]) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
-        fingerprints = key.fingerprints(layout.recipe)
-        found, bad = Digest(), 0
+        fingerprints, found, bad = hasher(), Digest(), 0
         for piece in pieces:
-            batch = piece.batch
-            hi, lo = fingerprints(layout.row_bytes(batch).rows())
-            bad += int((hi.view(np.int64) != numbers(batch, HI)).sum())
-            bad += int((lo.view(np.int64) != numbers(batch, LO)).sum())
-            found += mix(salt, hi, lo).digest()
+            lanes = fingerprints(layout.row_bytes(piece.batch).rows())
+            for lane, name in zip(lanes, stored, strict=False):
+                bad += int((lane.view(np.int64) != numbers(piece.batch, name)).sum())
+            found += mix(salt, *lanes).digest()
         yield pa.RecordBatch.from_pydict(
             {"count": [found.count], "sum": [found.sum_bytes()], "bad": [bad]}
         )

@@ -1,51 +1,77 @@
-"""Data files written again without rows that are replaced or deleted, in Spark's tasks.
+"""Write data files again without rows that are replaced or deleted, in Spark's tasks.
 
-A task reads its files in batches (`scan`). It writes the rows that stay to one data file, and the
-rows that are replaced or deleted to another, the before-images, which are no part of the table. It
-returns what it wrote; a file that no task returned, left by an attempt that failed, is in no
-version. No row goes through the JVM: 1.5 M orders are written again in about a second; a join and
-Spark's writer took three (two cores).
+Rows that the source sent become files of their own; files that hold removed rows are written again
+without them; all others are kept. So rows that change often gather in young files. A file is
+written once, into a folder of the attempt, and is in no version until a commit names it. Removed
+rows go to files of their own, the before-images. No row goes through the JVM: 1.5 M orders are
+written again in about a second; a join and Spark's writer took three (two cores).
 
-Rows that are replaced or deleted are named by position and row hash, or by k, computed by the
-contract's own code.
+Rejected: separate files for rows that are likely to change soon. They rewrote 0.95 to 1.02 times
+the rows on real histories and cost up to half a second (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt, mix
 from driftline.sketches import Embedding
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.difference import Emptied
+from warehouse_agent.tasks.difference import BelowKeys, Emptied
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
-BEFORE_FOLDER = "before"  # of a rewriting: the before-images, no part of the table
+SMALL_FILE_BYTES = 16 << 20
+SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
+BEFORE_FOLDER = "before"  # for before-images, which are no part of the table
 _GONE = f"{BEFORE_FOLDER}/gone"
 
 
-class Removal(Protocol):
-    """Decides which rows are replaced or deleted, bool [n], from their positions and fingerprint
-    lanes, int64 [n] each."""
+# Decides which rows are replaced or deleted, bool [n], from positions and lanes, int64 [n] each.
+Removal = Callable[[Integers, Integers, Integers], Bools]
 
-    def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools: ...
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The files of the next version.
+
+    Attributes:
+        shipped: new files of rows that the source sent.
+        rewritten: new files of rows that stay, from files that hold removed rows.
+        kept: files of the version before that stay.
+        gone: files of the version before that are removed.
+        before: files of all removed rows; None if they are not written apart.
+    """
+
+    shipped: tuple[DataFile, ...]
+    rewritten: tuple[DataFile, ...]
+    kept: tuple[DataFile, ...]
+    gone: tuple[DataFile, ...]
+    before: tuple[DataFile, ...] | None = None
+
+    @property
+    def added(self) -> tuple[DataFile, ...]:
+        """Return the new files."""
+        return (*self.shipped, *self.rewritten)
 
 
 @dataclass(frozen=True, slots=True)
 class ByHash:
-    """Rows by position and row hash, from a comparison of ranges; sorted by hash."""
+    """Rows by position and row hash, from a comparison of ranges.
+
+    `hashes`, uint64 [n], ascend; `positions`, int64 [n], are those of the same rows.
+    """
 
     hashes: U64
     positions: Integers
@@ -62,7 +88,7 @@ class ByHash:
         at = np.searchsorted(self.hashes, hashes, "left")
         end = np.searchsorted(self.hashes, hashes, "right")
         found = np.zeros(len(where), np.bool_)
-        while len(left := np.flatnonzero(~found & (at < end))):  # one turn, but for equal hashes
+        while len(left := np.flatnonzero(~found & (at < end))):  # once, except for equal hashes
             found[left] = self.positions[at[left]] == where[left]
             at[left] += 1
         return found
@@ -79,7 +105,7 @@ class ByK:
     def __call__(
         self,
         where: Integers,
-        hi: Integers,  # noqa: ARG002 - k is made of the position alone
+        hi: Integers,  # noqa: ARG002 - k depends on the position alone
         lo: Integers,  # noqa: ARG002
     ) -> Bools:
         found: Bools = below(where, self.embedding, self.salt, self.ks) >= 0
@@ -96,6 +122,37 @@ class InTiles:
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
         found: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
         return found
+
+
+def write_rows(
+    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
+) -> list[DataFile]:
+    """Write rows as data files of the table, in a new folder."""
+    with driver_errors():
+        rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
+    return written_files(store, name, folder, layout)
+
+
+def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:
+    """Return the files that may hold a row below one of the k, by their bounds."""
+    if replaced.embedding.base is None:
+        return list(files)
+    where = replaced.embedding.positions(replaced.ks)
+    found = []
+    for file in files:
+        assert file.bounds is not None, "keys embed from a base only where all files have bounds"
+        least, greatest = file.bounds
+        first = np.searchsorted(where, least, "left")
+        if first < np.searchsorted(where, greatest, "right"):
+            found.append(file)
+    return found
+
+
+def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[DataFile]:
+    """Return the hit files and, if there are more than SMALL_FILES_MAX, all small ones."""
+    small = [f for f in files if f.size < SMALL_FILE_BYTES]
+    wanted = {*hit, *(small if len(small) > SMALL_FILES_MAX else [])}
+    return [f for f in files if f in wanted]
 
 
 def files_holding(
@@ -127,14 +184,9 @@ def rewrite(
     *,
     removal: Removal | None,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """Write the rows of these files again, the removed ones apart; one Spark job.
+    """Write the rows of files again into a new folder of the table; one Spark job.
 
-    Args:
-        folder: new, in the table's folder.
-        removal: tells which rows to leave out; None keeps all.
-
-    Returns:
-        The new data files, and the files of the before-images, which are no part of the table.
+    Return the new data files and those of the before-images. `removal` is None if all rows stay.
 
     Raises:
         WarehouseUnavailable: a file is gone, damaged or cannot be written.

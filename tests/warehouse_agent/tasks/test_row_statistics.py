@@ -30,7 +30,7 @@ from warehouse_agent.storage.data_files import rows_of
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import apply, change_feed, key_lookup, row_statistics, scan
+from warehouse_agent.tasks import change_feed, key_lookup, rewrite, row_statistics, scan
 
 ROWS = 600
 NAMES = [name for name, _ in STATISTICS]
@@ -137,7 +137,7 @@ def test_rows_are_counted(
 
 
 def test_packing_keeps_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(rewrite, "SMALL_FILES_MAX", 2)
     pair.refresh("orders")
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))
     for version in range(1, 6):
