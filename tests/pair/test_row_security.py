@@ -98,7 +98,7 @@ def told(legacy: PostgresLegacy) -> row_security.PolicyDigests | None:
 def meta_of(pair: Pair) -> dict[str, Any]:
     snapshot = head(Store(str(pair.warehouse)), "rows")
     assert snapshot is not None
-    return dict(snapshot.record.said)
+    return dict(snapshot.record.body)
 
 
 def doctor(pair: Pair) -> str:

@@ -32,7 +32,6 @@ from driftline.errors import (
     Unauthenticated,
     WarehouseUnavailable,
 )
-from driftline.limits import CONTROL_S
 from driftline.peer_text import one_line
 from driftline.x509 import read_der
 
@@ -263,7 +262,7 @@ def _tls(source: Source, now: datetime) -> str:
     context = context_of(source)
     try:
         with (
-            connect(source, CONTROL_S) as plain,
+            connect(source) as plain,
             context.wrap_socket(plain, server_hostname=source.server_name or host) as line,
         ):
             der, version = line.getpeercert(True), line.version()

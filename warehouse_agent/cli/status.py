@@ -197,7 +197,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     ours = [(e.version, e.record) for e in formats.entries(store, fragment.name) if e.record]
     for version, record in ours[:limit]:
         if as_json:
-            print(json.dumps({k: v for k, v in record.said.items() if k not in _OURS}))
+            print(json.dumps({k: v for k, v in record.body.items() if k not in _OURS}))
         else:
             print(
                 f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "

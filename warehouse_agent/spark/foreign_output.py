@@ -4,8 +4,7 @@ Spark's JVM, its Python workers, gRPC's core and delta-rs write to file descript
 is a stack of 25 lines in a cron log. Without `--debug` the descriptor points to an unnamed
 temporary file, which children inherit, and `sys.stderr` to the former stderr.
 
-Rejected: settings of each (log4j, GRPC_VERBOSITY, the workers' logging). They miss what a crash
-writes, differ by version, and gRPC reads its own when it is imported.
+Rejected: settings of each program. They miss what a crash writes, and differ by version.
 """
 
 from __future__ import annotations

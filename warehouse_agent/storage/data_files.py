@@ -20,12 +20,8 @@ from warehouse_agent.storage.store import Store, located
 class DataFile:
     """A Parquet file of a table.
 
-    Attributes:
-        path: relative to the table.
-        uri: for Spark and `located`.
-        size: in bytes.
-        rows: number of rows.
-        bounds: the least and the greatest integer key in it; None if the key is no integer.
+    `path` is relative to the table, `size` in bytes. `bounds` are the least and the greatest
+    integer key; None if the key is no integer.
     """
 
     path: str
@@ -64,10 +60,7 @@ def bounds(files: Sequence[DataFile]) -> tuple[int, int] | None:
 
 
 def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | None:
-    """Return the least and the greatest integer key of a Parquet file, by its footer.
-
-    None if the table has no integer key column `key`, or if a row group has no statistics.
-    """
+    """Return the least and the greatest value of an integer key; None without key or statistics."""
     if key is None:
         return None
     column = footer.schema.names.index(key)
@@ -85,8 +78,5 @@ def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
 
 
 def by_place(rows: DataFrame) -> DataFrame:
-    """Return the rows with columns named `c0`, `c1` … by position.
-
-    mapInArrow cannot read names with a dot or a backtick.
-    """
+    """Return rows with columns `c0`, `c1` …: mapInArrow fails on names with a dot or a backtick."""
     return rows.toDF(*(f"c{i}" for i in range(len(rows.columns))))

@@ -70,8 +70,8 @@ class DeltaLog:
             raise WarehouseUnavailable(
                 f"Version {table.version()} of the table was not written by Driftline.",
                 where=name,
-                remedy="Restore the last version of ours (`driftline history` lists them), or move "
-                "the folder away for a new first load.",
+                remedy="Restore the last version that Driftline wrote (`driftline history`), or "
+                "move the folder away for a new first load.",
             )
         _check_protocol(table, name)
         try:
@@ -198,7 +198,7 @@ def _newer(name: str, version: int) -> WarehouseUnavailable:
 
 def _overtaken(name: str) -> Locked:
     return Locked(
-        "Another agent published a version in the meantime; nothing of ours was published.",
+        "Another agent published a version in the meantime; this one published nothing.",
         where=name,
         remedy="Run the refresh again.",
     )
@@ -215,16 +215,14 @@ def _add(file: DataFile, layout: Layout) -> AddAction:
 
 def _files(table: DeltaTable, store: Store, name: str, layout: Layout) -> tuple[DataFile, ...]:
     actions = table.get_add_actions(flatten=True)
-    columns = [actions.column(c).to_pylist() for c in ("path", "size_bytes", "num_records")]
     ends = [f"{end}.{layout.names[0]}" for end in ("min", "max")]
-    is_known = layout.recipe.integer_key and set(ends) <= set(actions.schema.names)
-    pairs = zip(*(actions.column(c).to_pylist() for c in ends), strict=True) if is_known else None
+    has_bounds = layout.recipe.integer_key and set(ends) <= set(actions.schema.names)
+    columns = ["path", "size_bytes", "num_records", *(ends if has_bounds else [])]
     files = []
-    for path, size, count in zip(*columns, strict=True):
-        pair = next(pairs) if pairs else (None, None)
-        files.append(
-            DataFile(path, store.uri(name, path), size, count, None if None in pair else pair)
-        )
+    for row in zip(*(actions.column(c).to_pylist() for c in columns), strict=True):
+        path, size, count, *bounds = row
+        known = (bounds[0], bounds[1]) if bounds and None not in bounds else None
+        files.append(DataFile(path, store.uri(name, path), size, count, known))
     return tuple(sorted(files, key=lambda f: f.path))
 
 
@@ -236,5 +234,5 @@ def _check_protocol(table: DeltaTable, name: str) -> None:
         raise WarehouseUnavailable(
             f"The table uses reader features {sorted(features)} that Driftline does not write.",
             where=name,
-            remedy="Restore a version of ours, or move the folder away for a new first load.",
+            remedy="Restore a version that Driftline wrote, or move the folder away to load anew.",
         )

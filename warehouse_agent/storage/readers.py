@@ -1,8 +1,7 @@
 """Read published tables: a pinned version as a DataFrame, and the change feed.
 
-A reader gets the file list of one version and keeps it. Refreshes add files and never touch the
-files of a version within its retention, so readers are never blocked and never see two versions
-mixed.
+A reader keeps the file list of one version. Refreshes add files and never touch the files of a
+version within its retention, so readers are never blocked and never see two versions mixed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ def read(spark: SparkSession, path: str | Path, name: str, version: int | None =
     Args:
         spark: any session, Spark Connect included.
         path: the warehouse's folder or Hadoop path.
-        name: name of the fragment.
         version: None for the newest.
 
     Raises:

@@ -26,11 +26,9 @@ _DIGEST_BYTES, _POLICY_BYTES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class PolicyDigests:
-    """The policies of a relation.
+    """The policies of a relation: a hexadecimal digest of all, and one of the text of each.
 
-    Attributes:
-        digest: of all policies, hexadecimal.
-        policies: (table, name) → digest of the policy's text, for the first POLICIES_MAX policies.
+    `policies` has the first POLICIES_MAX, by table and name.
     """
 
     digest: str
@@ -46,15 +44,15 @@ class PolicyDigests:
         """Return the policies in a message; None if it has none. Raises MalformedMessage."""
         if not message.HasField("row_security"):
             return None
-        said = message.row_security
-        is_bounded = len(said.policies) <= POLICIES_MAX and all(
+        sent = message.row_security
+        is_bounded = len(sent.policies) <= POLICIES_MAX and all(
             len(p.digest) <= _POLICY_BYTES and len((p.table + p.name).encode()) <= NAME_BYTES_MAX
-            for p in said.policies
+            for p in sent.policies
         )
-        if len(said.digest) != _DIGEST_BYTES or not is_bounded:
-            raise MalformedMessage("What the source says of its row security is malformed.")
-        found = {(_clean(p.table), _clean(p.name)): p.digest.hex() for p in said.policies}
-        return cls(said.digest.hex(), found)
+        if len(sent.digest) != _DIGEST_BYTES or not is_bounded:
+            raise MalformedMessage("The row security that the source sent is malformed.")
+        found = {(_clean(p.table), _clean(p.name)): p.digest.hex() for p in sent.policies}
+        return cls(sent.digest.hex(), found)
 
     @classmethod
     def from_json(cls, body: object) -> Self | None:

@@ -8,8 +8,8 @@
     <path>/_driftline/locks/<name>          held while an agent works on the fragment (disks only)
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
 
-Small files are written whole or not at all. pyarrow's file systems do the I/O; Spark and delta-rs
-get the same places as URIs. This module does not interpret what it stores.
+Small files are written whole or not at all, by pyarrow's file systems; Spark and delta-rs get the
+same places as URIs. This module does not interpret what it stores.
 """
 
 from __future__ import annotations
@@ -107,15 +107,11 @@ class Store:
             self.write(before + line.encode() + b"\n", *parts)
 
     def refuse_full(self, size: int, *parts: str) -> None:
-        """Refuse to write `size` bytes if less than a reserve would stay free on the disk.
+        """Raise WarehouseUnavailable if `size` bytes more would use the reserve of the disk.
 
         The reserve is for other users of the disk. Storage that is no disk has no such limit.
-
-        Raises:
-            WarehouseUnavailable: names the place, the bytes needed and the bytes free.
         """
-        disk = self._disk(*parts)
-        if disk is None:
+        if (disk := self.disk(*parts)) is None:
             return
         total, free = disk
         reserve = min(RESERVE_BYTES, total // RESERVE_SHARE)
@@ -127,20 +123,10 @@ class Store:
                 " untouched.",
             )
 
-    def free(self, *parts: str) -> int | None:
-        """Return the free bytes on the disk of a place; None if there is no disk or it is unknown.
+    def disk(self, *parts: str) -> tuple[int, int] | None:
+        """Return size and free bytes of the disk of a place; None without a disk.
 
-        Raises:
-            WarehouseUnavailable: the disk cannot be asked.
-        """
-        disk = self._disk(*parts)
-        return None if disk is None else disk[1]
-
-    def _disk(self, *parts: str) -> tuple[int, int] | None:
-        """Return size and free bytes of the disk of a place.
-
-        None if the place is on no disk, or if the file system reports zeros, like FUSE mounts
-        without statfs.
+        Also None if the file system reports zeros, like FUSE mounts without statfs.
         """
         if not self.is_local:
             return None
@@ -224,10 +210,9 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold the fragment's lock. On object stores the table's log alone decides who commits.
+        """Hold a fragment's lock; raise Locked if another agent has it.
 
-        Raises:
-            Locked: another agent holds it.
+        On object stores there are no locks: the table's log alone decides who commits.
         """
         if not self.is_local:
             yield

@@ -1,9 +1,8 @@
 """A published table without its format: a version's record, a pinned version, the interface.
 
-A table format keeps the versions of a table as lists of data files. Delta (`delta_log`) is one;
-`formats` finds the format of a table. What lies in data files is the same in every format.
-
-What every format promises (tests/warehouse_agent/storage/test_table_formats.py):
+A table format keeps the versions of a table as lists of data files, which are the same in every
+format; `formats` finds the format of a table. Every format promises
+(tests/warehouse_agent/storage/test_table_formats.py):
 
  1. A commit is one atomic step on the base that it names: it is published whole, or it raises
     Locked because somebody else committed since the base was read.
@@ -34,15 +33,14 @@ class VersionRecord:
         as_of: the source's time of the rows, ISO 8601 in UTC.
         checked_at: when the version was compared, and `published_at` when it was committed.
         proof: "total" if all rows were proven equal, "part" if only the compared ones.
-        fingerprint: which fingerprints the proof is made of, None in older tables.
+        fingerprint: kind of the fingerprints in the proof, None in older tables.
         vouched: True if a NOT NULL unique constraint of the source covers the key.
         changes: folder of the change feed; None if the version has no feed.
         changes_files: files in it; one empty name means the folder, as in older tables.
-        repaired_files, repaired_rows: damaged files whose rows were pulled again.
         clock: when versions were published; None in tables without row statistics.
-        row_security: as `row_security.PolicyDigests` writes it; None if the source does not tell.
-        restored: the version whose rows were published again; None elsewhere.
-        said: the JSON as committed, with the format's own keys and keys of other releases.
+        row_security: JSON of `row_security.PolicyDigests`; None if the source sent none.
+        restored: the version whose rows were published again; else None.
+        body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
     as_of: str
@@ -64,7 +62,7 @@ class VersionRecord:
     clock: Clock | None = None
     row_security: dict[str, Any] | None = None
     restored: int | None = None
-    said: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def rows_changed(self) -> int:
@@ -82,18 +80,18 @@ class VersionRecord:
         known.setdefault("checked_at", body["published_at"])
         known["changes_files"] = tuple(body.get("changes_files", ("",)))
         known["clock"] = Clock.from_json(body["clock"]) if body.get("clock") else None
-        return cls(**known, said=dict(body))
+        return cls(**known, body=dict(body))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON. Keys that `said` has and this release does not know stay."""
-        body = {key: getattr(self, key) for key in _KEYS}
-        body["changes_files"] = list(self.changes_files)
-        body["clock"] = None if self.clock is None else self.clock.to_json()
-        unsaid = {key for key in _LATER if body[key] is None}
-        return {**self.said, **{key: value for key, value in body.items() if key not in unsaid}}
+        """Return the record as JSON, with the keys of `body` that this release does not know."""
+        known: dict[str, Any] = {key: getattr(self, key) for key in _KEYS}
+        known["changes_files"] = list(self.changes_files)
+        known["clock"] = None if self.clock is None else self.clock.to_json()
+        kept = {k: v for k, v in known.items() if v is not None or k not in _LATER}
+        return {**self.body, **kept}
 
 
-_KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "said")
+_KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
 _LATER = ("clock", "row_security", "restored")  # left out of the JSON where they are None
 
 
@@ -102,9 +100,9 @@ class Snapshot:
     """One published version, pinned.
 
     Attributes:
-        table: id that tells this table from earlier tables of the same name.
-        pin: the format's own, for a commit on this version; nobody else looks inside.
-        lost: files whose rows are taken as not there, because they are damaged (`repair`).
+        table: id that differs from earlier tables of the same name.
+        pin: the format's own handle, for a commit on this version.
+        lost: damaged files whose rows count as missing (`repair`).
     """
 
     version: int
@@ -138,7 +136,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A commit in a table's log. `record` is None if Driftline did not write it."""
+    """A commit in a table's log; `record` is None if Driftline did not write it."""
 
     version: int
     committed: datetime
@@ -163,10 +161,7 @@ class NewVersion:
 
 
 class TableFormat(Protocol):
-    """Interface of a table format.
-
-    Every method takes the store, never a path, so that what the storage needs comes with it.
-    """
+    """Interface of a table format. Methods take the store, which knows how to reach its folder."""
 
     @property
     def log(self) -> str:
@@ -189,11 +184,7 @@ class TableFormat(Protocol):
         """Return the commits of the log, newest first; none if there is no log."""
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
-        """Return the paths of the files that a version added.
-
-        Raises:
-            WarehouseUnavailable: the log does not have the version.
-        """
+        """Return the paths of a version's new files. Raises WarehouseUnavailable if it is gone."""
 
     def commit(self, store: Store, name: str, new: NewVersion) -> int:
         """Publish a version; return its number.

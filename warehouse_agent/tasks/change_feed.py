@@ -4,9 +4,8 @@
 
 A feed consists of the files that the commit names, in a folder of the attempt: without locks on
 the storage two agents may write the same version, and one of them commits. The operation of an
-image depends on the row of the same key on the other side. Spark's tasks look it up, in lots
-(`write`). If there are too many rows for that, Spark joins them (`joined`): every task reads all
-lots of the other side, while a join moves all columns.
+image depends on the row of the same key on the other side. Tasks look that row up, in lots
+(`write`); beyond LOTS_MAX lots Spark joins (`joined`), which moves all columns.
 """
 
 from __future__ import annotations
@@ -37,18 +36,15 @@ OPERATIONS = ("insert", "update_before", "update_after", "delete")
 _BEFORE_OPERATIONS, _AFTER_OPERATIONS = ("update_before", "delete"), ("update_after", "insert")
 # The other side has the same row, another row of the same key, or none.
 SAME, PAIRED, ALONE = range(3)
-LOTS_MAX = 8  # every task reads all lots; joins scale better, and take 20 s at least
+LOTS_MAX = 8  # every task reads all lots; a join scales better, and takes at least 20 s
 _THERE = f"{RESERVED}there"
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The change feed of a version.
+    """The change feed of a version: files in a folder below `changes/<name>`, rows per operation.
 
-    Attributes:
-        folder: below `changes/<name>`; None if the version has no feed.
-        files: names of the files in it.
-        counts: rows of each operation.
+    `folder` is None if the version has no feed.
     """
 
     folder: str | None = None
@@ -66,14 +62,10 @@ def write(
     after: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """Write the feed of a version from its removed and its new rows; one Spark job.
+    """Write the feed of a version from the files of its removed and its new rows; one Spark job.
 
-    A task holds keys and fingerprints: of its rows of one side, at most LOTS_MAX · ROWS_MAX, and of
-    the other side ROWS_MAX at once. A row that is the same on both sides is no change.
-
-    Args:
-        before: files of the rows that the version lost.
-        after: files of the rows that it got.
+    A task holds keys and fingerprints: at most LOTS_MAX · ROWS_MAX of its rows on one side, and
+    ROWS_MAX rows of the other side. A row that is the same on both sides is no change.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -101,10 +93,7 @@ def joined(
     new: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """Write the feed between two sets of files of any size, by joins.
-
-    Args:
-        old, new: files of the version before and of this one; most rows may be in both.
+    """Write the feed between two sets of files of any size, which may share rows, by joins.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -116,9 +105,8 @@ def joined(
         _imaged(come, gone, layout, *_AFTER_OPERATIONS)
     )
     counted = Observation()
-    observed = images.observe(
-        counted, *(F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
-    )
+    sums = (F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
+    observed = images.observe(counted, *sums)
     place, folder = _place(name, version)
     with driver_errors():
         observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
@@ -131,7 +119,6 @@ def joined(
 def _check(
     counts: dict[str, int], before: Sequence[DataFile], after: Sequence[DataFile], name: str
 ) -> None:
-    """Raise ProofFailed if the operations do not lead from the old to the new number of rows."""
     more = sum(f.rows for f in after) - sum(f.rows for f in before)
     is_paired = counts["update_before"] == counts["update_after"]
     if not is_paired or counts["insert"] - counts["delete"] != more:
@@ -152,7 +139,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     lanes = pa.schema([layout.file_schema.field(name) for name in (key, HI, LO)])
     data = pa.schema([layout.file_schema.field(name) for name in layout.data_names])
     schema = pa.schema([pa.field("_op", pa.string()), *data])
-    lot_rows = key_lookup.ROWS_MAX  # bound here: what a test sets must reach the workers
+    lot_rows = key_lookup.ROWS_MAX  # read here, so that a test can set it for the workers
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine = set(uris)
@@ -165,10 +152,11 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
                 some = [uri for uri in side if uri in mine]
                 if not some:
                     continue
-                told = _told(Known.read(some, lanes, key), Known.lots(others, lanes, key, lot_rows))
+                lots = Known.lots(others, lanes, key, lot_rows)
+                codes = _compared(Known.read(some, lanes, key), lots)
                 at = 0
                 for batch in (batch for uri in some for batch in read_batches(uri, data)):
-                    its = told[at : at + len(batch)]
+                    its = codes[at : at + len(batch)]
                     at += len(batch)
                     for code, op in zip((PAIRED, ALONE), operations, strict=True):
                         chosen = its == code
@@ -182,20 +170,20 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     return run
 
 
-def _told(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
+def _compared(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
     """Compare each row with the other side's row of its key: uint8 [n], SAME, PAIRED or ALONE."""
     keys = rows.columns[rows.key]
     lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]
-    told = np.full(len(keys), ALONE, np.uint8)
+    codes = np.full(len(keys), ALONE, np.uint8)
     for lot in others:
         where = lot.find(keys)
         found = where >= 0
-        told[found] = PAIRED  # a key is in one lot
+        codes[found] = PAIRED  # a key is in one lot
         for lane, theirs in zip(lanes, lot.at(where, (HI, LO)), strict=True):
             found &= lane == theirs.fill_null(0).to_numpy()
-        told[found] = SAME
+        codes[found] = SAME
         del lot  # before the next is read
-    return told
+    return codes
 
 
 def _imaged(

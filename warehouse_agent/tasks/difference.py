@@ -1,8 +1,7 @@
-"""The result of a comparison: which rows of ours the rows that came replace.
+"""The result of a comparison: which of our rows are replaced by the rows that came.
 
-`Difference` is one of five cases, so that whoever applies it handles each, and mypy names the place
-where a further case is missing. An `Outcome` adds what the source said when it finished. Nothing
-here is ever changed after it was built, and nothing here knows a method of comparison.
+`Difference` is one of five cases, so that mypy names each place where a further case is missing. An
+`Outcome` adds what the source said at the end. Both are immutable, and know no method.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """The rows that came replace all of ours."""
+    """The rows that came replace all our rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRows:
-    """The listed rows of ours are replaced or deleted; a first load lists none."""
+    """The listed rows are replaced or deleted; a first load lists none."""
 
     rows: Listing
 
 
 @dataclass(frozen=True, slots=True)
 class BelowKeys:
-    """Every row of ours below these k, uint64 [n] ascending, is replaced or deleted."""
+    """Our rows below these k, uint64 [n] ascending, are replaced or deleted."""
 
     ks: U64
     embedding: Embedding
@@ -48,8 +47,10 @@ class BelowKeys:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """Zones in which every row of ours is replaced or deleted, `rows` in number: `first` and
-    `last` positions, int64 [n], both inclusive, ascending and apart."""
+    """Zones in which each of our rows is replaced or deleted; they hold `rows` rows.
+
+    `first` and `last` are their positions, int64 [n], inclusive; zones ascend and do not touch.
+    """
 
     first: Integers
     last: Integers
@@ -74,8 +75,7 @@ class Emptied:
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """Every row of ours in the zones, and the listed rows outside of them, are replaced or
-    deleted."""
+    """Our rows in the zones, and the listed rows outside, are replaced or deleted."""
 
     emptied: Emptied
     listed: Listing
@@ -88,9 +88,9 @@ Difference = Equal | Everything | ListedRows | BelowKeys | Zones
 class Outcome:
     """The result of an exchange, or of all exchanges of a pass.
 
-    `theirs` is the digest of the source's rows; `came` that of the rows that were shipped, which a
-    pass does not keep. `as_of` and `checked_at` are ISO 8601, UTC, the second by the warehouse's
-    clock. `scans` and `rows_read` are the source's, `frame_bytes` those of all frames that came.
+    `theirs` is the digest of the source's rows, `came` that of the rows that came (empty for a
+    pass). `as_of` and `checked_at` are ISO 8601 in UTC, by the source's and the warehouse's clock.
+    `scans` and `rows_read` count at the source, `frame_bytes` all frames that came.
     """
 
     difference: Difference

@@ -43,13 +43,9 @@ PARTIALS_BYTES_MAX = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some rows, in arrays [n].
+    """Some rows, in arrays [n]: coarse range (or k of a sketch), position of the key, row hash.
 
-    Attributes:
-        ranges: coarse range, or k of a sketch.
-        positions: position of the row's key.
-        hashes: row hash.
-        file: index of the row's file in the files that were searched.
+    `file` is the index of the row's file in the files that were searched.
     """
 
     ranges: npt.NDArray[np.int64]
@@ -93,7 +89,6 @@ def reduced(
     """Return the sums over the rows of files; one Spark job.
 
     Args:
-        partition: the ranges to add up.
         salt: for mixing fingerprints.
         sketch: whose cells to fill; None fills none.
 
@@ -123,7 +118,7 @@ def check_rows(files: Files, found: int) -> None:
     if found != rows:
         raise WarehouseUnavailable(
             f"Data files hold {counted(found, 'row')} and held {rows:,} when they were written.",
-            remedy="`driftline verify` names damaged files, and mends them with --repair.",
+            remedy="`driftline verify` names damaged files, and repairs them with --repair.",
             details={DATA_FILE: f"of {len(files)}"},
         )
 
@@ -181,9 +176,9 @@ def list_rows(
     *,
     within: tuple[int, int] | None = None,
 ) -> Listing:
-    """List the rows for whose position `place` returns a number that is not negative.
+    """List the rows for whose position `place` is not negative; one Spark job.
 
-    Files without keys from `within[0]` to `within[1]` are not read; None reads all. One Spark job.
+    Files without keys from `within[0]` to `within[1]` are not read; None reads all.
     """
     numbered = {f.path: i for i, f in enumerate(files)}
     near = files if within is None else [f for f in files if f.meets(*within)]
@@ -209,13 +204,9 @@ def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
     position = F.expr(position_sql)
     if embedding.base is not None:
         return position - F.lit(embedding.base).cast("bigint")
-    high = F.shiftrightunsigned(F.xxhash64(long(salt.s1), position), 32)
+    signed = salt.s1 - (1 << 64) if salt.s1 >> 63 else salt.s1  # the same bits as a bigint
+    high = F.shiftrightunsigned(F.xxhash64(F.lit(signed).cast("bigint"), position), 32)
     return F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
-
-
-def long(unsigned: int) -> Column:
-    """Return a bigint with the bits of an unsigned 64-bit integer."""
-    return F.lit(unsigned - (1 << 64) if unsigned >> 63 else unsigned).cast("bigint")
 
 
 def below(

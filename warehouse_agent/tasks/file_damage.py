@@ -1,17 +1,9 @@
 """Which data files of a version are missing or damaged, and what is wrong with each.
 
-    absent    from a listing: files that are not there, or not of the size that the log has
-    examine   by reading every row: each file as Spark's tasks read it anywhere else, with every row
-              fingerprinted again from its values
-
-Damage is not the same as storage that does not answer. A file counts as damaged only if its folder
-can be listed, all of its bytes can be read, and twice they are not what was written: a passing I/O
-error or lack of memory is no damage. If the storage refuses (permissions, I/O errors, a network),
-nothing is known about the file, and the storage's error is raised: a file that cannot be reached is
-never taken for lost.
-
-This module writes nothing and asks no source. `refresh.repair` decides what to do with damaged
-files.
+`absent` lists folders; `examine` fingerprints every row again from its values, in Spark's tasks.
+A file counts as damaged only if its folder can be listed, all of its bytes can be read, and twice
+they are not what was written: a passing I/O error or lack of memory is no damage. If the storage
+refuses, its error is raised: a file that cannot be reached is never taken for lost.
 """
 
 from __future__ import annotations
@@ -33,7 +25,7 @@ from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.digests import numbers
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 
-# PySpark wraps some failures of its jobs; a file that cannot be read raises Py4J's own error.
+# PySpark wraps some failures of its jobs; an unreadable file raises Py4J's own error.
 SPARK_FAILURES = (PySparkException, Py4JError)
 MISSING = "missing"
 NAMED_MAX = 10  # files that an error names in its details
@@ -42,7 +34,7 @@ _CHUNK_BYTES = 1 << 20  # of a file that is read for its bytes alone
 
 
 def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]:
-    """Return what is wrong with the files that are not there, or not of their size, by path.
+    """Return what is wrong with files that are missing or have another size, by path.
 
     Raises:
         WarehouseUnavailable: a folder cannot be listed.
@@ -60,10 +52,7 @@ def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]
 def examine(
     spark: SparkSession, store: Store, name: str, layout: Layout, files: Sequence[DataFile]
 ) -> dict[str, str]:
-    """Return what is wrong with the damaged ones among these files, by path; one Spark job.
-
-    Args:
-        files: none of them missing (`absent`).
+    """Return what is wrong with damaged files, by path; none is missing (`absent`). One Spark job.
 
     Raises:
         WarehouseUnavailable: the storage does not let a file be read.
@@ -92,7 +81,7 @@ def examine(
         if len(files) == 1:
             raise
     found: dict[str, str] = {}
-    for file in files:  # one may have ended the process that read the others as well
+    for file in files:  # one file may have ended the process that read them all
         found |= examined([file])
     return found
 
@@ -112,7 +101,7 @@ def _examine(layout: Layout, key: KeyFile, known: dict[str, DataFile]) -> OfFile
             if damage is None:
                 continue
             refusal, lost = _storage_says(file)
-            if refusal is None and lost is None:  # what failed may have passed, or been memory
+            if refusal is None and lost is None:  # the failure may have been a passing one
                 damage = _damage(file, layout, fingerprints)
                 if damage is None:
                     continue
@@ -150,10 +139,7 @@ def _damage(file: DataFile, layout: Layout, fingerprints: Fingerprints) -> str |
 
 
 def _storage_says(file: DataFile) -> tuple[str | None, str | None]:
-    """Return why the storage refuses to read a file, and how many of its bytes are missing.
-
-    Both are None if all bytes can be read: then their content is wrong.
-    """
+    """Return why the storage refuses a file, and what is missing; both None if all is readable."""
     try:
         system, path = located(file.uri)
         size = 0

@@ -1,9 +1,8 @@
 """Look up rows by key in a task: some columns of a few files, which every task reads itself.
 
-A difference is small beside the table. So the rows that a refresh removes or ships fit into the
-memory of a task, and a lookup by key needs no join and no shuffle. Statistics are looked up in at
-most ROWS_MAX rows; a change feed in `change_feed.LOTS_MAX` batches of ROWS_MAX. Beyond that Spark
-joins the rows (`row_statistics.joined`, `change_feed.joined`).
+The rows that a refresh removes or adds are few beside the table and fit into the memory of a task,
+so a lookup by key needs no join and no shuffle. Statistics are looked up in at most ROWS_MAX rows;
+a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that Spark joins the rows.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Rows that can be looked up.
-
-    Attributes:
-        columns: of the rows.
-        key: name of the column to look up by, without nulls.
-    """
+    """Columns of rows that can be looked up by the column `key`, which has no nulls."""
 
     columns: pa.Table
     key: str
@@ -43,12 +37,9 @@ class Known:
 
     @classmethod
     def lots(cls, uris: Sequence[str], columns: pa.Schema, key: str, rows: int) -> Iterator[Self]:
-        """Read the rows of files in lots of at least `rows`.
+        """Read the rows of files in lots of `rows` and at most a batch more.
 
-        A lot has at most a batch more. The caller must drop a lot before it asks for the next.
-
-        Raises:
-            WarehouseUnavailable: a file cannot be read.
+        The caller must drop a lot before it asks for the next. Raises WarehouseUnavailable.
         """
         held: list[pa.RecordBatch] = []
         count = 0

@@ -45,12 +45,11 @@ def prove(
     theirs: Digest,
     name: str,
 ) -> None:
-    """Prove that these files hold exactly what the source has.
+    """Prove that the files of a version hold exactly what the source has.
 
     Args:
-        added: files of the version that are new, all read back.
-        kept: its other files.
-        turn: number that selects the slice of `kept` to read back.
+        added: its new files, all read back.
+        kept: its other files; `turn` selects the slice of them to read back.
         theirs: the source's digest under `salt`.
 
     Raises:
@@ -101,11 +100,7 @@ def read_back(
 
 
 def values_digest(
-    spark: SparkSession,
-    files: Sequence[DataFile],
-    layout: Layout,
-    fragment_key: bytes,
-    salt: Salt,
+    spark: SparkSession, files: Sequence[DataFile], layout: Layout, fragment_key: bytes, salt: Salt
 ) -> Digest:
     """Return the digest of published values under a one-off key, for a receipt."""
     hasher = partial(receipt_hasher, fragment_key, layout.recipe)
@@ -113,11 +108,7 @@ def values_digest(
 
 
 def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool) -> None:
-    """Refuse a result in which two rows have one key.
-
-    Raises:
-        DuplicateKey: with up to SAMPLES_MAX keys.
-    """
+    """Raise DuplicateKey, with up to SAMPLES_MAX keys, if two rows have one key."""
     keys = [quoted(k) for k in layout.key_names]
     shown = [quoted(layout.names[i]) for i in range(layout.recipe.key_columns)]
     grouped = rows.groupBy(*keys).agg(

@@ -49,8 +49,7 @@ class Applied:
     Attributes:
         shipped: new files of rows that the source sent.
         rewritten: new files of rows that stay, from files that hold removed rows.
-        kept: files of the version before that stay.
-        gone: files of the version before that are removed.
+        kept, gone: files of the version before that stay, and that are removed.
         before: files of all removed rows; None if they are not written apart.
     """
 
@@ -68,10 +67,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class ByHash:
-    """Rows by position and row hash, from a comparison of ranges.
-
-    `hashes`, uint64 [n], ascend; `positions`, int64 [n], are those of the same rows.
-    """
+    """Rows by row hash, uint64 [n] ascending, and position, int64 [n]."""
 
     hashes: U64
     positions: Integers
@@ -210,10 +206,7 @@ def _rewrite(folder: str, layout: Layout, removal: Removal | None) -> Function:
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         schema, key = layout.file_schema, layout.integer_key
-        with (
-            Sink(folder, "kept", schema, key) as kept,
-            Sink(folder, _GONE, schema, key) as before,
-        ):
+        with Sink(folder, "kept", schema, key) as kept, Sink(folder, _GONE, schema, key) as before:
             for piece in pieces:
                 batch = piece.batch
                 is_gone = np.zeros(len(batch), np.bool_)

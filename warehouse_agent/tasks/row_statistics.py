@@ -1,16 +1,15 @@
 """Statistics of rows, ω± of Lu, Liu and Hyland, set when a row is written.
 
-A shipped row is written anyway, so its statistics cost no file. They cost no shuffle either: the
-rows to remove are known, so the before-images are few, and only their keys, fingerprints and
-statistics are read and looked up (`key_lookup`). Rows that are written again unchanged keep their
-statistics.
+The before-images of a refresh are few, and only their keys, fingerprints and statistics are read
+and looked up (`key_lookup`), so statistics cost no file and no shuffle. Rows that are written again
+unchanged keep theirs.
 
  1. A new key begins: `first` and `changed` are this version, `updates` is 0.
  2. A known key with another fingerprint is an update: `first` stays, `updates` is one more,
     `changed` is this version, `rate` is the decayed rate plus the weight of this update.
- 3. A known key with the same fingerprint did not change and keeps its statistics. A row that
-    already has this version keeps them, too: an interrupted attempt staged it. An update in that
-    attempt that the source has reverted since stays counted.
+ 3. A known key with the same fingerprint did not change and keeps its statistics. So does a row
+    that has this version already: an interrupted attempt staged it. An update in that attempt stays
+    counted, even if the source has reverted it.
  4. A null before-image (a file without statistics) counts as never updated; `first` stays null.
 """
 
@@ -53,7 +52,6 @@ class Stamp:
     """Values for the statistics of a version's new rows.
 
     Attributes:
-        version: number of the version.
         at_s: time of the version, seconds since 1970.
         elapsed_s: seconds since the last refresh.
         clock: times of the versions before; empty for a load.
@@ -82,13 +80,10 @@ class Stamp:
 def stamp_for(
     base: Snapshot | None, history: Sequence[Past], *, at_s: float, elapsed_s: float | None
 ) -> Stamp:
-    """Return the stamp of the version after `base`.
+    """Return the stamp of the version after `base`; `base` is None for a load.
 
-    Args:
-        base: the published version; None for a load.
-        history: earlier refreshes, oldest first.
-        at_s: time of the new version, seconds since 1970.
-        elapsed_s: seconds since the last refresh; None if only the time of `base` is known.
+    `history` has earlier refreshes, oldest first. `at_s` is the time of the new version in seconds
+    since 1970, `elapsed_s` the seconds since the last refresh; None if only `base` has a time.
     """
     if base is None:
         return Stamp(0, at_s, DAY_S, Clock(), 1, 1.0)
@@ -119,16 +114,13 @@ def begun(rows: int, stamp: Stamp) -> list[pa.Array]:
 def carried(
     hi: pa.Array, lo: pa.Array, before: Sequence[Any], stamp: Stamp, weight: float
 ) -> list[pa.Array]:
-    """Return the statistics of rows from the rows of the same keys before.
+    """Return the statistics of rows, an array [n] for each column of STATISTICS.
 
     Args:
         hi, lo: fingerprint lanes of the rows, int64 [n].
-        before: arrays [n] of hi, lo and the statistics, null where there was no row of the key.
+        before: hi, lo and statistics of the former rows, arrays [n]; null for a new key.
         stamp: of the version.
         weight: of an update (`weight`).
-
-    Returns:
-        One array [n] for each column of STATISTICS.
     """
     before_hi, before_lo, first, updates, changed, rate = before
     now = pa.scalar(stamp.version, pa.int32())
@@ -157,22 +149,17 @@ def carried(
 
 
 def weight(stamp: Stamp, updated: int | None) -> float:
-    """Return the weight of one of `updated` updates; None for as many as usual."""
+    """Return the weight of one of `updated` updates; None means the usual number."""
     return 1.0 if updated is None else update_weight(stamp.most, updated)
 
 
 def joined(
     rows: DataFrame, before: DataFrame, layout: Layout, stamp: Stamp, *, updated: int | None
 ) -> DataFrame:
-    """Return decoded rows with statistics, by a join with the rows of the same keys before.
+    """Return decoded rows with statistics, by a join with the former rows of the same keys.
 
-    Args:
-        rows: decoded, without statistics.
-        before: rows of the working copy; may be more than are replaced. If several share a key,
-            which rows of a source without a unique key may, any one of them counts.
-        layout: of the table.
-        stamp: of the version.
-        updated: for `weight`.
+    `before` may have more rows than are replaced. If several share a key, which is possible for a
+    source without a unique key, any one of them counts. `updated` is for `weight`.
     """
     keys = list(layout.key_names)
     renamed = [f"{name} as {_BEFORE}{name}" for name in (HI, LO, *_NAMES)]

@@ -10,7 +10,6 @@ stay there. The next attempt decodes them and compares the working copy with the
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +33,7 @@ from warehouse_agent.transport.frame_admission import Room
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
 FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
 ROOM_BYTES_MIN = 64 << 20  # on a small disk its reserve is the limit
-_LENGTH = struct.Struct("<I")
+_LENGTH_BYTES = 4
 _NOTE = "exchange.json"
 _BEFORE = (HI, LO, *(name for name, _ in STATISTICS))
 
@@ -47,9 +46,9 @@ class Staging:
     name: str
 
     def leftovers(self, wanted: Mapping[str, object]) -> list[str]:
-        """Return the folders of unfinished exchanges whose notes have these items, oldest first.
+        """Return the folders of exchanges whose notes have these items; remove all others.
 
-        Remove all other folders: they are of no use any more.
+        The oldest comes first.
         """
         found = []
         for folder in self.store.folders(PRIVATE, "staging", self.name):
@@ -69,7 +68,7 @@ class Staging:
         return Writer(self.store, self.name, folder)
 
     def clear(self) -> None:
-        """Remove everything staged, which was published or is of no use."""
+        """Remove all staged frames, after they were published or became useless."""
         self.store.remove(PRIVATE, "staging", self.name)
 
     def frame_bytes(self) -> int:
@@ -78,25 +77,21 @@ class Staging:
         return sum(entry.size for entry in staged if entry.place[-1].endswith(".frames"))
 
     def room(self, at_most: int | None) -> Room | None:
-        """Return how much may be staged; None if there is no bound.
+        """Return how much may be staged: `at_most` bytes, or a share of what is free now.
 
-        Args:
-            at_most: bytes, by a setting; None takes a share of what is free now.
+        None if there is no limit.
         """
         staged = self.frame_bytes()
         if at_most is not None:
             return Room(at_most, staged, is_set=True)
-        free = self.store.free(PRIVATE, "staging", self.name)
-        if free is None:
+        if (disk := self.store.disk(PRIVATE, "staging", self.name)) is None:
             return None
-        return Room(max((free + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
+        return Room(max((disk[1] + staged) // FREE_SHARE, ROOM_BYTES_MIN), staged)
 
     def uris(self, folder: str) -> list[str]:
         """Return the files of an exchange, for Spark."""
-        return [
-            self.store.uri(PRIVATE, "staging", self.name, folder, file)
-            for file in self._files(folder)
-        ]
+        place = (PRIVATE, "staging", self.name, folder)
+        return [self.store.uri(*place, file) for file in self._files(folder)]
 
     def _files(self, folder: str) -> list[str]:
         files = self.store.files(PRIVATE, "staging", self.name, folder)
@@ -105,7 +100,7 @@ class Staging:
 
 @dataclass
 class Writer:
-    """Writer of the frames of one exchange; holds at most FILE_BYTES and a frame."""
+    """Writer of one exchange's frames; holds at most FILE_BYTES and a frame."""
 
     store: Store
     name: str
@@ -116,7 +111,7 @@ class Writer:
 
     def add(self, frame: bytes) -> None:
         """Append a frame; write a file when there is enough for one."""
-        self._pieces += [_LENGTH.pack(len(frame)), frame]
+        self._pieces += [len(frame).to_bytes(_LENGTH_BYTES, "little"), frame]
         self._bytes += len(frame)
         if self._bytes >= FILE_BYTES:
             self.flush()
@@ -150,12 +145,10 @@ def write_staged(
     before: Sequence[DataFile] = (),
     updated: int | None = 0,
 ) -> list[DataFile]:
-    """Write the rows of staged files as data files of a table; one Spark job.
+    """Write the rows of staged files, by URI, as data files in a new folder; one Spark job.
 
     Args:
-        folder: new, in the table's folder.
-        staged: URIs of the staged files.
-        before: files of the rows that these replace, and perhaps of others; tasks hold all of them.
+        before: files of the rows that these replace, and perhaps of others; a task holds them all.
         updated: number of updated rows, for `row_statistics.weight`.
 
     Raises:
@@ -195,12 +188,7 @@ def _write_decoded(
 
 
 def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
-    """Return the rows of staged files, verified, as rows of the table without statistics.
-
-    Raises (in the job):
-        FrameDamaged: a frame does not verify.
-        ValueDoesNotFit: a value does not fit its column.
-    """
+    """Return the rows of staged files as a DataFrame without statistics; see `batches`."""
     return spread(spark, uris, lambda files: batches(files, layout, key), layout.decoded_ddl)
 
 
@@ -224,11 +212,9 @@ def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.Re
 def _frames(content: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(content):
-        if at + _LENGTH.size > len(content):
+        begin = at + _LENGTH_BYTES
+        end = begin + int.from_bytes(content[at:begin], "little")
+        if end > len(content):
             raise FrameDamaged("A staged file ends in the middle of a frame.")
-        (size,) = _LENGTH.unpack_from(content, at)
-        at += _LENGTH.size
-        if at + size > len(content):
-            raise FrameDamaged("A staged file ends in the middle of a frame.")
-        yield content[at : at + size]
-        at += size
+        yield content[begin:end]
+        at = end

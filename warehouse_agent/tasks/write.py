@@ -1,4 +1,4 @@
-"""Write Parquet data files in Spark's tasks, and tell the driver about them."""
+"""Write Parquet data files in Spark's tasks, and return them to the driver."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pyspark.sql import Row
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.store import Store, file_errors, located
 
-GROUP_BYTES = 64 << 20  # of a row group, as Arrow: what a task holds of each file
-DICTIONARY_SHARE = 0.5  # of distinct values in some rows, below which a column has one
-DICTIONARY_VALUE_BYTES = 1024  # in the mean; a reader would not see how large the values are
-# Spark may refuse old dates in a file that does not say, in this way, that they are Gregorian.
+GROUP_BYTES = 64 << 20  # of a row group in Arrow, which a task holds for each file
+DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer gets a dictionary
+DICTIONARY_VALUE_BYTES = 1024  # mean size; a reader would not see how large the values are
+# Without this key Spark may refuse old dates, because they might not be Gregorian.
 _CALENDAR = {"org.apache.spark.version": pyspark.__version__}
 WRITTEN = "path string, size bigint, rows bigint, least bigint, greatest bigint"
 _WRITTEN = pa.schema(
@@ -32,15 +32,11 @@ _WRITTEN = pa.schema(
 
 @dataclass
 class Sink:
-    """A file `<folder>/<part>-<random>.zstd.parquet` that begins with its first row.
+    """A file `<folder>/<part>-<random>.zstd.parquet` that is created with its first row.
 
-    Leaving it as a context removes it again, unless it is finished.
-
-    Attributes:
-        folder: URI of an existing folder.
-        part: begin of the name; may have folders in it.
-        schema: of the rows.
-        key: the integer key column, whose bounds the driver is told; None if there is none.
+    A context manager, which removes the file again unless it is finished. `folder` is the URI of an
+    existing folder; `part` may have folders in it; `key` is the integer key column, whose bounds
+    are returned.
     """
 
     folder: str
@@ -64,7 +60,7 @@ class Sink:
         if not self._is_begun or self._is_finished:
             return
         system, path = located(f"{self.folder}/{self._place}")
-        # What failed is on its way already; pyarrow adds that there is no footer to tell of.
+        # The failure itself is already raised; pyarrow adds that the footer is missing.
         with contextlib.suppress(OSError, RuntimeError, pa.ArrowException):
             if self._writer is not None:
                 self._writer.close()
@@ -118,7 +114,7 @@ class Sink:
 def _writer(
     system: fs.FileSystem, path: str, sample: pa.RecordBatch, footers: list[pq.FileMetaData]
 ) -> pq.ParquetWriter:
-    """Open a file; a sample of its rows shows which columns repeat values."""
+    """Open a file; a sample of its rows decides which columns get a dictionary."""
     few, most = DICTIONARY_SHARE * len(sample), DICTIONARY_VALUE_BYTES * len(sample)
     columns = [(field, sample.column(i)) for i, field in enumerate(sample.schema)]
     return pq.ParquetWriter(
@@ -132,8 +128,8 @@ def _writer(
             for field, column in columns
             if column.nbytes <= most and pc.count_distinct(column).as_py() < few
         ],
-        # Arrow leaves NaN out of bounds, and every reader takes it for the greatest value: it would
-        # not look for it, or for what is greater, where the bounds say that there is none.
+        # Arrow leaves NaN out of bounds, but readers take NaN for the greatest value, and would
+        # skip a file that holds it.
         write_statistics=[f.name for f, _ in columns if not pa.types.is_floating(f.type)],
         store_decimal_as_integer=True,  # as Spark does, which reads these fastest
         store_schema=False,

@@ -62,19 +62,16 @@ def context_of(source: Source) -> ssl.SSLContext:
     try:
         context.load_cert_chain(source.certificate, source.key, password="")
     except (ssl.SSLError, ValueError) as error:
-        pair = f"{source.certificate.name} and {source.key.name}"
+        pair, reason = f"{source.certificate.name} and {source.key.name}", str(error)
+        if isinstance(error, ssl.SSLError) and error.reason:
+            reason = error.reason.lower().replace("_", " ")
         raise ConfigurationError(
-            f"{pair} do not fit together: {_reason(error)}.",
+            f"{pair} do not fit together: {reason}.",
             where=f"sources.{source.name}.certificate",
             remedy=_ENROLL,
         ) from None
     context.set_alpn_protocols(["h2"])
     return context
-
-
-def _reason(error: ssl.SSLError | ValueError) -> str:
-    reason = getattr(error, "reason", None)
-    return reason.lower().replace("_", " ") if reason else str(error)
 
 
 def validity(pem: bytes, path: Path) -> tuple[datetime, datetime]:

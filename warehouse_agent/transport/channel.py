@@ -101,7 +101,7 @@ class Link:
             return None
         began = time.monotonic()
         try:
-            with connect(self.source, CONTROL_S):
+            with connect(self.source):
                 return time.monotonic() - began
         except OSError:
             return None
@@ -147,8 +147,10 @@ class Link:
                 with contextlib.suppress(DecodeError):  # then the status alone counts
                     return refusal(pb.Refused.FromString(value))
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
+            proxy = proxy_between(self.source)
+            address = self.source.address + (f" through the proxy {proxy}" if proxy else "")
             return diagnose(self.source) or SourceUnreachable(
-                _lost(self._address(), code, text),
+                _lost(address, code, text),
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
             )
@@ -161,11 +163,6 @@ class Link:
         if kind := _STATUS_OF_CALL.get(code.name):
             return kind(text, where=where)
         return InternalError(f"The source agent failed: {text}", where=where)
-
-    def _address(self) -> str:
-        """Return the source's address, and the proxy in between if there is one."""
-        proxy = proxy_between(self.source)
-        return self.source.address + (f" through the proxy {proxy}" if proxy else "")
 
 
 def _lost(address: str, code: grpc.StatusCode, text: str) -> str:

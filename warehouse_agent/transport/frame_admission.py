@@ -1,13 +1,9 @@
 """Admit the frames of an exchange: check each as it comes, before it is staged.
 
-The head of a frame says how many rows and columns it holds, under which salt, and its unpacked
-size; that is compared with what was asked, without unpacking. The digest of a frame is verified
-when it is decoded.
-
-Rows are limited by the source's verdict, which counts them. Before a verdict no number of the
-source limits them: a table may have been filled since the last refresh, and a planner's estimate
-for a view or function may be wrong by any factor. So bytes are limited by the room for staging:
-the engineer's setting, or half of what is free on the disk.
+The head of a frame says its rows, columns, salt and unpacked size; that is compared with what was
+asked, without unpacking. The digest is verified when the frame is decoded. Rows are limited by the
+source's verdict, which counts them. Before a verdict no number of the source is reliable, so bytes
+are limited by the room for staging: the engineer's setting, or half of what is free on the disk.
 
 Rejected: a limit by the source's estimate of its rows. It refused honest tables for good, and a
 source that lies about its rows lies about its estimate as well.
@@ -95,14 +91,7 @@ class FrameAdmission:
             raise MalformedMessage("A frame of another exchange came.")
         self._rows += head.digest.count
         self._bytes += len(frame)
-        try:
-            self._refuse_overrun()
-        except (MalformedMessage, LimitExceeded):
-            self.is_overrun = True
-            raise
-        return head.digest
-
-    def _refuse_overrun(self) -> None:
+        self.is_overrun = True  # unless no limit is exceeded
         if self._announced is not None:
             most = int(self._announced * ANNOUNCED_FACTOR) + FRAME_ROWS_MAX
             if self._rows > most:
@@ -112,3 +101,5 @@ class FrameAdmission:
                 )
         if self._room is not None:
             self._room.refuse_overrun(self._bytes)
+        self.is_overrun = False
+        return head.digest

@@ -2,22 +2,25 @@
 
 gRPC reports a refused certificate, a wrong name, a closed port and a cut line alike, as a retryable
 "Socket closed". Here the cause decides: a fault of a certificate or a setting is UNAUTHENTICATED
-and not tried again; a fault of the line is UNREACHABLE and is.
+and not tried again; a fault of the line is UNREACHABLE and is. A gRPC server that refuses our
+certificate ends the connection with FIN after a handshake that is complete for us (TLS 1.3), like a
+line that was cut there: only a server that does so LOOKS times has refused the certificate.
 
-A gRPC server that refuses our certificate says nothing: it ends the connection with FIN after a
-handshake that is complete for us (TLS 1.3). A line that was cut at that very byte looks the same.
-So only a server that ends LOOKS connections there has refused the certificate. A single byte from
-the server after our certificate, or an RST, is no refusal.
+gRPC takes an HTTP proxy from the environment; a connection made by hand does not, so it says
+nothing about a source behind a proxy. The rules are gRPC's own (core 1.85, `http_proxy_mapper`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
+import os
 import re
 import socket
 import ssl
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 from driftline.errors import DriftlineError, SourceUnreachable, Unauthenticated
 from driftline.limits import CONTROL_S
@@ -25,7 +28,6 @@ from driftline.x509 import read_der
 
 from warehouse_agent.config import Source
 from warehouse_agent.transport.certificates import certificates, context_of, validity
-from warehouse_agent.transport.proxy import proxy_of
 
 LOOKS = 3
 _NAMES_SHOWN = 10  # of a certificate
@@ -42,6 +44,8 @@ _REFUSALS = re.compile(
 _TLS_FIRST_BYTES = b"\x15\x16"  # an alert or a handshake record
 # RFC 9113, section 3.4: the client's preface and an empty SETTINGS frame.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_PROXY = ("grpc_proxy", "https_proxy", "http_proxy")  # the first one that is set decides
+_NO_PROXY = ("no_grpc_proxy", "no_proxy")  # ends of host names, and networks
 
 
 class _NotTls(Exception):
@@ -59,8 +63,40 @@ def proxy_between(source: Source) -> str | None:
     return proxy_of(host_and_port(source)[0])
 
 
-def connect(source: Source, timeout_s: float) -> socket.socket:
-    """Make a TCP connection to the source's address.
+def proxy_of(host: str) -> str | None:
+    """Return HOST:PORT of the proxy for a host without brackets; None if there is none.
+
+    Credentials of the proxy are left out.
+    """
+    try:
+        url = urlsplit(_first_set(_PROXY))
+    except ValueError:
+        return None
+    proxy = url.netloc.rpartition("@")[2]
+    if url.scheme != "http" or not proxy:
+        return None
+    entries = (entry.strip() for entry in _first_set(_NO_PROXY).split(",") if entry)
+    return None if any(_includes(entry, host) for entry in entries) else proxy
+
+
+def _first_set(names: tuple[str, ...]) -> str:
+    return next((os.environ[name] for name in names if name in os.environ), "")
+
+
+def _includes(entry: str, host: str) -> bool:
+    """Return True if an entry of `no_proxy` is the end of the host's name, or its network."""
+    if host.lower().endswith(entry.lower()):
+        return True
+    if not entry.rpartition("/")[2].isdigit() or "/" not in entry:
+        return False
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
+
+
+def connect(source: Source, timeout_s: float = CONTROL_S) -> socket.socket:
+    """Make a TCP connection to the source's address; `timeout_s` limits each of its operations.
 
     Raises:
         OSError: it cannot be made, or the host is no valid name.
@@ -101,12 +137,6 @@ def _server_name(source: Source) -> str:
     return source.server_name or host_and_port(source)[0]
 
 
-def _connect(source: Source) -> socket.socket:
-    plain = connect(source, CONTROL_S)
-    plain.settimeout(CONTROL_S)
-    return plain
-
-
 def _secured(source: Source) -> DriftlineError | None:
     context = context_of(source)
     for _ in range(LOOKS):
@@ -136,7 +166,7 @@ def _has_answered(source: Source, context: ssl.SSLContext) -> bool:
     """
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     line = context.wrap_bio(incoming, outgoing, server_hostname=_server_name(source))
-    with _connect(source) as plain:
+    with connect(source) as plain:
         is_first = True
         while True:
             try:
@@ -200,7 +230,7 @@ def _certificate_of(source: Source) -> tuple[tuple[str, ...], str]:
     context.check_hostname = False
     context.verify_flags |= _NO_CHECK_TIME
     try:
-        with _connect(source) as plain, context.wrap_socket(plain, server_hostname=name) as line:
+        with connect(source) as plain, context.wrap_socket(plain, server_hostname=name) as line:
             der = line.getpeercert(True)
     except OSError:
         return (), ""
@@ -247,7 +277,7 @@ def _rejected(source: Source) -> DriftlineError:
 
 def _answers_in_plain_text(source: Source) -> bool:
     """Return True if the server answers the beginning of HTTP/2 with a frame of HTTP/2."""
-    with _connect(source) as plain:
+    with connect(source) as plain:
         plain.sendall(_HTTP2_PREFACE)
         answer = plain.recv(_RECORD_BYTES)
     return bool(answer) and answer[0] not in _TLS_FIRST_BYTES
@@ -269,7 +299,7 @@ def _plain_text(source: Source) -> DriftlineError | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with _connect(source) as plain, context.wrap_socket(plain):
+        with connect(source) as plain, context.wrap_socket(plain):
             pass
     except OSError:
         raise ConnectionResetError(errno.ECONNRESET, "the line was cut off") from None

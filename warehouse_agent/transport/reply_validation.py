@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -83,20 +82,17 @@ def check_description(reply: pb.DescribeReply) -> None:
 
 def refusal(refused: pb.Refused) -> DriftlineError:
     """Return the error that the source refused with, its text made safe."""
+    details = {
+        one_line(name, WORD_CHARACTERS_MAX): one_line(refused.details[name], LINE_CHARACTERS_MAX)
+        for name in sorted(refused.details)[:DETAILS_MAX]
+    }
     return from_code(
         refused.code,
         one_line(refused.message, MESSAGE_CHARACTERS_MAX),
         remedy=one_line(refused.remedy, LINE_CHARACTERS_MAX),
         where=one_line(refused.where, LINE_CHARACTERS_MAX),
-        details=_details(refused.details),
+        details=details,
     )
-
-
-def _details(details: Mapping[str, str]) -> dict[str, str]:
-    return {
-        one_line(name, WORD_CHARACTERS_MAX): one_line(details[name], LINE_CHARACTERS_MAX)
-        for name in sorted(details)[:DETAILS_MAX]
-    }
 
 
 def _check_finished(finished: pb.Finished) -> None:

@@ -243,7 +243,7 @@ def test_a_file_system_that_does_not_say_its_size_is_not_full(
     store = Store(str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
     store.refuse_full(1 << 20, "_driftline")
-    assert store.free("_driftline") is None
+    assert store.disk("_driftline") is None
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
     with pytest.raises(WarehouseUnavailable, match="nearly full"):
         store.refuse_full(1 << 20, "_driftline")

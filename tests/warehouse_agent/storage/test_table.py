@@ -74,7 +74,7 @@ def test_keys_that_older_tables_lack() -> None:
     assert (record.checked_at, record.changes, record.changes_files) == ("p", None, ("",))
     assert (record.clock, record.row_security, record.restored) == (None, None, None)
     assert record.rows_changed == record.repaired_rows == 0
-    assert record.said == LEAST
+    assert record.body == LEAST
     assert not {"clock", "row_security", "restored"} & record.to_json().keys()
 
 

@@ -136,8 +136,8 @@ def test_a_first_commit(form: TableFormat, store: Store) -> None:
     found = commit(form, store, None, [file])
     assert (found.version, found.files, found.lost, found.layout) == (0, (file,), (), LAYOUT)
     assert found.record == RECORD
-    assert [*found.record.said] == [*RECORD.to_json(), "version", "layout"]
-    assert (found.record.said["version"], found.rows) == (0, 3)
+    assert [*found.record.body] == [*RECORD.to_json(), "version", "layout"]
+    assert (found.record.body["version"], found.rows) == (0, 3)
     assert found.table
     assert form.head(store, NAME, 0) == found
     assert not form.temporary.fullmatch(store.files(NAME, form.log)[0][0])

@@ -333,7 +333,7 @@ def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: in
 
     others = list(theirs.items())
     lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
-    found = change_feed._told(of(list(ours.items())), lots)
+    found = change_feed._compared(of(list(ours.items())), lots)
     assert found.tolist() == [
         change_feed.SAME
         if theirs.get(k) == h

@@ -16,7 +16,7 @@ from warehouse_agent.config import select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
-from warehouse_agent.transport.proxy import proxy_of
+from warehouse_agent.transport.handshake import proxy_of
 
 NAMES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
 URL = "http://proxy:3128"
