@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pyspark.sql import SparkSession
@@ -60,12 +59,7 @@ class Pair:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def publish(self, name: str, lines: str) -> None:
@@ -222,12 +216,7 @@ class SourceProcess:
     def __enter__(self) -> SourceProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.kill()
 

@@ -19,7 +19,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 _CHUNK_BYTES = 1 << 14
 _POLL_S = 0.05
@@ -122,12 +121,7 @@ class Relay:
     def __enter__(self) -> Relay:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Threads: one accepts, one for each connection.
