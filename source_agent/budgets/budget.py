@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from datetime import time as time_of_day
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -143,11 +144,21 @@ class Governor:
 
     def slot(self, stop: threading.Event, client: str = "") -> AbstractContextManager[None]:
         """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and Stopped."""
-        return self.slots.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
+        return self.slots.taken(
+            client, wait_s=self._slot_wait_s, check=partial(_raise_if_stopped, stop)
+        )
 
     def session(self, stop: threading.Event, client: str) -> AbstractContextManager[None]:
         """Hold a place for a session of this client; take it before a slot. Raises as `slot`."""
-        return self._sessions.taken(client, wait_s=self._slot_wait_s, check=_stopped_by(stop))
+        return self._sessions.taken(
+            client, wait_s=self._slot_wait_s, check=partial(_raise_if_stopped, stop)
+        )
+
+    def _place(
+        self, places: Places, client: str, stop: threading.Event
+    ) -> AbstractContextManager[None]:
+        check = partial(_raise_if_stopped, stop)
+        return places.taken(client, wait_s=self._slot_wait_s, check=check)
 
     def _all_taken(self) -> NotNow:
         return NotNow(
@@ -243,13 +254,8 @@ class GovernedSession:
         self._session.interrupt()
 
     def note(self, rows: int) -> None:
-        """Count rows that were read; wait, or end the scan.
-
-        Raises:
-            Stopped, NotNow, and the errors of `check`.
-        """
-        if self._stop.is_set():
-            raise Stopped
+        """Count rows that were read; wait, or raise Stopped, NotNow or an error of `check`."""
+        _raise_if_stopped(self._stop)
         now = self._governor.clock()
         if now - self._looked >= SWITCH_LOOK_S:
             self._looked = now
@@ -301,9 +307,6 @@ class GovernedSplit:
         self.session.note(0)
 
 
-def _stopped_by(stop: threading.Event) -> Callable[[], None]:
-    def check() -> None:
-        if stop.is_set():
-            raise Stopped
-
-    return check
+def _raise_if_stopped(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Stopped

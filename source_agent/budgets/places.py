@@ -42,11 +42,7 @@ class Places:
     def taken(
         self, client: str, *, wait_s: float = 0.0, check: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Hold one place; wait at most `wait_s` for it. `check` may raise to end the wait.
-
-        Raises:
-            NotNow: none became free in time.
-        """
+        """Hold one place. Raises NotNow after `wait_s`; `check` may raise earlier."""
         with self._changed:
             self._waiting[client] += 1
             try:
@@ -78,9 +74,13 @@ class Places:
         return self._taken.total() < self._most() and self._taken[client] < self._of_one()
 
 
-def too_many(what: str) -> NotNow:
-    """Return the refusal of a call when all places, or those of its client, are taken."""
-    return NotNow(
-        f"The source already answers the maximum number of {what}, in all or for this client.",
-        remedy="Run the command again when others have ended.",
-    )
+def fixed_places(what: str, most: int, of_one: int) -> Places:
+    """Return `most` places in all and `of_one` for each client, for calls of this name."""
+
+    def refusal() -> NotNow:
+        return NotNow(
+            f"The source already answers the maximum number of {what}, in all or for this client.",
+            remedy="Run the command again when others have ended.",
+        )
+
+    return Places(lambda: most, refusal, of_one=lambda: of_one)

@@ -85,9 +85,7 @@ class CheckReport:
 def check(config: SourceConfig, engine: Engine) -> CheckReport:
     """Examine [server] and the catalogues.
 
-    Raises:
-        DatabaseUnavailable, DatabaseRefused: no session can be opened. The details have the
-            problems of [server].
+    Raises DatabaseUnavailable or DatabaseRefused, with the problems of [server] as details.
     """
     server = examine(config)
     try:
@@ -105,9 +103,8 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         limits = [_limit(limit) for limit in session.time_limits]
         reports = []
         for name in config.relations:
-            report, is_usable = _relation(config, engine, session, name)
-            reports.append(report)
-            if not is_usable:  # the failed statement may have ended the transaction
+            reports.append(_relation(config, engine, session, name))
+            if reports[-1].error is not None:  # the failed statement may have ended the transaction
                 session.close()
                 session = engine.open()
     finally:
@@ -134,10 +131,7 @@ def _limit(limit: TimeLimit) -> LimitReport:
     return LimitReport(limit.name, limit.seconds, note if is_short else "")
 
 
-def _relation(
-    config: SourceConfig, engine: Engine, session: Session, name: str
-) -> tuple[RelationReport, bool]:
-    """Return the report on one relation, and whether the session is still usable."""
+def _relation(config: SourceConfig, engine: Engine, session: Session, name: str) -> RelationReport:
     published = config.relations[name]
     allow = None if published.allow is None else sorted(published.allow)
     try:
@@ -148,16 +142,15 @@ def _relation(
             readers = f"{config.budget.readers} processes read it"
             cost += f"; {readers if is_shared else 'one process reads it'}"
     except DriftlineError as error:
-        report = RelationReport(
+        return RelationReport(
             name, allow, [], False, 0, "", [], error=str(error), error_code=error.code
         )
-        return report, False
     keys = {column.name for column in shape.recipe.key}
     columns = [
         ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)
         for c in shape.recipe.published_order
     ]
-    report = RelationReport(
+    return RelationReport(
         name,
         allow,
         columns,
@@ -167,7 +160,6 @@ def _relation(
         [*shape.notes, *engine.warnings(shape)],
         _fingerprint(session, shape),
     )
-    return report, True
 
 
 def _fingerprint(session: Session, shape: Shape) -> str:

@@ -33,9 +33,7 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
     """Return the statements of every session, and those of each relation of source.toml.
 
     It contacts the database to describe the relations; one that fails does not hide the others.
-
-    Raises:
-        DatabaseRefused, DatabaseUnavailable: no session can be opened.
+    Raises DatabaseRefused or DatabaseUnavailable if no session can be opened.
     """
     common = tuple(engine.templates([]))
     sections = [Section(EVERY_SESSION, common)]

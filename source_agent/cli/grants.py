@@ -20,8 +20,7 @@ ACCOUNT = "driftline"  # of the operating system, for a database that is a file
 def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) -> str:
     """Return the script for `login`, else for the login of the URL, else for ACCOUNT (SQLite).
 
-    Raises:
-        UsageError: there is no login, and the engine needs one.
+    Raises UsageError if there is no login and the engine needs one.
     """
     url = make_url(config.database.url)
     named = login or url.username or (ACCOUNT if is_file(url) else "")

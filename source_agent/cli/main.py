@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,22 +27,15 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_EXIT_FAILED = 1  # a relation cannot be served, or totals differ
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The options before the command."""
+def _connected(path: Path) -> tuple[SourceConfig, Engine]:
+    """Return the configuration and its engine; do not contact the database yet."""
+    from source_agent.engines.registry import connect
 
-    config: Path
-
-    def connected(self) -> tuple[SourceConfig, Engine]:
-        """Return the configuration and its engine; do not contact the database yet."""
-        from source_agent.engines.registry import connect
-
-        config = load(self.config)
-        database = config.database
-        return config, connect(database.url, database.password, database.limits)
+    config = load(path)
+    database = config.database
+    return config, connect(database.url, database.password, database.limits)
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -76,7 +68,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     )
     if not debug:  # gRPC's core reads it when a command imports gRPC
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    context.obj = Chosen(config)
+    context.obj = config
 
 
 @cli.command()
@@ -91,7 +83,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
 def init(
-    chosen: Chosen,
+    config: Path,
     url: str,
     patterns: tuple[str, ...],
     login: str | None,
@@ -103,7 +95,7 @@ def init(
     from source_agent.cli import init as scaffold
 
     request = scaffold.Request(
-        chosen.config, url, patterns, login, password_file, listen, force, _ask_password
+        config, url, patterns, login, password_file, listen, force, _ask_password
     )
     made = scaffold.init(request)
     for path in made.files:
@@ -113,8 +105,7 @@ def init(
     if made.password_to_write is not None:
         first = f"run {made.files[1].name}, put the password into {made.password_to_write}, "
     click.echo(f"next: {first}driftline-source enroll --source-name HOST, check, serve", err=True)
-    if not made.published:
-        raise click.exceptions.Exit(_EXIT_FAILED)
+    _end(failed=not made.published)
 
 
 def _ask_password(prompt: str) -> str | None:
@@ -127,13 +118,13 @@ def _ask_password(prompt: str) -> str | None:
 @cli.command()
 @click.option("--port-file", type=_FILE, help="Write the port into this file when listening.")
 @click.pass_obj
-def serve(chosen: Chosen, port_file: Path | None) -> None:
+def serve(config: Path, port_file: Path | None) -> None:
     """Answer warehouses until SIGTERM. SIGHUP reads limits and relations again."""
     # SIGHUP never ends the agent; before `run` it needs no answer, because `run` reads the file.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from source_agent.server.service import run
 
-    run(lambda: load(chosen.config), port_file=port_file)
+    run(lambda: load(config), port_file=port_file)
     # While it ends, the interpreter restores the default handlers; a late signal must not turn a
     # clean exit into a killed process.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,7 +134,7 @@ def serve(chosen: Chosen, port_file: Path | None) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_obj
-def check(chosen: Chosen, as_json: bool) -> None:
+def check(config: Path, as_json: bool) -> None:
     """Show whether `serve` can listen, what is published, what scans cost, what the login may do.
 
     Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
@@ -151,38 +142,36 @@ def check(chosen: Chosen, as_json: bool) -> None:
     """
     from source_agent.cli import check as checking
 
-    report = checking.check(*chosen.connected())
+    report = checking.check(*_connected(config))
     if as_json:
         click.echo(json.dumps(checking.as_json(report), ensure_ascii=False))
     else:
         click.echo(checking.as_text(report))
-    if report.failed:
-        raise click.exceptions.Exit(_EXIT_FAILED)
+    _end(failed=report.failed)
 
 
 @cli.command()
 @click.option("--login", help="Login to grant to. Default: that of database.url.")
 @click.pass_obj
-def grants(chosen: Chosen, login: str | None) -> None:
+def grants(config: Path, login: str | None) -> None:
     """Print a script that grants the least privileges; run it as yourself."""
     from source_agent.cli.grants import grants as script
 
-    click.echo(script(*chosen.connected(), login=login))
+    click.echo(script(*_connected(config), login=login))
 
 
 @cli.command()
 @click.pass_obj
-def explain(chosen: Chosen) -> None:
+def explain(config: Path) -> None:
     """Print every SQL text that this agent and its commands can issue."""
     from source_agent.cli import explain as explaining
 
-    sections = explaining.explain(*chosen.connected())
+    sections = explaining.explain(*_connected(config))
     click.echo(explaining.as_text(sections))
     failed = [section for section in sections if section.error is not None]
     for section in failed:
         click.echo(f"{section.heading} cannot be served: {section.error}", err=True)
-    if failed:
-        raise click.exceptions.Exit(_EXIT_FAILED)
+    _end(failed=bool(failed))
 
 
 @cli.command()
@@ -219,14 +208,19 @@ def _no_cryptography() -> ConfigurationError:
 @cli.command()
 @click.option("--receipt", type=_FILE, required=True, help="File of `driftline receipt`.")
 @click.pass_obj
-def total(chosen: Chosen, receipt: Path) -> None:
+def total(config: Path, receipt: Path) -> None:
     """Recompute a receipt of the warehouse from this database."""
     from source_agent.cli import total as totalling
 
-    found = totalling.total(*chosen.connected(), totalling.read_receipt(receipt))
+    found = totalling.total(*_connected(config), totalling.read_receipt(receipt))
     click.echo(str(found))
-    if not found.equal:
-        raise click.exceptions.Exit(_EXIT_FAILED)
+    _end(failed=not found.equal)
+
+
+def _end(*, failed: bool) -> None:
+    """Exit with 1 if a relation cannot be served, or totals differ."""
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def report(error: DriftlineError, *, debug: bool) -> int:

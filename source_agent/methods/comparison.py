@@ -42,9 +42,7 @@ class Comparison:
         """Parse and check an opening; read nothing.
 
         tally: counts what this comparison reads; pool: processes that may read parts of the scan.
-
-        Raises:
-            VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
+        Raises VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
         """
         heard = parse_opening(opening, shape)
         self._answer = registry.answer_to(heard)
@@ -56,8 +54,7 @@ class Comparison:
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.
 
-        Raises:
-            NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
+        Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
 
         def hear() -> pb.Request:

@@ -68,8 +68,7 @@ class MethodAnswer(Protocol):
     def heard(cls, opening: HeardOpening) -> Self | None:
         """Return the answer to this opening, or None if it is for another method. Read nothing.
 
-        Raises:
-            MalformedMessage, ConfigurationError: this method cannot answer it.
+        Raises MalformedMessage or ConfigurationError if this method cannot answer it.
         """
 
     def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:

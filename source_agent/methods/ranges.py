@@ -68,28 +68,18 @@ def differing_slots(
 def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes = b"") -> pb.Reply:
     """Return the reply to a difference: the source's total, and an estimate of how much differs.
 
-    Args:
-        differing: ranges, or cells of the finest table, that seem to differ.
-        stuck: compressed bitmap of the cells that did not decode; empty without a sketch.
-        sample: of the source's cells (`Cells.sample`).
+    differing: ranges, or cells of the finest table; stuck: compressed bitmap of the cells that did
+    not decode; sample: of the source's cells (`Cells.sample`).
     """
-    return pb.Reply(
-        verdict=pb.Verdict(
-            count=total.count,
-            sum=total.sum_bytes(),
-            differing=differing,
-            stuck=stuck,
-            sample=sample,
-        )
-    )
+    made = pb.Verdict(count=total.count, sum=total.sum_bytes(), differing=differing)
+    made.stuck, made.sample = stuck, sample
+    return pb.Reply(verdict=made)
 
 
 def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
     """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 
-    Raises:
-        MalformedMessage: the request is something else, or has another number of digests.
-        SnapshotLost: the rows changed since the comparison.
+    Raises MalformedMessage on another request, SnapshotLost if rows changed since the comparison.
     """
     by, ours = request_validation.digests(at.request, hear, at.partition.ranges)
     coarse = at.sums.coarsened(by)

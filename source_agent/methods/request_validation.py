@@ -57,8 +57,7 @@ class HeardOpening:
 def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
     """Parse and check the fields that all methods have in common.
 
-    Raises:
-        VersionMismatch, MalformedMessage, RecipeChanged.
+    Raises VersionMismatch, MalformedMessage, RecipeChanged.
     """
     check_protocol(opening.protocol)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
@@ -93,8 +92,7 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
 def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
     """Return the warehouse's strata of `slots` ranges or cells, uint8 [strata, STRATUM_CELLS].
 
-    Raises:
-        MalformedMessage: they are strata of another number of slots.
+    Raises MalformedMessage if they are strata of another number of slots.
     """
     count = strata_of(slots)
     if len(opening.strata) != count * STRATUM_CELLS:
@@ -114,10 +112,7 @@ def _partition(opening: pb.Open) -> Partition:
 
 @dataclass(frozen=True, slots=True)
 class SketchParameters:
-    """Parameters of a sketch of 3 · `third` cells.
-
-    fold: of the cells that follow the opening, 0 if none do; check: of the warehouse's rows.
-    """
+    """A sketch of 3 · `third` cells; `fold` of the cells that follow the opening, 0 if none do."""
 
     embedding: Embedding
     third: int
@@ -199,11 +194,7 @@ def units(
 ) -> tuple[UnitSums, npt.NDArray[np.uint64]]:
     """Return the warehouse's units and their digests, uint64 [units].
 
-    Args:
-        first: the request that begins them; `hear` returns those that follow.
-
-    Raises:
-        MalformedMessage: too many keys, another number of digests, or another message.
+    first: the request that begins them; `hear` returns those that follow. Raises MalformedMessage.
     """
     digests = bytearray()
     sums = UnitSums(_runs(first, hear, embedding, digests))
@@ -234,14 +225,11 @@ def cells(
 ) -> tuple[Grid, Cells]:
     """Return the warehouse's cells and their grid.
 
-    Args:
-        first: the request that begins them; `hear` returns those that follow.
-        third: a third of the cells of the finest table.
-        expected: returns the number of cells that a grid needs.
+    first: the request that begins them; third: a third of the cells of the finest table;
+    expected: returns the number of cells that a grid needs.
 
-    Raises:
-        MalformedMessage: no grid, another number of cells, values that are no elements of the
-            field, or another message.
+    Raises MalformedMessage: no grid, another number of cells, values outside the field, or another
+    message.
     """
     grid = _grid(first, third)
     data, size = bytearray(), expected(grid) * CELL_BYTES
@@ -262,12 +250,8 @@ def _grid(request: pb.Request, third: int) -> Grid:
 def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:
     """Return the coarsening, a power of two, and the short digests, uint64 [coarse ranges].
 
-    Args:
-        first: the request that answered the verdict; `hear` returns those that follow.
-        ranges: the number of ranges of the finest partition.
-
-    Raises:
-        MalformedMessage: another number of digests, or another message.
+    first: the request that answered the verdict; ranges: of the finest partition.
+    Raises MalformedMessage: another number of digests, or another message.
     """
     data, coarsen = bytearray(), first.digests.coarsen
     if coarsen >= ranges.bit_length():
@@ -283,13 +267,9 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
 
 
 def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
-    """Return the row hashes whose rows the warehouse wants: ascending indices, int64 [n].
+    """Return which of `hashes` row hashes the warehouse wants: ascending indices, int64 [n].
 
-    Args:
-        hashes: the number of row hashes that were sent.
-
-    Raises:
-        MalformedMessage: a bitmap of another length, or another message.
+    Raises MalformedMessage: a bitmap of another length, or another message.
     """
     data, size = bytearray(), (hashes + 7) // 8
     for request in _pieces("wanted", hear(), hear):

@@ -19,14 +19,10 @@ from source_agent.scan.batches import Identified, choose_counted
 
 
 def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:
-    """Return the reply that names the ranges or units that differ.
+    """Return the reply that names the ranges or units that differ, bool [ranges or units].
 
-    Args:
-        differs: bool [ranges or units].
-        counts: rows of the source in each that differs, int64 [differing].
-
-    Raises:
-        LimitExceeded: a range holds more than 2^32 rows.
+    counts: rows of the source in each that differs, int64 [differing]. Raises LimitExceeded above
+    2^32 rows in one.
     """
     if len(counts) and int(counts.max()) >= 1 << 32:
         raise LimitExceeded("A range holds more than 2^32 rows.")
@@ -49,13 +45,8 @@ def send_wanted(
 ) -> Iterator[pb.Reply]:
     """Send the wanted rows from memory, or read them again.
 
-    Args:
-        found: rows whose hashes were sent.
-        wanted: arrival numbers in `found`, int64 [n].
-        total: the number of all rows, None if no scan is wanted (`Reader.find`).
-
-    Raises:
-        SnapshotLost: a wanted row no longer exists.
+    found: rows whose hashes were sent; wanted: arrival numbers in `found`, int64 [n]; total: the
+    number of all rows, None if no scan is wanted. Raises SnapshotLost if a wanted row is gone.
     """
     if not len(wanted):
         return

@@ -44,6 +44,10 @@ class _Decoded:
     outside: int
     total: Digest
 
+    @property
+    def rows(self) -> int:
+        return len(self.ks) + self.outside
+
 
 @dataclass(slots=True)
 class SketchDecoded:
@@ -133,10 +137,8 @@ class SketchDecoded:
 
     def _scans(self, scan: Scan, found: _Decoded) -> bool:
         """Return True if all rows are read to find the changed ones."""
-        rows = len(found.ks) + found.outside
-        return self.sketch.embedding.base is None or not scan.reader.by_index(
-            rows, found.total.count
-        )
+        is_hashed = self.sketch.embedding.base is None
+        return is_hashed or not scan.reader.by_index(found.rows, found.total.count)
 
     def _find(self, scan: Scan, found: _Decoded) -> Iterator[Batch]:
         """Return the batches that hold the changed rows, and perhaps others."""
@@ -146,8 +148,7 @@ class SketchDecoded:
         if found.outside:
             zones = self.sketch.embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
-        rows = len(found.ks) + found.outside
-        return scan.reader.find(first, last, rows=rows, total=found.total.count)
+        return scan.reader.find(first, last, rows=found.rows, total=found.total.count)
 
 
 def _stuck(decoder: Decoder) -> bytes:

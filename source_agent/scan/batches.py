@@ -89,10 +89,8 @@ def choose_counted(
 ) -> npt.NDArray[np.bool_]:
     """Return the rows to send, bool [rows]: equal rows as often as the warehouse asked for them.
 
-    Args:
-        left: how often each hash is still wanted, int64 [hashes]; reduced by the chosen rows.
-        at: the hash of every row, int64 [rows], an index into `left`.
-        named: rows whose hash is among them, bool [rows].
+    left: how often each hash is still wanted, int64 [hashes], reduced here; at: the hash of every
+    row, int64 [rows], an index into `left`; named: rows whose hash is among them, bool [rows].
     """
     rows = np.flatnonzero(named)
     order = np.argsort(at[rows], kind="stable")

@@ -89,10 +89,8 @@ class Reader:
     ) -> Iterator[Batch]:
         """Return the rows in these ranges of positions, and others too if a scan is cheaper.
 
-        Args:
-            first, last: disjoint ranges, int64 [n] each, both inclusive.
-            rows: estimated number of rows in them.
-            total: number of all rows; None to use the index at any cost.
+        first, last: disjoint ranges, int64 [n] each, both inclusive; rows: estimated number of rows
+        in them; total: number of all rows, None to use the index at any cost.
         """
         if total is None or self.by_index(rows, total):
             return self.batches(self._session.read_ranges(self.shape, first, last))
@@ -103,10 +101,8 @@ class Reader:
     ) -> Iterator[Batch]:
         """Yield the rows in these disjoint ranges and no others, by index at any cost.
 
-        zones: `first` and `last` as in `find`, int64 [n] each, in pieces.
-
-        Raises:
-            LimitExceeded: there are more than `rows_max`; at most a batch more was read.
+        zones: `first` and `last` as in `find`, int64 [n] each, in pieces. Raises LimitExceeded
+        above `rows_max` rows; at most a batch more was read.
         """
         left = rows_max
         for first, last in zones:

@@ -203,13 +203,9 @@ class SharedScan:
 
     def run(self) -> None:
         """Read all parts, and add them to the accumulators."""
-        self._reader.tally.scans += 1
-        job = ScanJob(
-            join=self._split.join,
-            shape=self._reader.shape,
-            fragment_key=self._reader.fragment_key,
-            salt=self._reader.salt,
-        )
+        reader = self._reader
+        reader.tally.scans += 1
+        job = ScanJob(self._split.join, reader.shape, reader.fragment_key, reader.salt)
         for process in self._working[:]:
             self._begin(process, job)
         # A process may be lost at any time; its parts are then read again.

@@ -68,10 +68,9 @@ class Acceptor:
     """Listens at an address and relays to the socket that `backend` names."""
 
     def __init__(self, host: str, port: int, *, is_tls: bool, backend: Callable[[], str]) -> None:
-        """Listen. backend: returns the abstract Unix socket name for the next connection.
+        """Listen. Raises OSError if the address is taken or belongs to another machine.
 
-        Raises:
-            OSError: the address is taken, or belongs to another machine.
+        backend: returns the abstract Unix socket name for the next connection.
         """
         self._listening = _listen(host, port)
         self.port: int = self._listening[0].getsockname()[1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -20,7 +19,7 @@ from driftline.errors import GRPC_STATUS, DriftlineError, LimitExceeded, Malform
 from driftline.limits import HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX, OPEN_S
 from grpc_health.v1 import health, health_pb2
 
-from source_agent.budgets.places import Places, too_many
+from source_agent.budgets.places import fixed_places
 from source_agent.server.refusal import refusal
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
@@ -107,11 +106,7 @@ def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
 def _check(
     vital: health.HealthServicer, label_of: Callable[[grpc.ServicerContext], str]
 ) -> Callable[..., health_pb2.HealthCheckResponse]:
-    places = Places(
-        lambda: HEALTH_RPCS_MAX,
-        partial(too_many, "calls"),
-        of_one=lambda: HEALTH_RPCS_PER_CLIENT_MAX,
-    )
+    places = fixed_places("calls", HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX)
 
     def check(
         requests: Iterator[health_pb2.HealthCheckRequest], context: grpc.ServicerContext

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
@@ -38,7 +38,7 @@ from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
-from source_agent.budgets.places import Places, too_many
+from source_agent.budgets.places import fixed_places
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Relation, Shape
 from source_agent.engines.registry import connect
@@ -63,19 +63,9 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self.state = state
         # Called when a call of a client arrives; `start` connects it to the transport.
         self.arrived: Callable[[grpc.ServicerContext, str], None] = lambda *_: None
-        self._exchanges = Places(
-            lambda: EXCHANGE_RPCS_MAX,
-            partial(too_many, "exchanges"),
-            of_one=lambda: EXCHANGE_RPCS_PER_CLIENT_MAX,
-        )
-        self._describes = Places(
-            lambda: DESCRIBE_RPCS_MAX,
-            partial(too_many, "calls"),
-            of_one=lambda: DESCRIBE_RPCS_PER_CLIENT_MAX,
-        )
-        self._asked = Places(
-            lambda: DESCRIBE_RPCS_READING_MAX, partial(too_many, "descriptions"), of_one=lambda: 1
-        )
+        self._exchanges = fixed_places("exchanges", EXCHANGE_RPCS_MAX, EXCHANGE_RPCS_PER_CLIENT_MAX)
+        self._describes = fixed_places("calls", DESCRIBE_RPCS_MAX, DESCRIBE_RPCS_PER_CLIENT_MAX)
+        self._readings = fixed_places("descriptions", DESCRIBE_RPCS_READING_MAX, 1)
         self._lock = threading.Lock()
         self._conversations: set[Conversation] = set()
         self._is_over = threading.Event()
@@ -92,22 +82,23 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
     ) -> pb.DescribeReply:
         client, began = self._client(context), time.monotonic()
-        relation, outcome, size = "", "cancelled", 0
+        entry = AuditEntry(client.label, "")
         try:
             with self._describes.taken(client.label):
                 request = one_message(requests, context)
-                relation = request.relation
+                entry.relation = request.relation
                 reply = self._describe(request, client, context)
-            outcome, size = "described", reply.ByteSize()
+            entry.outcome, entry.bytes_out = "described", reply.ByteSize()
             return reply
         except grpc.RpcError:  # the client left before its request
             raise
         except Exception as problem:
             error = known(problem)
-            outcome = error.code
+            entry.outcome = error.code
             abort(context, error)
         finally:
-            self._note(client, relation, outcome, time.monotonic() - began, size)
+            entry.seconds = time.monotonic() - began
+            self.state.audit.write(entry)
 
     def _describe(
         self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
@@ -127,7 +118,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             return reply
         served = state.served_relation(request.relation, request.protocol, client)
         state.governor.check()
-        with self._asked.taken(client.label, wait_s=DESCRIBE_WAIT_S):
+        with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
             shape = self._shape(served.relation, context)
         reply.relations.append(request.relation)
         reply.description.CopyFrom(describe(shape, state.config.budget))
@@ -172,7 +163,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             with self._exchanges.taken(client.label):
                 yield from self._converse(client, request_iterator, context)
         except NotNow as error:  # only of `taken`: a conversation sends its errors as replies
-            self._note(client, "", error.code)
+            self.state.audit.write(AuditEntry(client.label, "", error.code))
             abort(context, error)
 
     def _converse(
@@ -199,13 +190,6 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             except Exception:
                 _log.exception("the watchdog met an internal error and continues")
 
-    def _note(
-        self, client: Client, relation: str, outcome: str, seconds: float = 0.0, size: int = 0
-    ) -> None:
-        self.state.audit.write(
-            AuditEntry(client.label, relation, outcome, bytes_out=size, seconds=seconds)
-        )
-
     def _client(self, context: grpc.ServicerContext) -> Client:
         client = client_of(context)
         self.arrived(context, client.label)
@@ -223,19 +207,19 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._is_over.set()
 
 
+@dataclass(frozen=True, slots=True)
 class Server:
     """A running agent; call `stop` to end it."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        servicer: Servicer,
-        vital: health.HealthServicer,
-        probes: ThreadPoolExecutor,
-    ) -> None:
-        self.port = transport.port
-        self._transport, self._servicer, self._vital = transport, servicer, vital
-        self._probes = probes
+    _transport: Transport
+    _servicer: Servicer
+    _vital: health.HealthServicer
+    _probes: ThreadPoolExecutor
+
+    @property
+    def port(self) -> int:
+        """TCP port that it listens on."""
+        return self._transport.port
 
     def reload(self) -> None:
         """Read the DBA's file again. An error in it does not end the agent."""
@@ -259,10 +243,9 @@ def start(
     governor: Governor | None = None,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> Server:
-    """Listen and answer until `stop`. The database is contacted by requests only.
+    """Listen and answer until `stop`. Only requests contact the database.
 
-    Raises:
-        ConfigurationError: the address is taken, or the certificates are not usable.
+    Raises ConfigurationError if the address is taken or the certificates are not usable.
     """
     if engine is None:
         engine = connect(config.database.url, config.database.password, config.database.limits)

@@ -51,8 +51,7 @@ class Transport:
     ) -> None:
         """Listen, but accept nothing before `start`.
 
-        Raises:
-            ConfigurationError: the address is taken, or the certificates are not usable.
+        Raises ConfigurationError if the address is taken or the certificates are not usable.
         """
         self._add_handlers = add_handlers
         self._watched: WatchedCertificates | None = None
@@ -64,12 +63,9 @@ class Transport:
         self._prefix, self._numbers = f"driftline-{secrets.token_hex(8)}", itertools.count()
         self._retired: list[grpc.Server] = []
         try:
-            self._acceptor = Acceptor(
-                endpoint.host,
-                endpoint.port,
-                is_tls=self._watched is not None,
-                backend=self._backend,
-            )
+            is_tls = self._watched is not None
+            host, port = endpoint.host, endpoint.port
+            self._acceptor = Acceptor(host, port, is_tls=is_tls, backend=self._backend)
         except OSError as error:
             raise ConfigurationError(
                 f"It is not possible to listen on {endpoint.address}: {error.strerror}.",
