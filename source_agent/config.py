@@ -170,11 +170,8 @@ def _database(table: TomlTable) -> Database:
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
         silence_s=_silence(table),
     )
-    return Database(
-        parsed.render_as_string(hide_password=False),
-        table.password("password_file", _LOGIN),
-        limits,
-    )
+    url = parsed.render_as_string(hide_password=False)
+    return Database(url, table.password("password_file", _LOGIN), limits)
 
 
 def _silence(table: TomlTable) -> float:
@@ -203,9 +200,7 @@ def _endpoint(table: TomlTable) -> Endpoint:
         )
     for key in ("certificate", "key", "client_ca"):
         if table.has(key):
-            raise table.error(
-                key, "It has no effect with `insecure = true`.", "Remove one of the two."
-            )
+            raise table.error(key, "It has no effect with `insecure = true`.", "Remove one.")
     return Endpoint(host, port, None, audit)
 
 
@@ -242,9 +237,7 @@ def _quiet(table: TomlTable, text: str) -> Quiet:
 
 def _served_relation(name: str, table: TomlTable) -> ServedRelation:
     if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
-        raise table.error(
-            "", f"A relation's name is 1 to {NAME_BYTES_MAX} bytes of printable text."
-        )
+        raise table.error("", f"A name is 1 to {NAME_BYTES_MAX} bytes of printable text.")
     if table.has("table") == table.has("query"):
         found = "both are given" if table.has("table") else "none is given"
         raise table.error("", f"A relation is a `table` or a `query`; {found}.")
@@ -257,9 +250,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
             raise table.error(setting, "It is an empty list.", "Remove it or name columns.")
     for column in key or ():
         if columns is not None and column not in columns:
-            raise table.error(
-                "key", f"{column!r} is not among `columns`.", nearest(column, columns)
-            )
+            raise table.error("key", f"{column!r} is not in `columns`.", nearest(column, columns))
     relation = Relation(
         name=name,
         table=table.optional_text("table"),
@@ -293,7 +284,5 @@ def _types(table: TomlTable) -> tuple[tuple[str, str], ...]:
         try:
             parse_type(text)
         except MalformedMessage as error:
-            raise table.error(
-                f"types.{column}", error.message, "docs/types.md lists the declared types."
-            ) from None
+            raise table.error(f"types.{column}", error.message, "See docs/types.md.") from None
     return tuple(declared.items())

@@ -46,6 +46,8 @@ PART_S = 0.25  # of a limited rate: what a worker process reads before it is cou
 RATE_LOOK_S = 1.0  # the longest time until a wait notices a changed rate
 SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
+Held = AbstractContextManager[None]  # a place, until it is left
+
 
 class Stopped(Exception):
     """The exchange is over, for example because its client left. Not a user's error."""
@@ -142,21 +144,15 @@ class Governor:
                     remedy="Run the refresh again outside those hours.",
                 )
 
-    def slot(self, stop: threading.Event, client: str = "") -> AbstractContextManager[None]:
+    def slot(self, stop: threading.Event, client: str = "") -> Held:
         """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and Stopped."""
-        return self.slots.taken(
-            client, wait_s=self._slot_wait_s, check=partial(_raise_if_stopped, stop)
-        )
+        return self._hold(self.slots, stop, client)
 
-    def session(self, stop: threading.Event, client: str) -> AbstractContextManager[None]:
+    def session(self, stop: threading.Event, client: str) -> Held:
         """Hold a place for a session of this client; take it before a slot. Raises as `slot`."""
-        return self._sessions.taken(
-            client, wait_s=self._slot_wait_s, check=partial(_raise_if_stopped, stop)
-        )
+        return self._hold(self._sessions, stop, client)
 
-    def _place(
-        self, places: Places, client: str, stop: threading.Event
-    ) -> AbstractContextManager[None]:
+    def _hold(self, places: Places, stop: threading.Event, client: str) -> Held:
         check = partial(_raise_if_stopped, stop)
         return places.taken(client, wait_s=self._slot_wait_s, check=check)
 

@@ -142,9 +142,7 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
             readers = f"{config.budget.readers} processes read it"
             cost += f"; {readers if is_shared else 'one process reads it'}"
     except DriftlineError as error:
-        return RelationReport(
-            name, allow, [], False, 0, "", [], error=str(error), error_code=error.code
-        )
+        return RelationReport(name, allow, [], False, 0, "", [], "", str(error), error.code)
     keys = {column.name for column in shape.recipe.key}
     columns = [
         ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)

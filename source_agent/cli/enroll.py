@@ -23,7 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
+from cryptography.x509.oid import NameOID
 from driftline.errors import ConfigurationError, UsageError
 
 CA_DAYS = 3650
@@ -79,13 +80,9 @@ def enroll(
         )
     began = (now or datetime.now(UTC)) - _BACKDATE
     authority = _authority(began)
-    source = _issue(
-        authority, source_names[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, began, days
-    )
+    source = _issue(authority, source_names[0], alternatives, Purpose.SERVER_AUTH, began, days)
     uri = x509.UniformResourceIdentifier(f"spiffe://driftline/warehouse/{warehouse_name}")
-    warehouse = _issue(
-        authority, warehouse_name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, began, days
-    )
+    warehouse = _issue(authority, warehouse_name, [uri], Purpose.CLIENT_AUTH, began, days)
     pairs = {"ca": authority, "source": source, "warehouse": warehouse}
     try:
         directory.mkdir(parents=True, exist_ok=True)

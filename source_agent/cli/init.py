@@ -109,7 +109,7 @@ def init(request: Request) -> Made:
     engine, prompted = _connected(request, url)
     proposals = _proposals(engine, request.patterns)
     is_own = is_file(url) or request.login in {None, url.username}
-    kept = _kept_password(request, secret, is_own=is_own, is_prompted=prompted is not None)
+    kept = _kept_password(request, secret, is_own=is_own, typed=prompted is not None)
     # Without --login a URL without a user stays as it is: ACCOUNT may not exist.
     text = _text(request, url if is_own else url.set(username=login), kept, proposals)
     relations = [o.shape.relation for o in proposals if o.shape is not None]
@@ -201,9 +201,8 @@ def _password(request: Request) -> str | None:
     values: dict[str, object] = {}
     if request.password_file is not None:
         values["password_file"] = str(request.password_file.absolute())
-    return TomlTable(Path("--password-file"), "", values, None).password(
-        "password_file", "DATABASE"
-    )
+    table = TomlTable(Path("--password-file"), "", values, None)
+    return table.password("password_file", "DATABASE")
 
 
 def _proposals(engine: Engine, patterns: Sequence[str]) -> list[Proposal]:
@@ -258,13 +257,11 @@ def _check_name(name: str) -> None:
 # The text
 
 
-def _kept_password(
-    request: Request, secret: Path, *, is_own: bool, is_prompted: bool
-) -> tuple[str, bool]:
+def _kept_password(request: Request, file: Path, *, is_own: bool, typed: bool) -> tuple[str, bool]:
     """Return the value of `password_file`, and whether it is set; else it becomes a comment."""
     if request.password_file is not None and is_own:
         return _relative(request.password_file, request.config), True
-    return secret.name, is_prompted or not is_own
+    return file.name, typed or not is_own
 
 
 def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequence[Proposal]) -> str:

@@ -94,9 +94,7 @@ def init(
     """Write source.toml and a script of grants from the database catalogue."""
     from source_agent.cli import init as scaffold
 
-    request = scaffold.Request(
-        config, url, patterns, login, password_file, listen, force, _ask_password
-    )
+    request = scaffold.Request(config, url, patterns, login, password_file, listen, force, _prompt)
     made = scaffold.init(request)
     for path in made.files:
         click.echo(path)
@@ -108,7 +106,7 @@ def init(
     _end(failed=not made.published)
 
 
-def _ask_password(prompt: str) -> str | None:
+def _prompt(prompt: str) -> str | None:
     """Prompt on the terminal; return None without one."""
     if not sys.stdin.isatty():
         return None

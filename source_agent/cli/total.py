@@ -138,10 +138,8 @@ def _same_recipe(receipt: Receipt, ours: Recipe) -> None:
         for their, our in zip_longest(theirs.columns, ours.columns)
         if their is None or our is None or (their.name, their.type) != (our.name, our.type)
     ]
-    what = (
-        "; ".join(differing[:3])
-        or f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
-    )
+    keys = f"{counted(theirs.key_columns, 'key column')}, {ours.key_columns} here"
+    what = "; ".join(differing[:3]) or keys
     raise RecipeChanged(
         f"The receipt has other columns: {what}.",
         where=receipt.relation,

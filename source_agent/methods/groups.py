@@ -26,7 +26,7 @@ from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan
-from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.request_validation import GroupParameters, Hear, HeardOpening
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.batches import Batch, Identified, join_neighbours
 
@@ -37,7 +37,7 @@ ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a k
 class GroupsCompared:
     """The answer to an opening with groups."""
 
-    parameters: request_validation.GroupParameters
+    parameters: GroupParameters
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self | None:
@@ -61,9 +61,7 @@ class GroupsCompared:
 class Regrouping:
     """The units of one exchange: `read` to its end, then `differing`, then `answer`."""
 
-    def __init__(
-        self, scan: Scan, parameters: request_validation.GroupParameters, units: UnitSums
-    ) -> None:
+    def __init__(self, scan: Scan, parameters: GroupParameters, units: UnitSums) -> None:
         self._scan, self._reader, self._salt = scan, scan.reader, scan.reader.salt
         self._parameters, self._units = parameters, units
         self.total = Digest()

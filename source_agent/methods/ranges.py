@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 from driftline import wire_pb2 as pb
-from driftline.arrays import Bools, Positions
+from driftline.arrays import U64, Bools, Bytes, Integers, Positions
 from driftline.digests import MASK64, Digest, Salt
 from driftline.limits import ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, estimate_differing, strata
@@ -36,7 +35,7 @@ class RangesCompared:
     """The answer to an opening by ranges. strata: the warehouse's, of its ranges."""
 
     partition: Partition
-    strata: npt.NDArray[np.uint8]
+    strata: Bytes
 
     @classmethod
     def heard(cls, opening: HeardOpening) -> Self:
@@ -55,9 +54,7 @@ class RangesCompared:
         return Handover(sums, self.partition, hear())
 
 
-def differing_slots(
-    theirs: npt.NDArray[np.uint8], slots: npt.NDArray[np.uint64], salt: Salt
-) -> int:
+def differing_slots(theirs: Bytes, slots: U64, salt: Salt) -> int:
     """Estimate how many slots, digests of ranges or cells [n], differ from the warehouse's.
 
     theirs: the warehouse's strata, uint8 [strata, STRATUM_CELLS].
@@ -130,9 +127,7 @@ def _identify(
     return found
 
 
-def _coarse_bounds(
-    partition: Partition, coarse: npt.NDArray[np.int64], by: int
-) -> tuple[Positions, Positions]:
+def _coarse_bounds(partition: Partition, coarse: Integers, by: int) -> tuple[Positions, Positions]:
     """Return first and last position of coarse ranges, int64 [n] each, neighbours joined."""
     joined = np.flatnonzero(np.diff(coarse, prepend=-2) > 1)
     begin = coarse[joined] << by

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bytes, Integers, Positions
 from driftline.digests import Digest, Salt
 from driftline.errors import ConfigurationError, MalformedMessage, RecipeChanged, VersionMismatch
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
@@ -38,6 +38,7 @@ _SALT_BYTES = _SUM_BYTES = 16
 _EMPTY = "A piece of a message holds nothing."
 
 Hear = Callable[[], pb.Request]  # waits for the warehouse's next request
+CellCount = Callable[[Grid], int]  # returns the number of cells that a grid needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def out_of_place(request: pb.Request) -> VersionMismatch | MalformedMessage:
     return MalformedMessage("An exchange about a relation begins with Open.")
 
 
-def strata_in(opening: pb.Open, slots: int) -> npt.NDArray[np.uint8]:
+def strata_in(opening: pb.Open, slots: int) -> Bytes:
     """Return the warehouse's strata of `slots` ranges or cells, uint8 [strata, STRATUM_CELLS].
 
     Raises MalformedMessage if they are strata of another number of slots.
@@ -145,7 +146,7 @@ class GroupParameters:
     embedding: Embedding
     row_bytes: int
     wait_bytes: int
-    part: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None
+    part: tuple[Positions, Positions] | None
     rows_max: int
 
 
@@ -189,9 +190,7 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
     return Embedding(said.span, None if said.hashed else said.base)
 
 
-def units(
-    first: pb.Request, hear: Hear, embedding: Embedding
-) -> tuple[UnitSums, npt.NDArray[np.uint64]]:
+def units(first: pb.Request, hear: Hear, embedding: Embedding) -> tuple[UnitSums, U64]:
     """Return the warehouse's units and their digests, uint64 [units].
 
     first: the request that begins them; `hear` returns those that follow. Raises MalformedMessage.
@@ -201,10 +200,8 @@ def units(
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
 
 
-def _runs(
-    first: pb.Request, hear: Hear, embedding: Embedding, digests: bytearray
-) -> Iterator[UnitRun]:
-    """Yield each run as it comes, and append its digests to `digests`."""
+def _runs(first: pb.Request, hear: Hear, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:
+    """Yield each run as it comes, and append its digests to `out`."""
     keys = 0
     for request in _pieces("units", first, hear):
         said = request.units
@@ -213,16 +210,14 @@ def _runs(
             run = UnitRun(said.size, unpack(said.ks, span=embedding.span, count_max=most))
             if not len(run.ks) or len(said.digests) != 8 * run.units:
                 raise MalformedMessage("Units came with another number of digests.")
-            digests += said.digests
+            out += said.digests
             keys += len(run.ks)
             yield run
         elif not said.last:
             raise MalformedMessage(_EMPTY)
 
 
-def cells(
-    first: pb.Request, hear: Hear, third: int, expected: Callable[[Grid], int]
-) -> tuple[Grid, Cells]:
+def cells(first: pb.Request, hear: Hear, third: int, expected: CellCount) -> tuple[Grid, Cells]:
     """Return the warehouse's cells and their grid.
 
     first: the request that begins them; third: a third of the cells of the finest table;
@@ -247,7 +242,7 @@ def _grid(request: pb.Request, third: int) -> Grid:
     return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
 
 
-def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArray[np.uint64]]:
+def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, U64]:
     """Return the coarsening, a power of two, and the short digests, uint64 [coarse ranges].
 
     first: the request that answered the verdict; ranges: of the finest partition.
@@ -266,7 +261,7 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, npt.NDArra
     return coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
 
 
-def wanted(hear: Hear, hashes: int) -> npt.NDArray[np.int64]:
+def wanted(hear: Hear, hashes: int) -> Integers:
     """Return which of `hashes` row hashes the warehouse wants: ascending indices, int64 [n].
 
     Raises MalformedMessage: a bitmap of another length, or another message.

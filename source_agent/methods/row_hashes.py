@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools, Integers
 from driftline.errors import LimitExceeded
 from driftline.limits import DIGESTS_PER_MESSAGE
 
@@ -18,7 +18,7 @@ from source_agent.methods.interface import Scan
 from source_agent.scan.batches import Identified, choose_counted
 
 
-def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> pb.Reply:
+def mismatch(differs: Bools, counts: Integers) -> pb.Reply:
     """Return the reply that names the ranges or units that differ, bool [ranges or units].
 
     counts: rows of the source in each that differs, int64 [differing]. Raises LimitExceeded above
@@ -32,7 +32,7 @@ def mismatch(differs: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> p
     return pb.Reply(mismatch=pb.Mismatch(bitmap=bitmap, counts=numbers, last=True))
 
 
-def send_hashes(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
+def send_hashes(hashes: U64) -> Iterator[pb.Reply]:
     """Send row hashes, uint64 [rows], in pieces, and mark their end."""
     for start in range(0, len(hashes), DIGESTS_PER_MESSAGE):
         piece = hashes[start : start + DIGESTS_PER_MESSAGE]
@@ -41,7 +41,7 @@ def send_hashes(hashes: npt.NDArray[np.uint64]) -> Iterator[pb.Reply]:
 
 
 def send_wanted(
-    scan: Scan, found: Identified, wanted: npt.NDArray[np.int64], *, total: int | None
+    scan: Scan, found: Identified, wanted: Integers, *, total: int | None
 ) -> Iterator[pb.Reply]:
     """Send the wanted rows from memory, or read them again.
 

@@ -12,15 +12,14 @@ to `_decode`, so that they are freed before a row is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 from driftline import wire_pb2 as pb
-from driftline.arrays import U64
+from driftline.arrays import U64, Bytes
 from driftline.decoders import Decoder
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
@@ -31,7 +30,7 @@ from driftline.sketches import HASHES, Cells, Grid, pack, sampled
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
-from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.request_validation import CellCount, Hear, HeardOpening
 from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.batches import Batch, join_neighbours
 
@@ -55,7 +54,7 @@ class SketchDecoded:
 
     sketch: request_validation.SketchParameters
     partition: Partition
-    strata: npt.NDArray[np.uint8]
+    strata: Bytes
     _times: int = field(default=0, init=False)  # that cells came
 
     @classmethod
@@ -106,9 +105,7 @@ class SketchDecoded:
                 return Handover(totals.sums, self.partition, request)
             heard = self._cells(request, hear, decoder.cells_expected)
 
-    def _cells(
-        self, first: pb.Request, hear: Hear, expected: Callable[[Grid], int]
-    ) -> tuple[Grid, Cells]:
+    def _cells(self, first: pb.Request, hear: Hear, expected: CellCount) -> tuple[Grid, Cells]:
         """Return the warehouse's grid and cells; refuse them after CELLS_TAKEN_MAX times."""
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
-from driftline.arrays import Positions
+from driftline.arrays import U64, Positions
 from driftline.digests import Digest, Salt
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Cells, Embedding
@@ -28,7 +27,7 @@ class Hashed:
     """
 
     positions: Positions
-    row_hashes: npt.NDArray[np.uint64]
+    row_hashes: U64
     digest: Digest
 
     @classmethod

@@ -7,12 +7,12 @@ positions are held, and the rows are read again. The hashes are bounded by ROW_H
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from driftline.arrays import Positions
+from driftline.arrays import U64, Bools, Integers, Positions
 from driftline.columns import Block
 from driftline.digests import Mixed
 from driftline.limits import ROWS_HELD_BYTES
@@ -40,7 +40,7 @@ class Batch:
             self._mixed = self._mixed(self.block)
         return self._mixed
 
-    def take(self, chosen: npt.NDArray[np.bool_]) -> Batch:
+    def take(self, chosen: Bools) -> Batch:
         """Return the chosen rows, bool [rows]."""
         if chosen.all():
             return self
@@ -48,6 +48,9 @@ class Batch:
         if isinstance(mixed, Mixed):
             mixed = Mixed(mixed.m0[chosen], mixed.m1[chosen])
         return Batch(self.block.take(chosen), self.positions[chosen], mixed)
+
+
+Batches = Iterator[Batch]
 
 
 @dataclass
@@ -58,12 +61,12 @@ class Identified:
     """
 
     slots: list[npt.NDArray[np.int32]] = field(default_factory=list)
-    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    hashes: list[U64] = field(default_factory=list)
     positions: list[Positions] = field(default_factory=list)
     blocks: list[Block] | None = field(default_factory=list)
     held_bytes: int = 0
 
-    def add(self, batch: Batch, slots: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> None:
+    def add(self, batch: Batch, slots: Integers | npt.NDArray[np.int32]) -> None:
         """Add the rows of a batch, in the ranges `slots`, [rows]; hold their bytes if they fit."""
         if not len(slots):
             return
@@ -78,15 +81,13 @@ class Identified:
         else:
             self.blocks.append(batch.block)
 
-    def in_order(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    def in_order(self) -> tuple[Integers, U64]:
         """Return arrival numbers and hashes, int64 and uint64 [rows], range by range."""
         order = np.argsort(np.concatenate(self.slots), kind="stable")
         return order, np.concatenate(self.hashes)[order]
 
 
-def choose_counted(
-    left: npt.NDArray[np.int64], at: npt.NDArray[np.int64], named: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def choose_counted(left: Integers, at: Integers, named: Bools) -> Bools:
     """Return the rows to send, bool [rows]: equal rows as often as the warehouse asked for them.
 
     left: how often each hash is still wanted, int64 [hashes], reduced here; at: the hash of every

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 from driftline import frames, wire_pb2
+from driftline.arrays import Bools
 from driftline.columns import Block
 from driftline.digests import Mixed, Salt
 from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
@@ -47,7 +47,7 @@ class FrameBuilder:
         if self._bytes >= FRAME_BODY_BYTES_TARGET or self._rows >= FRAME_ROWS_MAX:
             yield from self._drain(keep=True)
 
-    def pick(self, batch: Batch, chosen: npt.NDArray[np.bool_]) -> Iterator[wire_pb2.Reply]:
+    def pick(self, batch: Batch, chosen: Bools) -> Iterator[wire_pb2.Reply]:
         """Add the chosen rows of a batch, bool [rows]; yield the messages that became full."""
         if chosen.any():
             yield from self.add(batch.take(chosen))

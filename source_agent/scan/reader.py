@@ -12,8 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from driftline.arrays import Positions
+from driftline.arrays import U64, Bools, Positions
 from driftline.columns import Block, gather, value_spans
 from driftline.digests import Mixed, Salt, mix
 from driftline.errors import LimitExceeded, NullKey, SnapshotLost, ValueDoesNotFit
@@ -24,7 +23,7 @@ from driftline.types import Recipe
 
 from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
 from source_agent.printable import counted, printable_row
-from source_agent.scan.batches import Batch
+from source_agent.scan.batches import Batch, Batches
 
 INDEX_SHARE = 0.25  # measured: up to 0.75 and more, but from a cache and in key order
 
@@ -59,7 +58,7 @@ class Reader:
         self._seed = position_seed(fragment_key)
         tally.rows_expected = shape.rows_expected
 
-    def scan(self, *, ordered: bool = False) -> Iterator[Batch]:
+    def scan(self, *, ordered: bool = False) -> Batches:
         """Return every row once, in key order if `ordered`; its iterator raises NullKey."""
         self.tally.scans += 1
         return self.batches(self._session.scan(self.shape, ordered=ordered))
@@ -68,7 +67,7 @@ class Reader:
         """Return the scan in parts, or None; never if the database makes the hashes."""
         return None if self._by_database else self._session.split(self.shape)
 
-    def scan_hashes(self) -> Iterator[Batch]:
+    def scan_hashes(self) -> Batches:
         """Yield every row once, to be compared and not sent. Raises NullKey, ValueDoesNotFit.
 
         If the database computes the fingerprints, the blocks hold only keys and hashes.
@@ -84,9 +83,7 @@ class Reader:
             where = positions(block, self.recipe, self._seed)
             yield Batch(block, where, mix(self.salt, *lanes(hashes)))
 
-    def find(
-        self, first: Positions, last: Positions, *, rows: int, total: int | None
-    ) -> Iterator[Batch]:
+    def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
         """Return the rows in these ranges of positions, and others too if a scan is cheaper.
 
         first, last: disjoint ranges, int64 [n] each, both inclusive; rows: estimated number of rows
@@ -96,9 +93,7 @@ class Reader:
             return self.batches(self._session.read_ranges(self.shape, first, last))
         return self.scan()
 
-    def part(
-        self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int
-    ) -> Iterator[Batch]:
+    def part(self, zones: Iterable[tuple[Positions, Positions]], *, rows_max: int) -> Batches:
         """Yield the rows in these disjoint ranges and no others, by index at any cost.
 
         zones: `first` and `last` as in `find`, int64 [n] each, in pieces. Raises LimitExceeded
@@ -191,7 +186,7 @@ class Reader:
 
         return Batch(block, positions(block, self.recipe, self._seed), mixed)
 
-    def _hashes(self, block: Block) -> npt.NDArray[np.uint64]:
+    def _hashes(self, block: Block) -> U64:
         """Return the last value of every row, uint64 [rows]. Raises ValueDoesNotFit on NULL."""
         starts, lengths = value_spans(block, self.recipe.key_columns + 1)[-1]
         if (lengths != 8).any():
@@ -206,7 +201,7 @@ class Reader:
 
     def _refuse_nulls(self, block: Block, recipe: Recipe) -> None:
         """Raise NullKey, with samples, if a key of the block is NULL."""
-        null: npt.NDArray[np.bool_] = null_keys(block, recipe)
+        null: Bools = null_keys(block, recipe)
         if not null.any():
             return
         rows = block.take(np.flatnonzero(null)[:SAMPLES_MAX]).rows()

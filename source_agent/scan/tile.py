@@ -12,8 +12,6 @@ on pages of a few ranges; here no lock outlives the read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
@@ -22,7 +20,7 @@ from driftline.errors import ConfigurationError, MalformedMessage
 from driftline.limits import TILE_HELD_BYTES
 
 from source_agent.engines.interface import Session, Shape
-from source_agent.scan.batches import Batch
+from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader, Tally
 
 _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
@@ -53,9 +51,7 @@ def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
     return first, last
 
 
-def reader_of(
-    session: Session, shape: Shape, opening: pb.Open, *, salt: Salt, tally: Tally
-) -> Reader:
+def reader_of(session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: Tally) -> Reader:
     """Return the reader of the rows in an opening; read nothing. Raises as `within_of`."""
     within, key = within_of(opening, shape), opening.fragment_key
     if within is None:
@@ -85,27 +81,25 @@ class TileReader(Reader):
         self,
         *,
         ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
-    ) -> Iterator[Batch]:
+    ) -> Batches:
         if self._held is not None:
             return iter(self._held)
         return self._read(self._first, self._last, is_whole=True)
 
-    def scan_hashes(self) -> Iterator[Batch]:
+    def scan_hashes(self) -> Batches:
         return self.scan()
 
     def split(self) -> None:
         """Return None: one short read is never shared."""
 
-    def find(
-        self, first: Positions, last: Positions, *, rows: int, total: int | None
-    ) -> Iterator[Batch]:
+    def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
         first, last = np.maximum(first, self._first), np.minimum(last, self._last)
         inside = first <= last
         return self._read(first[inside], last[inside], is_whole=False)
 
-    def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Iterator[Batch]:
+    def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Batches:
         """Yield rows; hold all rows of the tile if they fit in TILE_HELD_BYTES."""
         held: list[Batch] | None = [] if is_whole else None
         size = 0

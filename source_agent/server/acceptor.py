@@ -323,9 +323,8 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     for family, address in found:
         try:
             is_dual = (family, address) == (socket.AF_INET6, "::") and socket.has_dualstack_ipv6()
-            sockets.append(
-                socket.create_server((address, port), family=family, dualstack_ipv6=is_dual)
-            )
+            made = socket.create_server((address, port), family=family, dualstack_ipv6=is_dual)
+            sockets.append(made)
         except OSError as error:
             # For example a name that also means ::1, on a machine without IPv6.
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):

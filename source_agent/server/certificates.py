@@ -38,10 +38,8 @@ class WatchedCertificates:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return gRPC credentials made from the current files."""
-        certificate, key, authority = self._contents
-        return grpc.ssl_server_credentials(
-            [(key, certificate)], authority, require_client_auth=True
-        )
+        certificate, key, ca = self._contents
+        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
 
     def changed(self) -> bool:
         """Return True if usable new certificates are on disk."""

@@ -350,9 +350,8 @@ class Conversation:
         since = self._waiting_since
         silent_s = 0.0 if since is None else time.monotonic() - since
         if silent_s > OPEN_S and not self._is_accepted:
-            self._state.audit.write(
-                AuditEntry(self._client.label, "", LimitExceeded.code, seconds=silent_s)
-            )
+            entry = AuditEntry(self._client.label, "", LimitExceeded.code, seconds=silent_s)
+            self._state.audit.write(entry)
             return LimitExceeded(
                 f"The warehouse named no relation within {OPEN_S:g} s.",
                 remedy="Run the refresh again.",
