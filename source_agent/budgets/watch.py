@@ -1,11 +1,10 @@
 """Tell a busy database from a dead one while another thread waits for it.
 
 While anything arrives (a row, bytes, the end of a statement) the database is alive. After
-PROBE_AFTER_S of silence its server is probed with a new connection; after two failed probes it
-counts as dead. The second probe may take as long as a connection, because logins may be slow. A
-server that answers may be busy with a sort or a filter for `silence_s`; then it counts as dead too,
-because a backend that has stopped looks like one that computes. Only time within `waiting` counts,
-not waits for a budget, the client or our own work.
+PROBE_AFTER_S of silence its server is probed with a new connection; after two failed probes it is
+dead. The second may take as long as a connection, because logins may be slow. A server that answers
+may be busy for `silence_s`; then it counts as dead too, because a stopped backend looks like one
+that computes. Only time within `waiting` counts, not waits for a budget or the client.
 
 Rejected: asking the server about our session (`pg_stat_activity`). That takes one of the role's
 connections, and reports a stopped backend as `active`.

@@ -79,7 +79,6 @@ def _dates(setting: str, path: Path, read: Certificate, now: datetime) -> Endpoi
 
 
 def _address(endpoint: Endpoint) -> EndpointReport:
-    """Bind the address and release it."""
     where = endpoint.address
     try:
         family, kind, _, _, place = socket.getaddrinfo(

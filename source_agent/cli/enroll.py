@@ -2,10 +2,9 @@
 
 Three ECDSA P-256 key pairs: the authority, the source (named by the host names and addresses that
 the warehouse dials) and the warehouse (named by a URI, which `allow` of source.toml matches). The
-DBA then keeps ca.key offline; only another `enroll` would need it.
+DBA then keeps ca.key offline. Nothing is overwritten; keys are created with mode 0600. The import
+fails without the optional package `cryptography`.
 
-Nothing is overwritten. Keys are created with mode 0600. Importing this module fails without the
-optional package `cryptography`.
 Rejected: RSA (a handshake three times the size) and a passphrase (a service cannot be asked).
 """
 
@@ -52,14 +51,11 @@ def enroll(
 ) -> list[Path]:
     """Write ca, source and warehouse, each as .pem and .key, into the directory; return the paths.
 
-    Args:
-        source_names: host names and IP addresses under which the warehouse reaches the source.
-        warehouse_name: makes `spiffe://driftline/warehouse/NAME`.
-        days: validity of the two pairs, at most that of the authority.
+    source_names: host names and IP addresses under which the warehouse reaches the source;
+    warehouse_name: makes `spiffe://driftline/warehouse/NAME`; days: validity of the two pairs.
 
-    Raises:
-        ConfigurationError: the files cannot be written.
-        UsageError: a file exists already, or a name or `days` is not allowed.
+    Raises ConfigurationError if a file cannot be written, UsageError if one exists already or an
+    argument is not allowed.
     """
     if not 1 <= days <= CA_DAYS:
         raise UsageError(f"The validity is {days} days; it must be 1 to {CA_DAYS} days.")
@@ -183,7 +179,6 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Create a file with its mode; fail if it exists."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(file, "wb") as out:
         out.write(data)

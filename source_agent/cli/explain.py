@@ -1,9 +1,9 @@
 """`explain`: print every SQL text that this agent can issue, for the DBA to review.
 
-There is no other: identifiers and queries are those of source.toml, and values from the network are
-bound. The texts come from the functions that the sessions execute; tests compare the statement logs
-of the servers with them. The commands are included: `check` plans a scan, and describes each
-relation a second time with fingerprints made by the database, to report whether that is possible.
+Identifiers and queries are those of source.toml, and values from the network are bound. The texts
+come from the functions that the sessions execute; tests compare the servers' statement logs with
+them. The commands are included: `check` plans a scan, and describes each relation also with
+fingerprints made by the database, to report whether that is possible.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) ->
 
 
 def connections(budget: Budget) -> int:
-    """Return the number of connections that the login needs at most.
+    """Return the number of connections that the login needs for all that is read at once.
 
-    Each running exchange and description has a session, which may open a second, short connection:
-    for the policies of row security on PostgreSQL, for KILL or a probe on MariaDB. Further readers
-    have one connection each. Sessions of clients that wait for a place are not counted.
+    Each exchange and description has a session, which may open a second, short connection: for row
+    security on PostgreSQL, for KILL or a probe on MariaDB. Further readers have one each.
     """
     return 2 * (budget.scans_at_once + DESCRIBE_RPCS_READING_MAX) + budget.readers - 1

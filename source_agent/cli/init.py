@@ -2,11 +2,9 @@
 
 Every table and view that the patterns match is described as the agent would do it. What can be
 published is; the rest becomes a comment with the reason. Without a primary key, a unique index over
-NOT NULL columns is the key.
-
-Passwords come from a prompt or a file, never from the command line, where every process of the
-machine can read them, and are never written into source.toml. Names and reasons come from the
-database: they are cut and escaped. Nothing is written before the whole catalogue was read, and
+NOT NULL columns is the key. Passwords come from a prompt or a file, never from the command line,
+where every process can read them, and are never written into source.toml. Names and reasons from
+the database are cut and escaped. Nothing is written before the whole catalogue was read, and
 nothing is overwritten without --force.
 """
 
@@ -95,10 +93,7 @@ class Made:
 def init(request: Request) -> Made:
     """Read the catalogue and write the files.
 
-    Raises:
-        UsageError: an option is not valid.
-        ConfigurationError: a file exists already or cannot be written.
-        DriftlineError: the database cannot be read.
+    Raises UsageError for an option, ConfigurationError for a file, and errors of the database.
     """
     url = _checked(request)
     config = request.config
@@ -166,9 +161,6 @@ def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
         )
 
 
-# The database
-
-
 def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
     """Return the engine, after a first connection, and the password if the user typed it."""
     password = _password(request)
@@ -197,7 +189,6 @@ def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
 
 
 def _password(request: Request) -> str | None:
-    """Return the password of the file or the environment."""
     values: dict[str, object] = {}
     if request.password_file is not None:
         values["password_file"] = str(request.password_file.absolute())
@@ -252,9 +243,6 @@ def _check_name(name: str) -> None:
             f"Its name is not printable, or longer than {NAME_BYTES_MAX} bytes.",
             remedy="Publish a query under another name.",
         )
-
-
-# The text
 
 
 def _kept_password(request: Request, file: Path, *, is_own: bool, typed: bool) -> tuple[str, bool]:

@@ -107,7 +107,6 @@ def init(
 
 
 def _prompt(prompt: str) -> str | None:
-    """Prompt on the terminal; return None without one."""
     if not sys.stdin.isatty():
         return None
     return str(click.prompt(prompt, hide_input=True, err=True))

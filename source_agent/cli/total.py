@@ -104,10 +104,7 @@ def read_receipt(path: Path) -> Receipt:
 def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
     """Scan the relation once under the receipt's key.
 
-    Raises:
-        NotFound: source.toml has no such relation.
-        RecipeChanged: the receipt has other columns or another key.
-        The errors of `Session.scan`.
+    Raises NotFound without such a relation, RecipeChanged if it has other columns or another key.
     """
     published = config.relations.get(receipt.relation)
     if published is None:

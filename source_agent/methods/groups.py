@@ -1,12 +1,12 @@
 """Groups at the source: units of rows that the warehouse names by their keys (protocol, section 7).
 
 The three steps of Lu, Liu and Hyland in one pass over the rows. Rows whose keys the warehouse did
-not name are sent at once: they are new, or likely to change and therefore not compared. Named keys
-without rows were deleted. The remaining rows of each unit are hashed and compared. Units that
-differ are sent whole, or by row hashes where that is cheaper (`units.refines`).
+not name are sent at once: they are new, or likely to change. Named keys without rows were deleted.
+The remaining rows of each unit are hashed and compared. Units that differ are sent whole, or by row
+hashes where that is cheaper (`units.refines`). A *part* reads the named keys and some ranges by
+index, and nothing else, for sources that cannot afford a scan.
 
-A *part* reads the named keys and some ranges by index, and nothing else, for sources that cannot
-afford a scan. Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
+Memory is bounded by GROUP_KEYS_MAX, GROUP_HASHES_MAX and ROWS_HELD_BYTES.
 """
 
 from __future__ import annotations
@@ -163,7 +163,6 @@ class Regrouping:
         self._reader.check_snapshot(rows == expected and agrees)
 
     def _find(self, differs: Bools, rows: int) -> Iterator[Batch]:
-        """Yield the batches that hold the rows of these units, and perhaps others."""
         embedding, total = self._parameters.embedding, self._rows_to_search
         is_scanned = total is not None and not self._reader.by_index(rows, total)
         if embedding.base is None or is_scanned:
@@ -178,7 +177,6 @@ class Regrouping:
         return None if self._parameters.part is not None else self.total.count
 
     def _batches(self) -> Iterator[Batch]:
-        """Return all rows, or those of the part."""
         part = self._parameters.part
         if part is None:
             return self._reader.scan()

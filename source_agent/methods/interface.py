@@ -75,13 +75,8 @@ class MethodAnswer(Protocol):
         """Yield every reply but the last.
 
         An answer receives the messages that follow the opening at once before it reads a row, so
-        that malformed ones cost the database nothing.
-
-        Args:
-            hear: returns the warehouse's next request.
-
-        Raises:
-            NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
+        that malformed ones cost the database nothing. hear: returns the warehouse's next request.
+        Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
 
 

@@ -153,9 +153,8 @@ class GroupParameters:
 def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
     """Return the groups in an opening, or None.
 
-    Raises:
-        MalformedMessage: they contradict the opening, or their ranges are not allowed.
-        ConfigurationError: a part of a relation that cannot be read by an index.
+    Raises MalformedMessage if they are not allowed, and ConfigurationError for a part of a relation
+    that cannot be read by an index.
     """
     if not opening.HasField("grouping"):
         return None
@@ -201,7 +200,6 @@ def units(first: pb.Request, hear: Hear, embedding: Embedding) -> tuple[UnitSums
 
 
 def _runs(first: pb.Request, hear: Hear, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:
-    """Yield each run as it comes, and append its digests to `out`."""
     keys = 0
     for request in _pieces("units", first, hear):
         said = request.units
@@ -220,11 +218,8 @@ def _runs(first: pb.Request, hear: Hear, embedding: Embedding, out: bytearray) -
 def cells(first: pb.Request, hear: Hear, third: int, expected: CellCount) -> tuple[Grid, Cells]:
     """Return the warehouse's cells and their grid.
 
-    first: the request that begins them; third: a third of the cells of the finest table;
-    expected: returns the number of cells that a grid needs.
-
-    Raises MalformedMessage: no grid, another number of cells, values outside the field, or another
-    message.
+    first: the request that begins them; third: a third of the cells of the finest table.
+    Raises MalformedMessage: no grid, another number of cells, values outside the field.
     """
     grid = _grid(first, third)
     data, size = bytearray(), expected(grid) * CELL_BYTES

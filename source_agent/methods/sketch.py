@@ -1,10 +1,9 @@
 """Sketches at the source: fill one in the scan, decode it against the warehouse's cells, answer.
 
-It takes one round trip if the cells suffice: they come with the opening, and the source answers
-with its rows below every decoded k, and with the k that have no rows. Rows outside the embedding
-are new to the warehouse and are always sent. If cells do not decode, the warehouse sends more, or
-continues with another method. More cells are decoded with the table that the scan filled, so only
-changed rows are read twice.
+One round trip if the cells suffice: they come with the opening, and the source answers with its
+rows below every decoded k, and with the k that have no rows. Rows outside the embedding are new to
+the warehouse and always sent. If cells do not decode, the warehouse sends more, or continues with
+another method. The table of the scan is kept, so only changed rows are read twice.
 
 Memory is bounded by THIRD_CELLS_MAX, not by the number of rows. The cells, up to 35 MB, are local
 to `_decode`, so that they are freed before a row is sent.
@@ -133,12 +132,10 @@ class SketchDecoded:
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
     def _scans(self, scan: Scan, found: _Decoded) -> bool:
-        """Return True if all rows are read to find the changed ones."""
         is_hashed = self.sketch.embedding.base is None
         return is_hashed or not scan.reader.by_index(found.rows, found.total.count)
 
     def _find(self, scan: Scan, found: _Decoded) -> Iterator[Batch]:
-        """Return the batches that hold the changed rows, and perhaps others."""
         if self._scans(scan, found):
             return scan.reader.scan()
         first, last = join_neighbours(self.sketch.embedding.positions(found.ks))

@@ -68,7 +68,6 @@ class SketchCells:
     """The cells of a sketch, `cells`, and the number of rows that it does not embed, `outside`."""
 
     def __init__(self, embedding: Embedding, third: int, salt: Salt) -> None:
-        """Set all 3 · `third` cells to zero."""
         self._embedding, self._salt = embedding, salt
         self.cells = Cells(third)
         self.outside = 0

@@ -97,7 +97,6 @@ class FrameBuilder:
 
 
 def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]:
-    """Return all rows in one block, and their mixed fingerprints."""
     if len(blocks) == 1:
         return blocks[0], mixed[0]
     offsets = np.cumsum([0, *(len(b.buffer) for b in blocks)])

@@ -169,17 +169,13 @@ class Reader:
             yield rows, block
 
     def _begin(self) -> None:
-        """Compare the snapshot of the first row from now on; raise SnapshotLost on another shape.
-
-        The description may be older, if the session paused to wait for the cells of a sketch.
-        """
+        """Take the snapshot of the first row; raise SnapshotLost if it has another shape."""
         self._has_begun = True
-        if self.changed:
+        if self.changed:  # since the description: the session paused to wait for cells
             self._generation = self._session.generation
             self.check_snapshot(self._session.describe(self.shape.relation) == self.shape)
 
     def _batch(self, block: Block, rows: Rows) -> Batch:
-        """Return a batch whose fingerprints are computed when they are used."""
 
         def mixed(part: Block) -> Mixed:
             return mix(self.salt, *self._fingerprints(rows if part is block else part.rows()))

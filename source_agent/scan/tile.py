@@ -1,13 +1,12 @@
 """One tile of a relation: the rows whose integer key lies between two bounds, read by index.
 
-A warehouse that compares a table tile by tile (protocol, section 9) opens an exchange for each
-tile. A tile is read once, by one short range read, and held in memory for the rest of the exchange.
-So a table that changes all the time is still compared in one snapshot, and where readers block
-writers the read transaction ends before a row is hashed. At most TILE_HELD_BYTES are held; the rows
-of a larger tile are read again when they are needed.
+The warehouse opens an exchange for each tile (protocol, section 9). A tile is read once, by one
+short range read, and held for the rest of the exchange. So a table that changes all the time is
+compared in one snapshot, and where readers block writers the transaction ends before a row is
+hashed. At most TILE_HELD_BYTES are held; the rows of a larger tile are read again.
 
-Source: Carnes and Hanson, sections 3.4 and 3.6, who read ranges in short transactions, with locks
-on pages of a few ranges; here no lock outlives the read.
+Source: Carnes and Hanson, sections 3.4 and 3.6. They lock pages of a few ranges; here no lock
+outlives the read.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ Bounds = tuple[int, int]
 def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
     """Return the first and last position of the tile in an opening; None for the whole relation.
 
-    Raises:
-        MalformedMessage: the bounds do not ascend.
-        ConfigurationError: the relation cannot be read by ranges of its key.
+    Raises MalformedMessage for descending bounds, ConfigurationError for a relation without index.
     """
     if not opening.HasField("within"):
         return None

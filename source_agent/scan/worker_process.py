@@ -1,14 +1,14 @@
 """A process beside the agent that reads parts of a scan.
 
 `workers` starts it with a pipe as its standard input. The agent sends a job, then the numbers of
-the parts to read, one by one; the process returns the hashes of their rows (`Hashed`). The job
-contains the fragment key and the password of the database: they are on the pipe and in memory only,
-not in the arguments, the environment or a log.
+the parts to read; the process returns the hashes of their rows (`Hashed`). The fragment key and the
+password of the database are on the pipe and in memory only, not in the arguments, the environment
+or a log.
 
 Invariants: the process reads through a read-only session in the agent's snapshot. When the pipe
-ends, however the agent ended, it cancels its statement, closes its connection and exits. It ignores
-the signals of a terminal or a service manager, because the agent decides when it ends. A thread
-listens to the pipe, so that a cancellation is received during a statement.
+ends, it cancels its statement, closes its connection and exits. It ignores the signals of a
+terminal or a service manager, because the agent decides when it ends. A thread listens to the pipe,
+so that a cancellation is received during a statement.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 A scan spends most of its time on hashing, and Python hashes on one core. So worker processes
 (`worker_process`) read parts of the same snapshot and hash their rows; this process reads parts
-too, and adds up all hashes. Parts are assigned one by one to the process that is free. Changed rows
-are fetched by this process alone.
+too, and adds up all hashes. A part goes to the process that is free.
 
 Invariants: a part is added once, after a process has read it to its end. The unfinished parts of a
-process that is lost are read again here. An error in the rows ends the exchange. However a scan
-ends, no process keeps a statement. The governor counts every batch. Memory: only this process has
-tables; one unfinished part of each process is held, 2 MB of the narrowest rows.
+lost process are read again here. An error in the rows ends the exchange. However a scan ends, no
+process keeps a statement. The governor counts every batch. Memory: only this process has tables;
+one unfinished part of each process is held, 2 MB of the narrowest rows.
 
 Rejected: threads (the interpreter's lock); `multiprocessing` (it forks, or runs the DBA's main
 module again); shared memory (it may be left behind, and a pipe carries only 16 bytes a row); tables
@@ -217,7 +216,6 @@ class SharedScan:
                 self._split.wait()
 
     def _next(self) -> int | None:
-        """Return a part that is not assigned, or None."""
         return self._again.pop() if self._again else next(self._fresh, None)
 
     def _read(self, part: int) -> None:

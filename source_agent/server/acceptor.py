@@ -3,12 +3,10 @@
 gRPC spends 70 KB on every connection that it accepts, before it knows the client, and cannot keep
 places free. So it listens on a Unix socket of this process, and one thread here accepts for it.
 Until a client has sent its whole ClientHello (in plain text the preface of HTTP/2) its connection
-costs a socket and some bytes; `admission` bounds their number. From then on bytes are passed on
-unread: TLS ends in gRPC, so this module sees no secret and checks no certificate.
-
-Each connection to gRPC has a socket name of its own, so that a call's `peer()` identifies the TCP
-connection for `establish`. Other processes of this machine may reach that Unix socket like the
-port; gRPC demands a client certificate there, too.
+costs a socket and some bytes; `admission` bounds their number. Then bytes are relayed unread: TLS
+ends in gRPC. Each connection to gRPC has a socket name of its own, by which `establish` finds the
+TCP connection of a call. Other processes may reach that socket like the port, and need a client
+certificate there, too.
 
 Invariants: at most BUFFER_BYTES are held for each direction of a connection. The thread never waits
 for a peer. An error of one connection ends that connection only.
@@ -110,11 +108,8 @@ class Acceptor:
             self._admission.establish(connection, client)
 
     def _notify(self) -> None:
-        """Wake the thread."""
         with contextlib.suppress(OSError):  # it may have ended already
             self._waker.send(b"\0")
-
-    # The thread
 
     def _run(self) -> None:
         closes_at: float | None = None
@@ -205,7 +200,6 @@ class Acceptor:
                 self._end(self._lines[displaced])
 
     def _make_room(self, error: OSError) -> None:
-        """Close connections to free file descriptors."""
         shed = [c for c in (self._admission.shed() for _ in range(SHED_AT_ONCE)) if c is not None]
         for connection in shed:
             self._end(self._lines[connection])

@@ -1,14 +1,13 @@
 """Decide which TCP connections stay open, without I/O.
 
-A connection is pending until its first call arrives, which TLS allows only to a verified client;
-then it is established. Pending connections are unproven, so their number is small. A new one is
-always accepted, and another is closed for it: first those that have sent nothing, of the address
-with the most connections, the oldest first. So no number of silent connections keeps out a client
-that sends its handshake at once. Established connections are limited for each client; those beyond
-its limit stay pending. Thread-safe; the time is a parameter.
+A connection is pending until its first call, which TLS allows only to a verified client; then it is
+established. Pending connections are unproven, so there are few: a new one is always accepted, and
+another is closed for it, first those that have sent nothing, of the address with the most, the
+oldest first. So silent connections never keep out a client that sends its handshake at once.
+Established connections are limited for each client; those beyond its limit stay pending.
+Thread-safe; the time is a parameter.
 
-Rejected: refusing new connections while the table is full. Whoever fills it would exclude all
-others.
+Rejected: refusing new connections while the table is full. Whoever fills it would exclude others.
 """
 
 from __future__ import annotations

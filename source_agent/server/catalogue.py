@@ -44,10 +44,7 @@ class AgentState:
     def served_relation(self, name: str, protocol: int, client: Client) -> ServedRelation:
         """Return the relation that this client knows by a name. Contact no database.
 
-        Raises:
-            VersionMismatch: an unknown protocol.
-            LimitExceeded: the name is too long.
-            NotFound: no such relation for this client.
+        Raises NotFound; VersionMismatch for the protocol; LimitExceeded for a name too long.
         """
         check_protocol(protocol)
         if len(name.encode()) > NAME_BYTES_MAX:

@@ -1,16 +1,15 @@
 """One Exchange stream: receive its requests and send the replies of its comparisons.
 
 A worker thread owns the database session, runs one `Comparison` after the other and puts replies
-into an outbox. The thread of the RPC takes them out and sends `Progress` when none came for a
-while, so heartbeats do not depend on the database. The outbox is bounded: a slow client slows the
-scan instead of filling memory.
+into a bounded outbox, so that a slow client slows the scan instead of filling memory. The thread of
+the RPC takes them out and sends `Progress` when none came for a while, so heartbeats do not depend
+on the database.
 
-Invariants: the first `Open` of a relation that the client may have opens the session; the thread
-that opened it closes it. It is closed when the stream ends, when the client sends or takes nothing
-for `idle_timeout_s` (sooner before its first `Open`, or while others wait for its place), and after
-an error that leaves it unusable. A relation that does not exist and one that is not for this client
-both cost no SQL. A refusal ends a relation, not the stream: requests already sent for it are
-skipped.
+Invariants: the session is opened and closed by the worker. It is closed when the stream ends, when
+the client sends or takes nothing for `idle_timeout_s` (sooner before its first `Open`, or while
+others wait for its place), and after an error that leaves it unusable. A relation that this client
+may not have costs no SQL. A refusal ends a relation, not the stream: requests already sent for it
+are skipped.
 
 Rejected: heartbeats from inside the scan; during one slow statement the warehouse would give up.
 """
@@ -185,8 +184,6 @@ class Conversation:
                 self._interrupted = True
                 self._session.interrupt()
 
-    # The worker's thread
-
     def _work(self) -> None:
         refused = False
         try:
@@ -282,8 +279,6 @@ class Conversation:
                 self._cut(silent_s)
                 raise Stopped
 
-    # The session
-
     def _open_session(self) -> GovernedSession:
         if self._session is None:
             if self._stopping.is_set():
@@ -303,11 +298,7 @@ class Conversation:
         return self._session
 
     def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
-        """Return the session and the shape.
-
-        A session that died between relations, or whose snapshot does not cover this relation, is
-        renewed.
-        """
+        """Return session and shape; renew a session that died, or does not cover the relation."""
         was_open = self._session is not None
         session = self._open_session()
         try:

@@ -60,10 +60,8 @@ def add_handlers(
 def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:
     """Return the only request of a call; cancel the call if none comes within OPEN_S.
 
-    Raises:
-        LimitExceeded: none came in time.
-        MalformedMessage: the client ended the call without one.
-        grpc.RpcError: the client left.
+    Raises LimitExceeded then, MalformedMessage if the client ended the call without a request, and
+    grpc.RpcError if it left.
     """
     is_late = threading.Event()
 

@@ -71,11 +71,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Start the watchdog.
-
-        It is a thread of its own, because gRPC blocks the thread of an RPC for as long as the
-        client takes nothing.
-        """
+        """Start the watchdog: gRPC blocks the thread of an RPC while its client takes nothing."""
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def Describe(

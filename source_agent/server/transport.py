@@ -49,10 +49,7 @@ class Transport:
     def __init__(
         self, endpoint: Endpoint, config_name: str, add_handlers: Callable[[grpc.Server], None]
     ) -> None:
-        """Listen, but accept nothing before `start`.
-
-        Raises ConfigurationError if the address is taken or the certificates are not usable.
-        """
+        """Listen. Raises ConfigurationError: the address is taken, or certificates not usable."""
         self._add_handlers = add_handlers
         self._watched: WatchedCertificates | None = None
         if endpoint.certificates is not None:
