@@ -26,10 +26,9 @@ _MODE = 0o640
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One request for one relation, as far as its outcome is known.
+    """One request. `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code.
 
-    `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code. `relation` is empty
-    for a list of relations, and for a stream that ended before it named one.
+    `relation` is empty for a list of relations, and for a stream that ended before it named one.
     """
 
     client: str

@@ -29,10 +29,7 @@ class Places:
         *,
         of_one: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """Limit to `most` in all and `of_one` a client, both called each time.
-
-        refusal: returns the error for a client that gets no place.
-        """
+        """Limit to `most` in all and `of_one` a client; `refusal` makes the error beyond that."""
         self._most, self._refusal, self._of_one = most, refusal, of_one
         self._changed = threading.Condition()
         self._taken: Counter[str] = Counter()

@@ -129,10 +129,7 @@ def _reached(host: str) -> str:
 
 
 def _has_our_certificate(endpoint: Endpoint, host: str) -> bool:
-    """Return True if who listens there shows the certificate of the file, or a renewed one of it.
-
-    Nobody is trusted for it, so nothing is verified; the line is closed after the handshake.
-    """
+    """Return True if the listener shows the certificate of the file; trust it for nothing else."""
     assert endpoint.certificates is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -25,6 +25,7 @@ from source_agent.config import SourceConfig, load
 if TYPE_CHECKING:
     from source_agent.engines.interface import Engine
 
+INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -44,9 +45,6 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
         click.echo(f"driftline-source {agent_version()}")
         context.exit()
-
-
-INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

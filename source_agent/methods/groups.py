@@ -142,10 +142,7 @@ class Regrouping:
         yield from send_wanted(self._scan, found, wanted, total=self._rows_to_search)
 
     def _again(self, differs: Bools) -> Iterator[tuple[Batch, Positions]]:
-        """Read the rows of these units again; yield them with the unit of every row, int64 [rows].
-
-        Raise SnapshotLost if they changed since the comparison.
-        """
+        """Yield the rows of these units, and their units, int64 [rows]; raise SnapshotLost."""
         units = self._units
         rows = hashes = 0
         expected = int(units.counts[differs].sum())

@@ -56,10 +56,7 @@ class HeardOpening:
 
 
 def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
-    """Parse and check the fields that all methods have in common.
-
-    Raises VersionMismatch, MalformedMessage, RecipeChanged.
-    """
+    """Parse the common fields; raise VersionMismatch, MalformedMessage or RecipeChanged."""
     check_protocol(opening.protocol)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
     if sizes != (FRAGMENT_KEY_BYTES, _SALT_BYTES, _SUM_BYTES):
@@ -138,9 +135,8 @@ def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
 class GroupParameters:
     """Parameters of groups.
 
-    row_bytes, wait_bytes: price row hashes (`units.refines`); part: ranges of positions to read in
-    addition to the named keys, int64 [n] first and last, None to compare all rows; rows_max: the
-    most rows to read for a part.
+    row_bytes, wait_bytes: price row hashes (`units.refines`); part: ranges of positions to read
+    besides the named keys, int64 [n] first and last, None: all rows; rows_max: limit for a part.
     """
 
     embedding: Embedding

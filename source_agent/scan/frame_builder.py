@@ -24,10 +24,7 @@ _RATIO_FIRST = 2.0  # assumed before anything was compressed
 
 
 class FrameBuilder:
-    """Turns batches of rows into `Rows` messages: `add` yields full ones, `flush` the rest.
-
-    level: of zstd.
-    """
+    """Turns batches of rows into `Rows` messages: `add` yields full ones, `flush` the rest."""
 
     def __init__(self, recipe: Recipe, salt: Salt, *, level: int) -> None:
         self._recipe, self._salt, self._level = recipe, salt, level

@@ -39,10 +39,7 @@ class Tally:
 
 
 class Reader:
-    """Reads one relation for one exchange.
-
-    fragment_key: keys the fingerprints; tally: counts what is read.
-    """
+    """Reads one relation for one exchange; `tally` counts what it reads."""
 
     def __init__(
         self, session: Session, shape: Shape, *, fragment_key: bytes, salt: Salt, tally: Tally

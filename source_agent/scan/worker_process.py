@@ -104,11 +104,9 @@ class Worker:
         """Do a job; return False if it failed, after which the process is not used again."""
         try:
             self._join(job)
-        except DriftlineError as error:
-            self._pipe.send(Failed(error))
-            return False
-        except Exception as problem:
-            self._pipe.send(Failed(InternalError(f"A reader met {type(problem).__name__}.")))
+        except Exception as error:
+            unknown = InternalError(f"A reader met {type(error).__name__}.")
+            self._pipe.send(Failed(error if isinstance(error, DriftlineError) else unknown))
             return False
         self._pipe.send(Done())
         return True

@@ -66,10 +66,7 @@ class Acceptor:
     """Listens at an address and relays to the socket that `backend` names."""
 
     def __init__(self, host: str, port: int, *, is_tls: bool, backend: Callable[[], str]) -> None:
-        """Listen. Raises OSError if the address is taken or belongs to another machine.
-
-        backend: returns the abstract Unix socket name for the next connection.
-        """
+        """Listen; `backend` names the Unix socket for the next connection. Raises OSError."""
         self._listening = _listen(host, port)
         self.port: int = self._listening[0].getsockname()[1]
         self._is_tls, self._backend = is_tls, backend

@@ -97,10 +97,7 @@ class ConnectionTable:
         return pending >= PENDING_MAX or pending + self._clients.total() >= CONNECTIONS_MAX
 
     def _least(self, origin: str | None = None) -> Connection | None:
-        """Return the connection to close first: silent, of the origin with the most, the oldest.
-
-        origin: consider only its connections.
-        """
+        """Return the connection to close first, of this origin or of all."""
         among = (c for c in self._pending if origin is None or c.origin == origin)
         # `min` returns the first of equals, which is the oldest.
         return min(among, key=lambda c: (c.has_spoken, -self._origins[c.origin]), default=None)

@@ -71,8 +71,7 @@ class AgentState:
                 _log.warning("[%s] of %s changed; restart the agent to apply it", name, config.path)
         self.governor.adopt(config.budget)
         self.config = replace(config, database=before.database, server=before.server)
-        relations = counted(len(config.relations), "relation")
-        _log.info("%s was read again: %s", config.path, relations)
+        _log.info("%s was read again: %s", config.path, counted(len(config.relations), "relation"))
 
 
 def describe(shape: Shape, budget: Budget) -> pb.Description:

@@ -44,7 +44,7 @@ from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
 from source_agent.scan.reader import Tally
 from source_agent.server.catalogue import AgentState, Client, describe
-from source_agent.server.refusal import known, refusal
+from source_agent.server.handlers import known, refusal
 
 SILENT_S = NO_PROGRESS_S  # for a client whose scan place is wanted by another client
 OUTBOX_REPLIES_MAX = 4  # of about 1 MiB each

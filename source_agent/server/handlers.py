@@ -4,10 +4,15 @@ For each unary call gRPC blocks a thread of the pool, without a time limit, unti
 a client that opens calls and sends nothing would take every thread. So calls with one request are
 registered as calls with a stream of requests, which look the same on the wire. Their handlers run
 at once, take a place, and wait OPEN_S for the message.
+
+The client gets a `DriftlineError` as it is. Any other exception is an internal error: the client
+gets a reference, and its text, which nobody reviewed, stays in the log of this machine.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
@@ -15,18 +20,24 @@ from typing import NoReturn, TypeVar
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
-from driftline.errors import GRPC_STATUS, DriftlineError, LimitExceeded, MalformedMessage
+from driftline.errors import (
+    GRPC_STATUS,
+    DriftlineError,
+    InternalError,
+    LimitExceeded,
+    MalformedMessage,
+)
 from driftline.limits import HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX, OPEN_S
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.places import fixed_places
-from source_agent.server.refusal import refusal
 
 # Trailing metadata of a call that failed: code and remedy as ASCII, and the whole Refused.
 CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
 
 _M = TypeVar("_M")
+_log = logging.getLogger("driftline.source")
 
 
 def add_handlers(
@@ -99,6 +110,30 @@ def abort(context: grpc.ServicerContext, error: DriftlineError) -> NoReturn:
     )
     context.abort(status, error.message)
     raise AssertionError("abort raises")
+
+
+def known(problem: Exception) -> DriftlineError:
+    """Return a DriftlineError as it is; log any other and return InternalError with a reference."""
+    if isinstance(problem, DriftlineError):
+        return problem
+    reference = secrets.token_hex(4)
+    _log.error("unexpected error %s", reference, exc_info=problem)
+    return InternalError(
+        f"The source agent met an internal error; its log has it under {reference}.",
+        details={"reference": reference},
+    )
+
+
+def refusal(error: DriftlineError, description: pb.Description | None = None) -> pb.Refused:
+    """Return the error as a message."""
+    return pb.Refused(
+        code=error.code,
+        message=error.message,
+        remedy=error.remedy,
+        where=error.where,
+        details=error.details,
+        description=description,
+    )
 
 
 def _check(

@@ -45,8 +45,7 @@ from source_agent.engines.registry import connect
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import AgentState, Client, describe
 from source_agent.server.conversation import Conversation
-from source_agent.server.handlers import abort, add_handlers, one_message
-from source_agent.server.refusal import known
+from source_agent.server.handlers import abort, add_handlers, known, one_message
 from source_agent.server.transport import Transport
 
 STOP_GRACE_S = 30.0
@@ -239,10 +238,7 @@ def start(
     governor: Governor | None = None,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> Server:
-    """Listen and answer until `stop`. Only requests contact the database.
-
-    Raises ConfigurationError if the address is taken or the certificates are not usable.
-    """
+    """Listen and answer until `stop`. Raises ConfigurationError for address and certificates."""
     if engine is None:
         engine = connect(config.database.url, config.database.password, config.database.limits)
     governor, audit = governor or Governor(config.budget), Audit(config.server.audit_file)
@@ -310,8 +306,7 @@ def agent_version() -> str:
 def client_of(context: grpc.ServicerContext) -> Client:
     """Return the client of a call, by the certificate that TLS has verified.
 
-    Its names are the URIs and DNS names of the subject alternative name. Authorities do not verify
-    the common name: it is only a label.
+    Its names are its URIs and DNS names. Authorities do not verify the common name: only a label.
     """
     # The stubs say Mapping[str, Iterable[int]]; the values are lists of bytes.
     properties = cast(Mapping[str, Iterable[bytes]], context.auth_context())

@@ -31,7 +31,7 @@ from driftline.units import UnitRun, UnitSums
 from source_agent.engines.interface import Limits, Relation, Session, Shape
 from source_agent.engines.registry import connect
 from source_agent.methods.comparison import Comparison, Tally
-from source_agent.server.refusal import refusal
+from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes
 from tests.samples.prices import flat
 from warehouse_agent.methods.conversation import Talk, Terms, Wire
