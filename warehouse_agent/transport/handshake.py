@@ -95,15 +95,15 @@ def _includes(entry: str, host: str) -> bool:
         return False
 
 
-def connect(source: Source, timeout_s: float = CONTROL_S) -> socket.socket:
-    """Make a TCP connection to the source's address; `timeout_s` limits each of its operations.
+def connect(source: Source, timeout_s: float | None = None) -> socket.socket:
+    """Make a TCP connection to the source; each operation takes at most `timeout_s`, or CONTROL_S.
 
     Raises:
         OSError: it cannot be made, or the host is no valid name.
     """
     host, port = host_and_port(source)
     try:
-        return socket.create_connection((host, port), timeout_s)
+        return socket.create_connection((host, port), timeout_s or CONTROL_S)
     except UnicodeError as error:  # of the codec of host names
         raise OSError(f"{host!r} is not a host name") from error
 
