@@ -229,11 +229,8 @@ def examine_source(source: Source, *, now: datetime | None = None) -> Iterator[C
             looks.append(("TLS", lambda: _tls(source, moment)))
     looks.append(("agent", lambda: _agent(source)))
     for what, look in looks:
-        name = f"source {source.name}: {what}"
-        try:
-            yield Check(name, look())
-        except DriftlineError as error:
-            yield Check(name, "", error)
+        yield (made := check(f"source {source.name}: {what}", look))
+        if made.error is not None:
             return
 
 
@@ -255,7 +252,6 @@ def _ours(source: Source, now: datetime) -> str:
 
 
 def _tls(source: Source, now: datetime) -> str:
-    """Make the TLS handshake and check the source's certificate."""
     if (error := diagnose(source)) is not None:
         raise error
     host, _ = host_and_port(source)

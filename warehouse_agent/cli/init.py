@@ -268,7 +268,6 @@ def _source_lines(file: Path, source: Source) -> Iterator[str]:
 
 
 def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
-    """Yield the lines of one relation; as comments if it cannot be refreshed."""
     described = offer.description
     if described is None:
         yield f"# {_clean(offer.relation)} cannot be refreshed. {_clean(offer.reason)}"

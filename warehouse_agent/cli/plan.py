@@ -221,7 +221,6 @@ def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:
 
 
 def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
-    """Return the reason for the choice, in words."""
     if known.rows is None:
         return "there is nothing to compare yet"
     if known.read_at_most and known.rows:
@@ -258,7 +257,6 @@ def _despite(chosen: Candidate, best: Candidate) -> str:
 
 
 def _cost(candidate: Candidate) -> str:
-    """Return what a candidate costs the line, the source and the warehouse."""
     size = "bytes not known" if candidate.bytes is None else counted(candidate.bytes, "byte")
     read = candidate.source_rows
     rows = "" if read is None else f" of {counted(read, 'row')}"

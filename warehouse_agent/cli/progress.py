@@ -94,7 +94,6 @@ class Display:
                 self._finish(report.name)
 
     def _finish(self, name: str) -> None:
-        """Count a fragment as done or failed, and remove its bar."""
         self._done += 1
         self._began.pop(name, None)
         if self._progress is not None and self._bar is not None:
@@ -136,7 +135,6 @@ class Display:
 
 
 def _amount(rows: RowsRead, seconds: float) -> str:
-    """Return the rows read, the rows expected, the rate, and the remaining time."""
     expected, read = rows.rows_expected, rows.rows
     text = f"{read:,} of about {expected:,} rows" if expected else counted(read, "row")
     rate = read / seconds if seconds > 0 else 0.0

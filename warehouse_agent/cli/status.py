@@ -141,7 +141,6 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Align numbers to the right, other cells to the left."""
     aligned = [
         cell.rjust(width) if heading in _NUMBERS and cell != NEVER else cell.ljust(width)
         for cell, width, heading in zip(cells, widths, HEADINGS, strict=False)

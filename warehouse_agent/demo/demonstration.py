@@ -108,13 +108,11 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _driftline(folder: Path, log: str, *words: str) -> str:
-    """Run a command of the warehouse agent and return its answer."""
+def _warehouse(folder: Path, log: str, *words: str) -> str:
     return answer(agent("warehouse_agent", folder / _WAREHOUSE_TOML, *words), log=_log(folder, log))
 
 
-def _driftline_source(folder: Path, log: str, *words: str) -> str:
-    """Run a command of the source agent and return its answer."""
+def _source(folder: Path, log: str, *words: str) -> str:
     return answer(agent("source_agent", folder / _SOURCE_TOML, *words), log=_log(folder, log))
 
 
@@ -132,9 +130,9 @@ def _prepare(folder: Path, legacy: Legacy, scale: float) -> None:
         shutil.rmtree(generated)
     with _step("enrolling: certificates for both agents, a login that may only read"):
         words = ["enroll", "--directory", str(folder / "certs"), "--source-name", "127.0.0.1"]
-        _driftline_source(folder, "enroll", *words)
+        _source(folder, "enroll", *words)
         _write_source(folder, legacy, 0)
-        legacy.grant(lambda: _driftline_source(folder, "grants", "grants"))
+        legacy.grant(lambda: _source(folder, "grants", "grants"))
 
 
 def _write_source(folder: Path, legacy: Legacy, port: int) -> None:
@@ -165,7 +163,7 @@ def _show(folder: Path, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
     with _step("changing about 1 % of the rows at the source"):
         changed = demo_source.change(legacy)
     with _step("driftline plan --all"):
-        planned = _driftline(folder, "plan", "plan", "--all")
+        planned = _warehouse(folder, "plan", "plan", "--all")
     print("".join(f"      {line}\n" for line in planned.splitlines()), end="")
     with _step("driftline refresh --all"):
         refreshed = _refresh(folder, "refresh")
@@ -178,17 +176,16 @@ def _show(folder: Path, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
             raise ProofFailed(f"{counts} rows changed and {ours} were found.", where=name)
     with _step("comparing every published value with the source, without Driftline's code"):
         _compare(folder, legacy)
+    receipt = str(folder / "orders.receipt.json")
     with _step("driftline receipt orders, and driftline-source total on the other side"):
-        receipt = str(folder / "orders.receipt.json")
-        _driftline(folder, "receipt", "receipt", "orders", "--output", receipt)
-        total = _driftline_source(folder, "total", "total", "--receipt", receipt)
+        _warehouse(folder, "receipt", "receipt", "orders", "--output", receipt)
+        total = _source(folder, "total", "total", "--receipt", receipt)
     print(f"      {total.strip()}")
     return load, refreshed, again
 
 
 def _refresh(folder: Path, log: str) -> Reports:
-    """Refresh all fragments and return the report of each."""
-    lines = _driftline(folder, log, "refresh", "--all", "--json").splitlines()
+    lines = _warehouse(folder, log, "refresh", "--all", "--json").splitlines()
     reports: Reports = {body["name"]: body for body in map(json.loads, lines)}
     if set(reports) != {table.name for table in TABLES}:
         raise InternalError(f"There are reports of {', '.join(reports)} alone.", where="demo")
@@ -225,7 +222,6 @@ def are_same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 
 @contextlib.contextmanager
 def _step(text: str) -> Iterator[None]:
-    """Print what is done, and afterwards how long it took."""
     print(f"{text} …", flush=True)
     began = time.monotonic()
     yield

@@ -152,8 +152,7 @@ def _end(child: subprocess.Popen[bytes], stop: signal.Signals) -> None:
 
 
 def _shown(command: Sequence[str]) -> str:
-    """Return the command as a person would type it."""
-    names = {"warehouse_agent.cli": "driftline", "source_agent.cli": "driftline-source"}
-    if len(command) > 2 and command[1] == "-m":
-        return " ".join([names.get(command[2], command[2]), *command[3:]])
-    return " ".join(command)
+    shown = " ".join(command).removeprefix(f"{sys.executable} -m ")
+    return shown.replace("warehouse_agent.cli", "driftline").replace(
+        "source_agent.cli", "driftline-source"
+    )
