@@ -44,12 +44,12 @@ class Comparison:
         tally: counts what this comparison reads; pool: processes that may read parts of the scan.
         Raises VersionMismatch, RecipeChanged, MalformedMessage, ConfigurationError.
         """
-        heard = parse_opening(opening, shape)
-        self._answer = registry.answer_to(heard)
-        reader = reader_of(session, shape, opening, salt=heard.salt, tally=tally)
+        parsed = parse_opening(opening, shape)
+        self._answer = registry.answer_to(parsed)
+        reader = reader_of(session, shape, opening, salt=parsed.salt, tally=tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
-        frames = FrameBuilder(shape.recipe, heard.salt, level=level)
-        self._scan = Scan(reader, frames, heard.ours, pool)
+        frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
+        self._scan = Scan(reader, frames, parsed.ours, pool)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.
@@ -57,7 +57,7 @@ class Comparison:
         Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
 
-        def hear() -> pb.Request:
+        def recv() -> pb.Request:
             self._scan.reader.pause()
             request = next(requests, None)
             if request is None:
@@ -65,10 +65,10 @@ class Comparison:
             check_fields(request)
             return request
 
-        end = yield from self._answer.replies(self._scan, hear)
+        end = yield from self._answer.replies(self._scan, recv)
         if isinstance(end, Handover):
             go_on = registry.continuation_of(end.request)
-            end = yield from go_on(self._scan, end, hear)
+            end = yield from go_on(self._scan, end, recv)
         yield self._finished(end)
 
     def _finished(self, end: Answered) -> pb.Reply:

@@ -13,14 +13,14 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 
 from source_agent.methods.interface import Answered, Handover, Scan
-from source_agent.methods.request_validation import Hear, HeardOpening, strata_in
+from source_agent.methods.request_validation import ParsedOpening, Recv, strata_in
 
 
 class EverythingSent:
     """The answer to an opening of no rows."""
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self | None:
+    def match(cls, opening: ParsedOpening) -> Self | None:
         """Return the answer if the warehouse has no rows. Raises MalformedMessage."""
         if opening.ours.count:
             return None
@@ -30,7 +30,7 @@ class EverythingSent:
     def replies(
         self,
         scan: Scan,
-        hear: Hear,  # noqa: ARG002 - no request follows
+        recv: Recv,  # noqa: ARG002 - no request follows
     ) -> Generator[pb.Reply, None, Answered]:
         total = yield from send_everything(scan)
         return Answered(total, equal=total == scan.ours)
@@ -47,7 +47,7 @@ def send_everything(scan: Scan) -> Generator[pb.Reply, None, Digest]:
     return total
 
 
-def send_again(scan: Scan, at: Handover, _hear: Hear) -> Generator[pb.Reply, None, Answered]:
+def send_again(scan: Scan, at: Handover, _recv: Recv) -> Generator[pb.Reply, None, Answered]:
     """Send all rows after a comparison. Raise SnapshotLost if they changed since."""
     total = yield from send_everything(scan)
     scan.reader.check_snapshot(total == at.sums.total)

@@ -26,7 +26,7 @@ from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Scan
-from source_agent.methods.request_validation import GroupParameters, Hear, HeardOpening
+from source_agent.methods.request_validation import GroupParameters, ParsedOpening, Recv
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.batches import Batch, Identified, join_neighbours
 
@@ -40,21 +40,21 @@ class GroupsCompared:
     parameters: GroupParameters
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self | None:
+    def match(cls, opening: ParsedOpening) -> Self | None:
         """Return the answer if the opening has groups; raises as `grouping_of`."""
         parameters = request_validation.grouping_of(opening.message, opening.shape)
         return None if parameters is None else cls(parameters)
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered]:
         # Before the scan, so that a malformed message costs the database nothing.
-        units, digests = request_validation.units(hear(), hear, self.parameters.embedding)
+        units, digests = request_validation.units(recv(), recv, self.parameters.embedding)
         regrouping = Regrouping(scan, self.parameters, units)
         yield from regrouping.read()
         if regrouping.total == scan.ours:
             return Answered(regrouping.total, equal=True)
         differs, lost = regrouping.differing(digests)
         del digests  # up to GROUP_KEYS_MAX: free memory before rows are sent
-        yield from regrouping.answer(differs, lost, hear)
+        yield from regrouping.answer(differs, lost, recv)
         return Answered(regrouping.total)
 
 
@@ -84,7 +84,7 @@ class Regrouping:
         lost = self._units.lost()
         return lost | (self._units.short_digests() != digests), lost
 
-    def answer(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
+    def answer(self, differs: Bools, lost: Bools, recv: Recv) -> Iterator[pb.Reply]:
         """Send the units that differ, or hashes of their rows; name the keys without rows.
 
         differs, lost: bool [units], from `differing`.
@@ -103,7 +103,7 @@ class Regrouping:
         if is_refined:
             yield mismatch(differs, units.counts[differs])
             yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
-            yield from self._refine(differs, lost, hear)
+            yield from self._refine(differs, lost, recv)
             return
         self._reader.tally.phase = "ship"
         for batch, _ in self._again(differs):
@@ -111,7 +111,7 @@ class Regrouping:
         yield from self._scan.frames.flush()
         yield pb.Reply(deleted=pb.Deleted(ks=pack(gone)))
 
-    def _refine(self, differs: Bools, lost: Bools, hear: Hear) -> Iterator[pb.Reply]:
+    def _refine(self, differs: Bools, lost: Bools, recv: Recv) -> Iterator[pb.Reply]:
         """Send hashes of the differing units, then the rows that the warehouse wants.
 
         One hash for every row, but one for all rows of a unit that lost keys.
@@ -136,7 +136,7 @@ class Regrouping:
         entries[is_whole[owner[keep]]] = units.short_digests(holding & lost)
         yield from send_hashes(entries)
         asked = np.zeros(len(hashes), np.bool_)
-        asked[np.flatnonzero(keep)[request_validation.wanted(hear, len(entries))]] = True
+        asked[np.flatnonzero(keep)[request_validation.wanted(recv, len(entries))]] = True
         asked |= (is_whole & asked[starts])[owner]
         wanted = order[asked]
         yield from send_wanted(self._scan, found, wanted, total=self._rows_to_search)

@@ -16,7 +16,7 @@ from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.ranges import Partition, RangeSums
 
-from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import Accumulator
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.reader import Reader
@@ -65,20 +65,20 @@ class MethodAnswer(Protocol):
     """The source's half of one method, for one exchange."""
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self | None:
+    def match(cls, opening: ParsedOpening) -> Self | None:
         """Return the answer to this opening, or None if it is for another method. Read nothing.
 
         Raises MalformedMessage or ConfigurationError if this method cannot answer it.
         """
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
         """Yield every reply but the last.
 
         An answer receives the messages that follow the opening at once before it reads a row, so
-        that malformed ones cost the database nothing. hear: returns the warehouse's next request.
+        that malformed ones cost the database nothing. recv: returns the warehouse's next request.
         Raises NullKey, ValueDoesNotFit, SnapshotLost, MalformedMessage, LimitExceeded.
         """
 
 
 # Goes on from a handover, and yields every reply but the last.
-Continuing = Callable[[Scan, Handover, Hear], Generator[pb.Reply, None, Answered]]
+Continuing = Callable[[Scan, Handover, Recv], Generator[pb.Reply, None, Answered]]

@@ -24,7 +24,7 @@ from driftline.ranges import Partition, RangeSums, estimate_differing, strata
 from source_agent.methods import request_validation
 from source_agent.methods.full_copy import send_again
 from source_agent.methods.interface import Answered, Handover, Scan
-from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Identified
@@ -38,12 +38,12 @@ class RangesCompared:
     strata: Bytes
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self:
+    def match(cls, opening: ParsedOpening) -> Self:
         """Return the answer to any opening. Raises MalformedMessage."""
         partition = opening.partition
         return cls(partition, request_validation.strata_in(opening.message, partition.ranges))
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
         totals = RangeTotals(self.partition)
         scan.fill(totals)
         sums = totals.sums
@@ -51,7 +51,7 @@ class RangesCompared:
             return Answered(sums.total, equal=True)
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         yield verdict(sums.total, differing)
-        return Handover(sums, self.partition, hear())
+        return Handover(sums, self.partition, recv())
 
 
 def differing_slots(theirs: Bytes, slots: U64, salt: Salt) -> int:
@@ -73,12 +73,12 @@ def verdict(total: Digest, differing: int, *, stuck: bytes = b"", sample: bytes 
     return pb.Reply(verdict=made)
 
 
-def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+def refine(scan: Scan, at: Handover, recv: Recv) -> Generator[pb.Reply, None, Answered]:
     """Continue with the warehouse's digests of ranges; send everything if too many rows differ.
 
     Raises MalformedMessage on another request, SnapshotLost if rows changed since the comparison.
     """
-    by, ours = request_validation.digests(at.request, hear, at.partition.ranges)
+    by, ours = request_validation.digests(at.request, recv, at.partition.ranges)
     coarse = at.sums.coarsened(by)
     differs = coarse.short_digests() != ours
     yield mismatch(differs, coarse.counts[differs])
@@ -86,7 +86,7 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
     hashed = reading & (ours != 0)
     if int(coarse.counts[hashed].sum()) > ROW_HASHES_MAX:
         yield pb.Reply(hashes_end=pb.HashesEnd(too_many=True))
-        return (yield from send_again(scan, at, hear))
+        return (yield from send_again(scan, at, recv))
     found = yield from _identify(scan, at.partition, coarse, by, reading=reading, hashed=hashed)
     total = at.sums.total
     if not found.hashes:
@@ -94,7 +94,7 @@ def refine(scan: Scan, at: Handover, hear: Hear) -> Generator[pb.Reply, None, An
         return Answered(total)
     order, hashes = found.in_order()
     yield from send_hashes(hashes)
-    wanted = order[request_validation.wanted(hear, len(hashes))]
+    wanted = order[request_validation.wanted(recv, len(hashes))]
     yield from send_wanted(scan, found, wanted, total=total.count)
     return Answered(total)
 

@@ -10,7 +10,7 @@ from source_agent.methods.full_copy import EverythingSent, send_again
 from source_agent.methods.groups import GroupsCompared
 from source_agent.methods.interface import Continuing, MethodAnswer
 from source_agent.methods.ranges import RangesCompared, refine
-from source_agent.methods.request_validation import HeardOpening
+from source_agent.methods.request_validation import ParsedOpening
 from source_agent.methods.sketch import SketchDecoded
 
 # Groups and sketches come first: they refuse an opening of no rows, which else is a load. Ranges
@@ -25,9 +25,9 @@ ANSWERS: tuple[type[MethodAnswer], ...] = (
 CONTINUATIONS: Mapping[str, Continuing] = {"whole": send_again, "digests": refine}
 
 
-def answer_to(opening: HeardOpening) -> MethodAnswer:
-    """Return the answer of the first method that recognises this opening; raises as `heard`."""
-    return next(answer for method in ANSWERS if (answer := method.heard(opening)) is not None)
+def answer_to(opening: ParsedOpening) -> MethodAnswer:
+    """Return the answer of the first method that recognises this opening; raises as `match`."""
+    return next(answer for method in ANSWERS if (answer := method.match(opening)) is not None)
 
 
 def continuation_of(request: pb.Request) -> Continuing:

@@ -3,7 +3,7 @@
 This is the only place where the source validates messages of an exchange: the other modules trust
 sizes, counts and the partition. A malformed opening is refused before anything is read. Messages in
 pieces are bounded by what was asked for, so a warehouse can neither fill the memory nor keep the
-source busy with empty pieces. Callers pass `hear`, which waits for the next request.
+source busy with empty pieces. Callers pass `recv`, which waits for the next request.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from source_agent.engines.interface import Shape
 _SALT_BYTES = _SUM_BYTES = 16
 _EMPTY = "A piece of a message holds nothing."
 
-Hear = Callable[[], pb.Request]  # waits for the warehouse's next request
+Recv = Callable[[], pb.Request]  # waits for the warehouse's next request
 CellCount = Callable[[Grid], int]  # returns the number of cells that a grid needs
 
 
 @dataclass(frozen=True, slots=True)
-class HeardOpening:
+class ParsedOpening:
     """An opening, with the fields of all methods parsed and checked.
 
     ours: the warehouse's total; partition: of the key domain, for range sums.
@@ -55,7 +55,7 @@ class HeardOpening:
     partition: Partition
 
 
-def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
+def parse_opening(opening: pb.Open, shape: Shape) -> ParsedOpening:
     """Parse the common fields; raise VersionMismatch, MalformedMessage or RecipeChanged."""
     check_protocol(opening.protocol)
     sizes = (len(opening.fragment_key), len(opening.salt), len(opening.sum))
@@ -68,7 +68,7 @@ def parse_opening(opening: pb.Open, shape: Shape) -> HeardOpening:
         )
     salt = Salt.from_bytes(opening.salt)
     ours = Digest(opening.count, int.from_bytes(opening.sum, "little"))
-    return HeardOpening(opening, shape, salt, ours, _partition(opening))
+    return ParsedOpening(opening, shape, salt, ours, _partition(opening))
 
 
 def check_release(request: pb.Request) -> None:
@@ -185,19 +185,19 @@ def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
     return Embedding(said.span, None if said.hashed else said.base)
 
 
-def units(first: pb.Request, hear: Hear, embedding: Embedding) -> tuple[UnitSums, U64]:
+def units(first: pb.Request, recv: Recv, embedding: Embedding) -> tuple[UnitSums, U64]:
     """Return the warehouse's units and their digests, uint64 [units].
 
-    first: the request that begins them; `hear` returns those that follow. Raises MalformedMessage.
+    first: the request that begins them; `recv` returns those that follow. Raises MalformedMessage.
     """
     digests = bytearray()
-    sums = UnitSums(_runs(first, hear, embedding, digests))
+    sums = UnitSums(_runs(first, recv, embedding, digests))
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
 
 
-def _runs(first: pb.Request, hear: Hear, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:
+def _runs(first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:
     keys = 0
-    for request in _pieces("units", first, hear):
+    for request in _pieces("units", first, recv):
         said = request.units
         if said.ks:
             most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - keys)
@@ -211,7 +211,7 @@ def _runs(first: pb.Request, hear: Hear, embedding: Embedding, out: bytearray) -
             raise MalformedMessage(_EMPTY)
 
 
-def cells(first: pb.Request, hear: Hear, third: int, expected: CellCount) -> tuple[Grid, Cells]:
+def cells(first: pb.Request, recv: Recv, third: int, expected: CellCount) -> tuple[Grid, Cells]:
     """Return the warehouse's cells and their grid.
 
     first: the request that begins them; third: a third of the cells of the finest table.
@@ -219,7 +219,7 @@ def cells(first: pb.Request, hear: Hear, third: int, expected: CellCount) -> tup
     """
     grid = _grid(first, third)
     data, size = bytearray(), expected(grid) * CELL_BYTES
-    for request in _pieces("cells", first, hear):
+    for request in _pieces("cells", first, recv):
         if _grid(request, third) != grid:
             raise MalformedMessage("The cells of one message were folded differently.")
         _add(data, request.cells.cells, size, request.cells.last)
@@ -233,7 +233,7 @@ def _grid(request: pb.Request, third: int) -> Grid:
     return Grid(third, request.cells.fold, request.cells.cut, request.cells.finer)
 
 
-def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, U64]:
+def digests(first: pb.Request, recv: Recv, ranges: int) -> tuple[int, U64]:
     """Return the coarsening, a power of two, and the short digests, uint64 [coarse ranges].
 
     first: the request that answered the verdict; ranges: of the finest partition.
@@ -243,7 +243,7 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, U64]:
     if coarsen >= ranges.bit_length():
         raise MalformedMessage(f"Coarsening by {coarsen} leaves no ranges to compare.")
     size = coarse_ranges(ranges, coarsen) * 8
-    for request in _pieces("digests", first, hear):
+    for request in _pieces("digests", first, recv):
         if request.digests.coarsen != coarsen:
             raise MalformedMessage("The digests of one relation were coarsened differently.")
         _add(data, request.digests.digests, size, request.digests.last)
@@ -252,13 +252,13 @@ def digests(first: pb.Request, hear: Hear, ranges: int) -> tuple[int, U64]:
     return coarsen, np.frombuffer(data, "<u8").astype(np.uint64)
 
 
-def wanted(hear: Hear, hashes: int) -> Integers:
+def wanted(recv: Recv, hashes: int) -> Integers:
     """Return which of `hashes` row hashes the warehouse wants: ascending indices, int64 [n].
 
     Raises MalformedMessage: a bitmap of another length, or another message.
     """
     data, size = bytearray(), (hashes + 7) // 8
-    for request in _pieces("wanted", hear(), hear):
+    for request in _pieces("wanted", recv(), recv):
         _add(data, request.wanted.bitmap, size + BITMAP_SLACK_BYTES, request.wanted.last)
     try:
         # zstd allocates the size that a frame declares, so check it first.
@@ -271,7 +271,7 @@ def wanted(hear: Hear, hashes: int) -> Integers:
     return np.flatnonzero(bits)
 
 
-def _pieces(kind: str, first: pb.Request, hear: Hear) -> Iterator[pb.Request]:
+def _pieces(kind: str, first: pb.Request, recv: Recv) -> Iterator[pb.Request]:
     """Yield the requests of one message up to its last piece; raise MalformedMessage on others."""
     request = first
     while True:
@@ -279,7 +279,7 @@ def _pieces(kind: str, first: pb.Request, hear: Hear) -> Iterator[pb.Request]:
         yield request
         if getattr(request, kind).last:
             return
-        request = hear()
+        request = recv()
 
 
 def _expect(kind: str, request: pb.Request) -> None:

@@ -29,7 +29,7 @@ from driftline.sketches import HASHES, Cells, Grid, pack, sampled
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
-from source_agent.methods.request_validation import CellCount, Hear, HeardOpening
+from source_agent.methods.request_validation import CellCount, ParsedOpening, Recv
 from source_agent.scan.accumulators import RangeTotals, SketchCells
 from source_agent.scan.batches import Batch, join_neighbours
 
@@ -57,7 +57,7 @@ class SketchDecoded:
     _times: int = field(default=0, init=False)  # that cells came
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self | None:
+    def match(cls, opening: ParsedOpening) -> Self | None:
         """Return the answer if the opening has a sketch. Raises MalformedMessage."""
         sketch = request_validation.sketch_of(opening.message, opening.shape)
         if sketch is None:
@@ -65,19 +65,19 @@ class SketchDecoded:
         strata = request_validation.strata_in(opening.message, HASHES * sketch.third)
         return cls(sketch, opening.partition, strata)
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered | Handover]:
-        found = yield from self._decode(scan, hear)
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+        found = yield from self._decode(scan, recv)
         if not isinstance(found, _Decoded):
             return found
         yield from self._send(scan, found)
         return Answered(found.total)
 
     def _decode(
-        self, scan: Scan, hear: Hear
+        self, scan: Scan, recv: Recv
     ) -> Generator[pb.Reply, None, _Decoded | Answered | Handover]:
         """Scan, and decode cells until they explain every difference inside the embedding."""
         # Before the scan, so that a malformed message costs the database nothing.
-        heard = self._cells(hear(), hear, len) if self.sketch.fold else None
+        received = self._cells(recv(), recv, len) if self.sketch.fold else None
         salt = scan.reader.salt
         totals = RangeTotals(self.partition)
         filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
@@ -89,8 +89,8 @@ class SketchDecoded:
         decoder = Decoder(cells, self.sketch.embedding.span, salt, check=self.sketch.check)
         is_first = True
         while True:
-            if heard is not None:
-                decoder.take(*heard)
+            if received is not None:
+                decoder.take(*received)
             if decoder.solved:
                 return _Decoded(decoder.ks, filled.outside, total)
             differing, sample = decoder.differing, b""
@@ -99,17 +99,17 @@ class SketchDecoded:
                 sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
             yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
             is_first = False
-            request = hear()
+            request = recv()
             if request.WhichOneof("message") != "cells":
                 return Handover(totals.sums, self.partition, request)
-            heard = self._cells(request, hear, decoder.cells_expected)
+            received = self._cells(request, recv, decoder.cells_expected)
 
-    def _cells(self, first: pb.Request, hear: Hear, expected: CellCount) -> tuple[Grid, Cells]:
+    def _cells(self, first: pb.Request, recv: Recv, expected: CellCount) -> tuple[Grid, Cells]:
         """Return the warehouse's grid and cells; refuse them after CELLS_TAKEN_MAX times."""
         self._times += 1
         if self._times > CELLS_TAKEN_MAX:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
-        return request_validation.cells(first, hear, self.sketch.third, expected)
+        return request_validation.cells(first, recv, self.sketch.third, expected)
 
     def _send(self, scan: Scan, found: _Decoded) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""

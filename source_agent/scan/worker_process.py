@@ -69,7 +69,7 @@ class Worker:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._heard: queue.SimpleQueue[ScanJob | int | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[ScanJob | int | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._is_over = False
@@ -78,7 +78,7 @@ class Worker:
         """Execute one job after the other until the pipe ends."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         while True:
-            job = self._heard.get()
+            job = self._received.get()
             if self._is_over or not isinstance(job, ScanJob):
                 return
             with suppress(OSError):  # the agent is gone
@@ -89,10 +89,10 @@ class Worker:
     def _listen(self) -> None:
         try:
             while True:
-                self._heard.put(self._pipe.recv())
+                self._received.put(self._pipe.recv())
         except Exception:  # it ended, or the agent is of another release
             self._is_over = True
-            self._heard.put(None)
+            self._received.put(None)
         with self._lock:
             if self._session is None:
                 os._exit(0)  # connecting cannot be interrupted
@@ -129,7 +129,7 @@ class Worker:
         reader = Reader(
             split.session, job.shape, fragment_key=job.fragment_key, salt=job.salt, tally=tally
         )
-        while isinstance(part := self._heard.get(), int):
+        while isinstance(part := self._received.get(), int):
             before = tally.rows_read
             for batch in reader.batches(split.read(part)):
                 self._pipe.send(Hashed.of(batch))

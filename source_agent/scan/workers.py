@@ -71,7 +71,7 @@ class WorkerProcess:
 
     def begin(self) -> None:
         """Begin a scan: no part is assigned, and no rows of the first part have come."""
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         self.parts: list[int] = []
         self.found: list[Hashed] = []
         self.knows_all = False
@@ -212,18 +212,18 @@ class SharedScan:
             if part is not None:
                 self._read(part)
             else:
-                self._hear(LOOK_S)
+                self._receive(LOOK_S)
                 self._split.wait()
 
     def _next(self) -> int | None:
         return self._again.pop() if self._again else next(self._fresh, None)
 
     def _read(self, part: int) -> None:
-        # Closed, so that the statement ends if `_hear` raises between two batches.
+        # Closed, so that the statement ends if `_receive` raises between two batches.
         with closing(self._reader.batches(self._split.read(part))) as batches:
             for batch in batches:
                 _add(self._accumulators, Hashed.of(batch))
-                self._hear(0)
+                self._receive(0)
 
     def _begin(self, process: WorkerProcess, job: ScanJob) -> None:
         process.begin()
@@ -241,15 +241,15 @@ class SharedScan:
         elif not process.parts and not process.knows_all:
             process.give(None)
 
-    def _hear(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         """Process the messages of the workers; wait at most `timeout_s` for the first."""
         for process in self._working[:]:
-            if time.monotonic() - process.heard_at > SILENT_S_MAX:
+            if time.monotonic() - process.received_at > SILENT_S_MAX:
                 self._lost(process, TimeoutError(f"silent for {SILENT_S_MAX:g} s"))
         pipes = {p.pipe: p for p in self._working}
         for pipe in wait(list(pipes), timeout_s):
             process = pipes[pipe]  # type: ignore[index]
-            process.heard_at = time.monotonic()
+            process.received_at = time.monotonic()
             for said in self._said(process):
                 self._take(process, said)
 

@@ -27,7 +27,7 @@ from source_agent.methods import registry
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.methods.full_copy import send_everything
 from source_agent.methods.interface import Answered, Scan
-from source_agent.methods.request_validation import Hear, HeardOpening
+from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import RangeTotals
 from tests import ROOT
 from tests.harness.agents import FRAGMENT_KEY, SALT, opening
@@ -40,12 +40,12 @@ class TotalCompared:
     """The answer to an opening by the total: rows, but no strata, no sketch and no groups."""
 
     @classmethod
-    def heard(cls, opening: HeardOpening) -> Self | None:
+    def match(cls, opening: ParsedOpening) -> Self | None:
         said = opening.message
         is_other = said.strata or said.HasField("sketch") or said.HasField("grouping")
         return cls() if said.count and not is_other else None
 
-    def replies(self, scan: Scan, hear: Hear) -> Generator[pb.Reply, None, Answered]:
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered]:
         totals = RangeTotals(uniform(2))
         scan.fill(totals)
         if totals.sums.total == scan.ours:

@@ -40,7 +40,7 @@ def cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     return [*found, data]
 
 
-def heard(requests: Sequence[pb.Request]) -> tuple[pb.Request, validation.Hear]:
+def heard(requests: Sequence[pb.Request]) -> tuple[pb.Request, validation.Recv]:
     following = iter(requests[1:])
     return requests[0], lambda: next(following, pb.Request())
 
@@ -109,17 +109,17 @@ def cells_in(parts: Sequence[bytes], fold: int = 2) -> list[pb.Request]:
 @given(pieces)
 def test_cells_are_put_together(sizes: list[int]) -> None:
     data = np.arange(2 * 15, dtype="<u4").tobytes()
-    first, hear = heard(cells_in(cut(data, sizes)))
-    grid, found = validation.cells(first, hear, 10, len)
+    first, recv = heard(cells_in(cut(data, sizes)))
+    grid, found = validation.cells(first, recv, 10, len)
     assert (grid.third, grid.fold) == (10, 2)
     assert found.to_bytes() == Cells.from_bytes(data).to_bytes() == data
 
 
 @given(pieces, st.sampled_from([-8, -1, 1, 8]))
 def test_another_number_of_cells_is_refused(sizes: list[int], more: int) -> None:
-    first, hear = heard(cells_in(cut(bytes(8 * 15 + more), sizes)))
+    first, recv = heard(cells_in(cut(bytes(8 * 15 + more), sizes)))
     with pytest.raises(MalformedMessage):
-        validation.cells(first, hear, 10, len)
+        validation.cells(first, recv, 10, len)
 
 
 # Digests
@@ -138,12 +138,12 @@ def test_digests_are_as_many_as_the_coarsening_has(sizes: list[int], by: int, mo
     count = coarse_ranges(uniform(16).ranges, by)
     values = np.arange(count, dtype="<u8") + 1
     data = (values.tobytes() + bytes(8))[: 8 * count + more]
-    first, hear = heard(digests_in(cut(data, sizes), by))
+    first, recv = heard(digests_in(cut(data, sizes), by))
     if more:
         with pytest.raises(MalformedMessage):
-            validation.digests(first, hear, 16)
+            validation.digests(first, recv, 16)
         return
-    coarsen, found = validation.digests(first, hear, 16)
+    coarsen, found = validation.digests(first, recv, 16)
     assert (coarsen, found.tolist()) == (by, values.tolist())
 
 
@@ -201,8 +201,8 @@ def units_in(parts: Sequence[list[int]], size: int, digests: int) -> list[pb.Req
 
 
 def test_units_are_put_together() -> None:
-    first, hear = heard(units_in([[1, 2, 3, 5, 7], [8, 9, 10, 20, 39]], 4, 2))
-    found, digests = validation.units(first, hear, Embedding(40, 0))
+    first, recv = heard(units_in([[1, 2, 3, 5, 7], [8, 9, 10, 20, 39]], 4, 2))
+    found, digests = validation.units(first, recv, Embedding(40, 0))
     assert (len(found), len(digests)) == (4, 4)
     assert found.all_ks().tolist() == [1, 2, 3, 5, 7, 8, 9, 10, 20, 39]
 
@@ -219,6 +219,6 @@ def test_units_are_put_together() -> None:
     ids=["a digest too few", "a digest too many", "a k too large", "a k in two units", "no size"],
 )
 def test_malformed_units_are_refused(parts: list[list[int]], size: int, digests: int) -> None:
-    first, hear = heard(units_in(parts, size, digests))
+    first, recv = heard(units_in(parts, size, digests))
     with pytest.raises(MalformedMessage):
-        validation.units(first, hear, Embedding(40, 0))
+        validation.units(first, recv, Embedding(40, 0))

@@ -673,16 +673,16 @@ def test_a_session_that_waits_for_others_is_not_idle(
     with session_of(pg) as session:
         alone, _ = scanned(session, None)
     with session_of(pg, Limits(idle_s=0.5)) as session:
-        hear, left = SharedScan._hear, [8]
+        receive, left = SharedScan._receive, [8]
 
         def slow(self: SharedScan, timeout_s: float) -> None:
             if timeout_s and left[0]:  # nothing is left to read here
                 left[0] -= 1
                 time.sleep(0.2)
             else:
-                hear(self, timeout_s)
+                receive(self, timeout_s)
 
-        monkeypatch.setattr(SharedScan, "_hear", slow)
+        monkeypatch.setattr(SharedScan, "_receive", slow)
         assert_equal(scanned(session, pool)[0], alone)
         assert left == [0]
         assert len(list(session.scan(session.describe(ITEMS)))) > 0
