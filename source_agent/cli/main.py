@@ -49,7 +49,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="Settings."
+    "--config", type=_FILE, default=Path("source.toml"), show_default=True, help="Settings file."
 )
 @click.option("--debug", is_flag=True, help="Log more and show tracebacks.")
 @click.option(
@@ -76,7 +76,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     help="Tables to publish, such as 'public.*'; repeatable. Default: all tables and views.",
 )  # fmt: skip
 @click.option("--login", help="Login of the agent. Default: that of --url.")
-@click.option("--password-file", type=_FILE, help="Password of --url. Default: prompt.")
+@click.option("--password-file", type=_FILE, help="File with the password of --url.")
 @click.option("--listen", default="127.0.0.1:7443", show_default=True, metavar="HOST:PORT")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
@@ -89,7 +89,7 @@ def init(
     listen: str,
     force: bool,
 ) -> None:
-    """Write source.toml and a script of grants from the database catalogue."""
+    """Write a first source.toml and a script of grants."""
     from source_agent.cli import init as scaffold
 
     request = scaffold.Request(config, url, patterns, login, password_file, listen, force, _prompt)
@@ -130,7 +130,7 @@ def serve(config: Path, port_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_obj
 def check(config: Path, as_json: bool) -> None:
-    """Show whether `serve` can listen, what is published, what scans cost, what the login may do.
+    """Check the address, the relations, scan costs and privileges.
 
     Reads catalogues only. Exit code: 0 if the agent can listen and serve all relations, 1 if not, 2
     if the configuration is wrong, 4 if the database is not available.
@@ -149,7 +149,7 @@ def check(config: Path, as_json: bool) -> None:
 @click.option("--login", help="Login to grant to. Default: that of database.url.")
 @click.pass_obj
 def grants(config: Path, login: str | None) -> None:
-    """Print a script that grants the least privileges; run it as yourself."""
+    """Print a script of the least grants; run it as yourself."""
     from source_agent.cli.grants import grants as script
 
     click.echo(script(*_connected(config), login=login))
@@ -158,7 +158,7 @@ def grants(config: Path, login: str | None) -> None:
 @cli.command()
 @click.pass_obj
 def explain(config: Path) -> None:
-    """Print every SQL text that this agent and its commands can issue."""
+    """Print every SQL text that the agent can issue."""
     from source_agent.cli import explain as explaining
 
     sections = explaining.explain(*_connected(config))
@@ -178,7 +178,7 @@ def explain(config: Path) -> None:
 @click.option("--warehouse-name", default="warehouse", show_default=True)
 @click.option("--days", type=int, default=825, show_default=True, help="Days of validity.")
 def enroll(directory: Path, source_names: tuple[str, ...], warehouse_name: str, days: int) -> None:
-    """Make a certificate authority and the certificates of both agents."""
+    """Make an authority and the certificates of both agents."""
     try:
         from source_agent.cli.enroll import enroll as make
     except ImportError as error:
