@@ -357,7 +357,14 @@ def test_the_session_cannot_write(legacy: Legacy, write: str) -> None:
             session.ask(write)
         text = str(caught.value).lower()
         assert any(w in text for w in ("read-only", "read only", "readonly", "not authorized"))
-    # Outside the transaction, on the connection as the driver was told to open it.
+    with session_of(legacy) as session:
+        assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_connection_cannot_write(legacy: Legacy, write: str) -> None:
+    """Outside the transaction, on the connection as the driver was told to open it."""
+    expected = filled(legacy, 3)
     with (
         session_of(legacy) as session,
         pytest.raises(legacy.write_errors, match=r"(?i)read.?only"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -179,10 +179,10 @@ def _percent(sql: str, parameters: Sequence[Any]) -> str:
     return sql.replace("?", "%s") if parameters else sql
 
 
-def legacy_of(engine: str, request: pytest.FixtureRequest, folder: Path) -> Legacy:
-    """A new legacy system: `sqlite`, `sqlite-journal`, `postgresql` or `mariadb`. Close it."""
-    if engine.startswith("sqlite"):
-        return SqliteLegacy(folder / "erp.db", wal=engine == "sqlite")
-    if engine == "postgresql":
-        return PostgresLegacy(request.getfixturevalue("postgresql"))
-    return MariaLegacy(request.getfixturevalue("mariadb"))
+# By name, as fixtures have it in their parameters: makes a new legacy system, to be closed.
+LEGACIES: dict[str, Callable[[pytest.FixtureRequest, Path], Legacy]] = {
+    "sqlite": lambda _, folder: SqliteLegacy(folder / "erp.db"),
+    "sqlite-journal": lambda _, folder: SqliteLegacy(folder / "erp.db", wal=False),
+    "postgresql": lambda request, _: PostgresLegacy(request.getfixturevalue("postgresql")),
+    "mariadb": lambda request, _: MariaLegacy(request.getfixturevalue("mariadb")),
+}

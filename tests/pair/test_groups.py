@@ -13,7 +13,7 @@ from driftline.errors import WarehouseUnavailable
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import Legacy, legacy_of
+from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair, plain
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
@@ -39,7 +39,7 @@ PART = f'read_at_most = {BUDGET}\nrequire = "fuzzy"'
     ]
 )
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = legacy_of(request.param, request, tmp_path)
+    made = LEGACIES[request.param](request, tmp_path)
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import Legacy, legacy_of
+from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair
 from warehouse_agent.refresh.job import Options
 
@@ -30,7 +30,7 @@ TYPES = {
 
 @pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = legacy_of(request.param, request, tmp_path)
+    made = LEGACIES[request.param](request, tmp_path)
     yield made
     made.close()
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness import histories
 from tests.harness.histories import DATA, Commit, History
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.pair import Pair
 from warehouse_agent import read
 from warehouse_agent.refresh.job import Options
@@ -42,13 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made: Legacy
-    if request.param == "sqlite":
-        made = SqliteLegacy(tmp_path / "erp.db")
-    elif request.param == "postgresql":
-        made = PostgresLegacy(request.getfixturevalue("postgresql"))
-    else:
-        made = MariaLegacy(request.getfixturevalue("mariadb"))
+    made = LEGACIES[request.param](request, tmp_path)
     yield made
     made.close()
 

@@ -24,7 +24,7 @@ from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
 from source_agent.scan import tile
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
 from warehouse_agent.cli import status as show
@@ -66,17 +66,11 @@ def edit(legacy: Legacy, text: str) -> None:
     legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?)", [(k, "n", 1, text) for k in (old, new)])
 
 
-@pytest.fixture(params=["sqlite", "myisam", "postgres"])
+@pytest.fixture(params=["sqlite-journal", "mariadb", "postgresql"])
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     """Two whose readers block writers, and one with snapshots."""
-    made: Legacy
-    if request.param == "sqlite":
-        made = SqliteLegacy(tmp_path / "erp.db", wal=False)
-    elif request.param == "myisam":
-        made = MariaLegacy(request.getfixturevalue("mariadb"))
-    else:
-        made = PostgresLegacy(request.getfixturevalue("postgresql"))
-    tail = " ENGINE=MyISAM" if request.param == "myisam" else ""
+    made = LEGACIES[request.param](request, tmp_path)
+    tail = " ENGINE=MyISAM" if request.param == "mariadb" else ""
     made.execute(ORDERS.replace("BIGINT", "INTEGER") + tail)
     fill(made)
     yield made

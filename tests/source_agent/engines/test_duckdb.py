@@ -16,9 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from source_agent.engines import registry
-from source_agent.engines.interface import Relation
 from source_agent.engines.registry import EngineKind
-from tests.conformance.engine_reads import filled, multiset, read, session_of
 from tests.conformance.engine_types import Case
 from tests.conformance.test_engines import (  # noqa: F401 - collected here, with this `legacy`
     test_a_query_is_a_relation,
@@ -40,6 +38,7 @@ from tests.conformance.test_engines import (  # noqa: F401 - collected here, wit
     test_odd_names_are_quoted,
     test_ranges_are_what_a_scan_has_there,
     test_ranges_may_end_early,
+    test_the_session_cannot_write,
     test_the_templates_cover_what_is_issued,
     test_wide_rows_come_in_small_batches,
 )
@@ -132,15 +131,6 @@ def legacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DuckdbLe
     made = DuckdbLegacy(tmp_path / "legacy.duckdb")
     yield made
     made.close()
-
-
-@pytest.mark.parametrize("write", ["UPDATE items SET name = 'x'", "DROP TABLE items"])
-def test_a_session_writes_nothing(legacy: DuckdbLegacy, write: str) -> None:
-    expected = filled(legacy, 3)
-    with session_of(legacy) as session, pytest.raises(duckdb.Error, match="read-only"):
-        legacy.raw_write(session, write)
-    with session_of(legacy) as session:
-        assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
 
 
 def test_a_table_is_loaded_and_refreshed(
