@@ -85,7 +85,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An engine's private instructions for reading a relation; no other room looks inside.
+    """An engine's instructions for reading a relation, private to the engine.
 
     `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` belong to the
     recipe's columns: the expression to select, and the name of its conversion to bytes. `pages` are
@@ -174,10 +174,9 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A table or view of the database, for `init`.
+    """A table or view of the database, for `init`; `table` is its name as source.toml has it.
 
-    `table` is its name as source.toml has it. `key`: the columns of a unique index, all NOT NULL,
-    if there is one and no primary key.
+    `key`: the columns of a unique index, all NOT NULL, if there is one and no primary key.
     """
 
     schema: str

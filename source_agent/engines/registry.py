@@ -1,10 +1,8 @@
 """The database engines that a URL may name, and the way from the DBA's URL to one of them.
 
-An engine is a package with a function `from_url`, and one line in `KINDS`. It is imported when a
-URL names it, because its driver may not be installed. `Engine`, `Session` and, where it can split a
-scan, `Split` in `interface` are what it implements; `tests/conformance` tests it.
-
-SQLAlchemy parses the URL, and that is all it is used for; see `interface`.
+An engine is a package with a function `from_url`, and one line in `KINDS`; it implements
+`interface`, and `tests/conformance` tests it. It is imported when a URL names it, because its
+driver may not be installed. SQLAlchemy only parses the URL.
 """
 
 from __future__ import annotations

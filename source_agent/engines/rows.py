@@ -187,7 +187,8 @@ class RowEncoder:
         except _UNFIT:
             rows = self._one_by_one(columns, block)
         if max(map(len, rows)) > ROW_BYTES_MAX:
-            raise self._too_large(block, rows)
+            row, raw = max(zip(rows, block, strict=True), key=lambda pair: len(pair[0]))
+            raise _too_large(self._shape, self._key(raw), len(row))
         return rows
 
     def _one_by_one(self, columns: Sequence[Values], block: Sequence[tuple[Any, ...]]) -> Rows:
@@ -231,10 +232,6 @@ class RowEncoder:
 
     def _key(self, row: tuple[Any, ...]) -> str:
         return ", ".join(map(_printable, row[: self._shape.recipe.key_columns]))
-
-    def _too_large(self, block: Sequence[tuple[Any, ...]], rows: Rows) -> LimitExceeded:
-        row = max(zip(map(len, rows), block, strict=True), key=lambda pair: pair[0])[1]
-        return _too_large(self._shape, self._key(row), max(map(len, rows)))
 
 
 def row_encoder(

@@ -24,7 +24,7 @@ from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
 from source_agent.scan import tile
-from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
+from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
 from warehouse_agent.cli import status as show

@@ -269,5 +269,5 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.recipe.integer_key:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
-    catalogue = (settings.SHOWN, *types.CATALOGUE, *CATALOGUE)
-    return list(dict.fromkeys([*STATEMENTS, *catalogue, *reads]))
+    issued = (*settings.STATEMENTS, *STATEMENTS, *types.CATALOGUE, *CATALOGUE, *reads)
+    return list(dict.fromkeys(issued))

@@ -10,17 +10,41 @@ from __future__ import annotations
 from typing import Final
 
 from source_agent.engines.interface import Ask, Limits, Relation, TimeLimit
-from source_agent.engines.mariadb.sql import (
-    DRIVER,
-    SETTINGS,
-    STATEMENT_TIMEOUTS,
-    TIME_LIMITS,
-    TIMEOUTS,
-    VERSION,
-)
 from source_agent.engines.relations import changed_setting
 
 Shown = tuple[str | None, ...]
+
+# Text forms and the meaning of a DBA's query depend on these.
+SETTINGS: Final = (
+    "SET SESSION sql_mode = ''",
+    "SET SESSION time_zone = '+00:00'",
+    "SET SESSION lc_time_names = 'en_US'",
+    "SET SESSION div_precision_increment = 4",
+    "SET SESSION group_concat_max_len = 67108864",
+    "SET SESSION sql_select_limit = 18446744073709551615",  # else SELECT may leave rows out
+    "SET SESSION max_sort_length = 4096",  # more than a key can have: pages follow its order
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "SET SESSION TRANSACTION READ ONLY",
+)
+# Limits of time: those of the server or the account are only tightened.
+TIMEOUTS: Final = tuple(
+    f"SET SESSION {name} = CAST(LEAST(@@SESSION.{name}, %s) AS UNSIGNED)"
+    for name in ("lock_wait_timeout", "innodb_lock_wait_timeout", "wait_timeout")
+)
+STATEMENT_TIMEOUTS: Final = {  # by whether it is MariaDB: seconds there, milliseconds in MySQL
+    True: "SET SESSION max_statement_time = "
+    "LEAST(COALESCE(NULLIF(@@SESSION.max_statement_time, 0), %s), %s)",
+    False: "SET SESSION max_execution_time = "
+    "CAST(LEAST(COALESCE(NULLIF(@@SESSION.max_execution_time, 0), %s), %s) AS UNSIGNED)",
+}
+# SHOW answers in text: a name, and seconds (milliseconds for max_execution_time).
+TIME_LIMITS = (
+    "SHOW SESSION VARIABLES WHERE Variable_name IN ('max_statement_time', 'max_execution_time', "
+    "'lock_wait_timeout', 'innodb_lock_wait_timeout', 'wait_timeout', 'idle_transaction_timeout', "
+    "'idle_readonly_transaction_timeout', 'net_write_timeout')"
+)
+VERSION = "SELECT VERSION()"
+DRIVER: Final = ("SET NAMES utf8mb4", "SET AUTOCOMMIT = 1")  # PyMySQL issues them to connect
 
 WATCHED: Final = (
     "time_zone",
@@ -36,6 +60,8 @@ WATCHED: Final = (
     "character_set_results",
 )
 SHOWN = f"SELECT {', '.join(f'@@SESSION.{name}' for name in WATCHED)}"
+PINNING: Final = (*DRIVER, *SETTINGS, *TIMEOUTS, *STATEMENT_TIMEOUTS.values())
+STATEMENTS: Final = (*PINNING, TIME_LIMITS, VERSION, SHOWN)
 
 _IDLE: Final = {"wait_timeout", "idle_transaction_timeout", "idle_readonly_transaction_timeout"}
 _ZERO_IS_AT_ONCE: Final = {"lock_wait_timeout", "innodb_lock_wait_timeout"}

@@ -3,7 +3,7 @@
 The text protocol's text is exact for every type but FLOAT, which the server rounds to six digits:
 it is read as a double, and packed as a single.
 
-Invariants: a column is read in a form whose text is lossless under `sql.SETTINGS`, or refused by
+Invariants: a column is read in a form whose text is lossless under `settings`, or refused by
 name; zero dates are refused by value. Text in a character set that Unicode does not hold completely
 is refused: the server would write `?`, and a change between two such characters would be missed.
 The server writes a negative zero as `0` in every numeric form (tried on 10.11.19, where a FLOAT

@@ -1,7 +1,6 @@
 """SQLite: what the process may do to the file, what a scan costs, what to grant, what errors mean.
 
-SQLite has no logins. Least privilege is the file's owner and mode, and the account that the agent
-runs under.
+SQLite has no logins: least privilege is the file's owner and mode, and the agent's own account.
 """
 
 from __future__ import annotations
