@@ -53,9 +53,9 @@ class Fingerprint(Enum):
 class Relation:
     """A relation that the DBA published: a table, or a SELECT of hers. Exactly one of them is set.
 
-    `key` and `columns` are None where the file leaves them to the primary key and to all columns.
+    `key` None means the primary key, `columns` None all columns.
     `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
-    `types` overrides declared types where an engine cannot know them (expressions in SQLite).
+    `types` overrides declared types that an engine cannot know (expressions in SQLite).
     """
 
     name: str

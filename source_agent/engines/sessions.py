@@ -19,7 +19,7 @@ _ASKING = frozenset({"ask", "row_description", "fields"})  # each takes the SQL 
 
 
 class SnapshotSession:
-    """Base of a session with one snapshot, read by one connection, whose readers block nobody.
+    """Base of a session with one snapshot, read by one connection, whose readers block no writer.
 
     An engine whose snapshot can change counts `generation` itself.
     """
@@ -37,7 +37,7 @@ class SnapshotSession:
         return None
 
     def pause(self) -> None:
-        """Do nothing: readers block nobody."""
+        """Do nothing: readers block no writer."""
 
     def note_consistency(self, shape: Shape) -> None:
         """Note that a relation is about to be read, perhaps without a snapshot."""
@@ -81,7 +81,9 @@ def attempted(
 
     Args:
         describe: the engine's own function, which takes a session and a relation.
-        refusals: the driver's error, where the session does not translate it.
+        session: the session to describe with; the texts it is asked are recorded.
+        relation: as the DBA published it.
+        refusals: the driver's error, if the session does not translate it.
     """
     issued: list[str] = []
     with contextlib.suppress(DriftlineError, refusals):  # the caller has met and shown it

@@ -1,8 +1,8 @@
 """A minimal engine: DuckDB, in one module, which `test_duckdb` registers.
 
-It shows how little an engine is: a session, its engine and `from_url`. Every column is read as the
-text that DuckDB writes, and encoded by the contract. DuckDB locks its file against other processes,
-so the owner of a test writes through another connection of this one.
+It shows the least that an engine needs: a session, its engine and `from_url`. Every column is read
+as the text that DuckDB writes, and encoded by the contract. DuckDB locks its file against other
+processes, so the owner of a test writes through another connection of this process.
 
 Invariants: reads are in one READ ONLY transaction. Relations are described on a connection of their
 own, because an error ends DuckDB's transaction.
