@@ -136,7 +136,9 @@ class Ours:
             assert inside.all()
             self.cells.add(ks, self._mixed.m0, SALT)
         self.listed = 0
-        self.grouped = units.grouped(self._where, self._mixed) if units else None
+        self.grouped, self.rest = None, Digest()
+        if units is not None:
+            self.grouped, self.rest = units.grouped(self._where, self._mixed)
 
     def digest(self, rows: Sequence[bytes]) -> Digest:
         return mix(SALT, *self.fingerprints(rows)).digest()
@@ -146,7 +148,7 @@ class Ours:
     ) -> OurSide:
         """Return our half of the exchange, as an opening would reduce it."""
         if self.grouped is not None:
-            return GroupSide(self.grouped, self.sums.total, self)
+            return GroupSide(self.grouped, self.sums.total, self, self.rest)
         costs = Costs(prices, line, self.recipe.integer_key, forced)
         ranges = RangeSide(self.partition, self.sums, self, costs)
         if self.sketch is None or self.cells is None:
@@ -198,7 +200,7 @@ class Units:
     wait_bytes: int = 0
     part: PartOf | None = None
 
-    def grouped(self, where: np.ndarray, mixed: Mixed) -> Grouped:
+    def grouped(self, where: np.ndarray, mixed: Mixed) -> tuple[Grouped, Digest]:
         ks, inside = self.embedding.embed(where, SALT)
         assert inside.all()
         distinct = np.unique(ks)
@@ -213,16 +215,10 @@ class Units:
             at += run.units
         none = np.zeros(0, np.uint64)
         rest = Mixed(mixed.m0[~named], mixed.m1[~named]).digest()
-        hot = np.setdiff1d(distinct, sums.all_ks()) if self.part is None else none
-        return Grouped(
-            self.embedding,
-            tuple(pieces),
-            hot,
-            self.row_bytes,
-            self.wait_bytes,
-            rest if self.part else Digest(),
-            self.part,
-        )
+        ungrouped = np.setdiff1d(distinct, sums.all_ks()) if self.part is None else none
+        costs = (self.row_bytes, self.wait_bytes)
+        grouped = Grouped(self.embedding, tuple(pieces), ungrouped, *costs, self.part)
+        return grouped, rest if self.part else Digest()
 
 
 class Pair:

@@ -18,7 +18,7 @@ from tests.harness.pair import Pair, plain
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods import units
-from warehouse_agent.methods.groups import TURN
+from warehouse_agent.methods.units import TURN
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from driftline.digests import Digest
@@ -36,6 +37,7 @@ class ByTotal:
 
     method, stalls = Method.FULL, False
     compared = rest = Digest()
+    notes: ClassVar[dict[str, object]] = {}
 
     def supports(self, known: Known) -> bool:
         return bool(known.rows) and isinstance(known.scope, Whole)
@@ -52,9 +54,6 @@ class ByTotal:
     def reduce(self, copy: WorkingCopy) -> ByTotal:
         self.compared = digests.total(copy.spark, copy.files, copy.layout, copy.salt)
         return self
-
-    def notes(self) -> dict[str, object]:
-        return {}
 
     def open(self, talk: Talk) -> Step:
         talk.open(self.compared, everything())

@@ -1,9 +1,8 @@
 """The warehouse's half of an exchange about one relation (protocol, section 9).
 
-`Talk` sends, receives and counts over two callables, so that tests drive it without a network. It
-says what every opening says, keeps the frames that come, and makes the end of the relation an
-`Outcome`; what is sent between the two is for the methods. The stream carries the snapshot. Nothing
-here touches Spark, and nothing here knows which methods there are.
+`Talk` sends, receives and counts over a `Wire`, so that tests run it without a network. It sends
+what all openings have in common, keeps the frames that come, and returns an `Outcome` at the end of
+the relation; the methods send what lies between. Nothing here uses Spark or knows a method.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Wire(Protocol):
 
     @property
     def agreed(self) -> Agreement:
-        """Return the protocol and the features that both sides have."""
+        """Return the protocol and the features that both sides support."""
 
     def send(self, request: pb.Request) -> None:
         """Send a request."""
@@ -53,9 +52,9 @@ class Wire(Protocol):
 class Terms:
     """Terms of an exchange that do not depend on the method.
 
-    `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` bounds
-    what may be staged, None where nothing does; `within` are the first and last position of a tile,
-    both inclusive.
+    `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` is what
+    may be staged, None for no limit; `within` are the first and last position of a tile, both
+    inclusive.
     """
 
     relation: str
@@ -69,7 +68,11 @@ class Terms:
 
 
 class Talk:
-    """One relation of one stream. `round_trips` are counted by the methods."""
+    """The exchange about one relation of a stream.
+
+    The methods count `round_trips`. `ended` is True once the source has ended this relation, so
+    that the next may follow in the stream.
+    """
 
     def __init__(
         self,
@@ -80,9 +83,7 @@ class Talk:
         progress: Callable[[pb.Progress], None],
     ) -> None:
         self.terms = terms
-        self.round_trips = 1
-        # Whether the source has ended this relation, so that the next may follow in the stream.
-        self.ended = False
+        self.round_trips, self.ended = 1, False
         self.admission = FrameAdmission(terms.recipe, terms.salt, room=terms.room)
         self._wire, self._keep, self._progress = wire, keep, progress
         self._shipping = pb.Progress(phase="ship", rows_expected=terms.rows_expected)
@@ -98,7 +99,7 @@ class Talk:
         sketch: pb.Sketch | None = None,
         grouping: pb.Grouping | None = None,
     ) -> None:
-        """Send the opening of a comparison with the rows that `ours` is the digest of."""
+        """Send the opening; `ours` is the digest of our rows that are compared."""
         self._ours = ours
         terms, agreed, starts = self.terms, self._wire.agreed, partition.starts
         within = terms.within
@@ -126,7 +127,7 @@ class Talk:
         self._wire.send(request)
 
     def receive(self) -> pb.Reply:
-        """Return the next reply that is neither progress nor rows; those are dealt with here.
+        """Return the next reply that is neither progress nor rows; handle those here.
 
         Raises:
             DriftlineError: whatever the source refused with, or a broken line, message or frame.
@@ -147,24 +148,27 @@ class Talk:
                 return reply
 
     def collect(self, embedding: Embedding, among: U64 | None = None) -> ShippedKeys:
-        """Collect the k of the rows that come from now on; `among`, uint64 [n] ascending, are the
-        only ones that count."""
+        """Collect the k of the rows that come from now on.
+
+        Args:
+            among: the only k to be collected, uint64 [n] ascending; None: all.
+        """
         self._keys = ShippedKeys(self.terms, embedding, among)
         return self._keys
 
     def stop_collecting(self) -> None:
-        """Collect no k from now on."""
+        """Stop collecting the k of rows that come."""
         self._keys = None
 
     def finished(self, reply: pb.Reply, difference: Difference | None, method: Method) -> Outcome:
-        """Return the outcome that the end of the relation tells.
+        """Return the outcome of the comparison, from the source's last reply.
 
         Args:
-            difference: what was found; None: nothing was said to differ.
+            difference: what was found; None: the source named no difference.
 
         Raises:
-            MalformedMessage: the reply is no end, or the source's rows are not ours though nothing
-                was said to differ.
+            MalformedMessage: the reply is not the end, or the source's rows are not ours although
+                it named no difference.
         """
         if reply.WhichOneof("message") != "finished":
             raise MalformedMessage("The end of the relation was expected.")
@@ -206,7 +210,7 @@ class Talk:
 
 
 class ShippedKeys:
-    """The k of the rows that came and lie inside an embedding, which may replace rows of ours."""
+    """The k of the rows that came and lie inside an embedding; they may replace our rows."""
 
     def __init__(self, terms: Terms, embedding: Embedding, among: U64 | None) -> None:
         self._terms, self._embedding, self._among = terms, embedding, among
@@ -221,13 +225,13 @@ class ShippedKeys:
         self._ks.append(ks[inside] if self._among is None else _among(ks[inside], self._among))
 
     def replaced(self, gone: U64) -> BelowKeys:
-        """Return that our rows below all of these k are replaced, and those below `gone`, uint64
-        [n], below which the source has none."""
+        """Return that our rows of all collected k are replaced, and those of `gone`, uint64 [n],
+        for which the source has no row."""
         return BelowKeys(np.unique(np.concatenate([*self._ks, gone])), self._embedding)
 
 
 def _among(ks: U64, named: U64) -> U64:
-    """Return those of these k that are among the named, which ascend."""
+    """Return the k that are among the named, uint64 [n] ascending."""
     if not len(named):
         return named
     at = np.minimum(np.searchsorted(named, ks), len(named) - 1)

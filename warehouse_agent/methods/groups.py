@@ -1,14 +1,14 @@
-"""The group method: units of our rows up, and what the source makes of them (protocol, section 9).
+"""The group method: units of our rows, each compared as one (protocol, section 9).
 
-After Lu, Liu and Hyland, section VI. Insertions came as rows of keys that nobody named, deletions
-come as keys; units that differ come whole, or as row hashes, where those that lost keys are hashed
-again without them before they are compared. In that last case our rows below the keys of the units
-that differ are listed, once.
+After Lu, Liu and Hyland, section VI. We send the keys and a digest of each unit. The source ships
+rows whose keys were not named (insertions) and sends keys that it lacks (deletions). A unit that
+differs is shipped whole, or its row hashes are sent. A unit that lost keys is hashed again without
+them before it is compared; then our rows of the units that differ are listed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,12 +36,10 @@ from warehouse_agent.planning.choice import Method, everything
 from warehouse_agent.tasks.difference import BelowKeys, ListedRows
 from warehouse_agent.tasks.digests import Listing
 
-TURN = "turn_from"  # of a fragment's notes: the position after the last window of a part
-
 
 @dataclass(frozen=True, slots=True)
 class UnitPiece:
-    """Units as they travel: keys in each, the list of keys, a digest for each unit."""
+    """Units as they are sent: keys in each, the list of all keys, a digest for each unit."""
 
     size: int
     ks: bytes
@@ -50,8 +48,12 @@ class UnitPiece:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Limits of a part, beside the named keys: ranges of positions, int64 [n]
-    each, both ends inclusive; and the most rows of all that may be read."""
+    """The limits of a part beside the named keys.
+
+    Attributes:
+        first, last: ranges of positions to be read, int64 [n] each, both ends inclusive.
+        rows_max: the most rows that may be read, named ones included.
+    """
 
     first: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
@@ -60,15 +62,19 @@ class PartOf:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Our side in units. `hot`: k, uint64 [n] ascending, of our rows in no unit, which are replaced
-    without being compared; `rest`: the digest of our rows that are left as they are."""
+    """Our rows in units.
+
+    Attributes:
+        ungrouped: k, uint64 [n] ascending, of our rows in no unit: replaced, never compared.
+        row_bytes, wait_bytes: costs of a row and of a round trip; they decide if hashes are sent.
+        part: None if all rows are compared.
+    """
 
     embedding: Embedding
     pieces: tuple[UnitPiece, ...]
-    hot: U64
+    ungrouped: U64
     row_bytes: int
     wait_bytes: int
-    rest: Digest = field(default_factory=Digest)
     part: PartOf | None = None
 
     def described(self) -> pb.Grouping:
@@ -103,28 +109,20 @@ class Grouped:
         )
 
     def ours(self) -> U64:
-        """Return the k, uint64 [n] ascending, below which rows of ours may be replaced."""
-        return np.union1d(self.sums().all_ks(), self.hot)
+        """Return the k, uint64 [n] ascending, of our rows that may be replaced."""
+        return np.union1d(self.sums().all_ks(), self.ungrouped)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSide:
-    """Our side in units. `compared` is the digest of the rows in units or hot; `next_turn` is the
-    position where the window of the next part begins, once this one is done."""
+    """Our side in units. `compared` is the digest of our rows that may be replaced, `rest` that of
+    all others, which only a part has."""
 
     grouped: Grouped
     compared: Digest
     lister: Lister
-    next_turn: int | None = None
-
-    @property
-    def rest(self) -> Digest:
-        """The digest of our rows that a part leaves as they are."""
-        return self.grouped.rest
-
-    def notes(self) -> dict[str, object]:
-        """Return where the next part goes on."""
-        return {} if self.grouped.part is None else {TURN: self.next_turn}
+    rest: Digest = field(default_factory=Digest)
+    notes: Mapping[str, object] = field(default_factory=dict)
 
     def open(self, talk: Talk) -> Step:
         """Open with units, and compare those that differ row by row."""
@@ -133,9 +131,8 @@ class GroupSide:
         talk.open(self.compared, everything(), grouping=grouped.described())
         for request in grouped.requests():
             talk.send(request)
-        # Below k that are none of ours there is nothing to replace, however many rows the source
-        # has there. A part has a budget, and rows that were left: one of these that came must fail
-        # the proof.
+        # Rows of other k replace nothing of ours, however many come. But if a part receives a row
+        # that we did not compare, the proof must fail.
         among = grouped.ours() if grouped.part is None else None
         keys = talk.collect(grouped.embedding, among)
         reply = talk.receive()
@@ -145,13 +142,13 @@ class GroupSide:
             reply = talk.receive()
         elif reply.HasField("deleted"):
             gone = gone_of(grouped, reply)
-            difference = keys.replaced(np.concatenate([gone, grouped.hot]))
+            difference = keys.replaced(np.concatenate([gone, grouped.ungrouped]))
             reply = talk.receive()
         found = talk.finished(reply, difference, Method.GROUP)
         if grouped.part is None:
             return found
-        # What was not compared is as old as it is.
-        return replace(found, theirs=found.theirs + grouped.rest, consistency="fuzzy")
+        # The rows that were not compared are older.
+        return replace(found, theirs=found.theirs + self.rest, consistency="fuzzy")
 
 
 def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) -> ListedRows:
@@ -181,15 +178,15 @@ def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) ->
     if (lost & ~differs).any() or int(entries.sum()) != len(hashes):
         raise MalformedMessage("The source sent another number of row hashes than it said.")
     unit_of = np.repeat(np.flatnonzero(differs), entries)
-    ks = np.union1d(units.ks_of(differs), grouped.hot)
+    ks = np.union1d(units.ks_of(differs), grouped.ungrouped)
     listed = lister.list_keys(grouped.embedding, ks)
     ours = units.find(listed.ranges.astype(np.uint64))
     is_gone = np.isin(listed.ranges.astype(np.uint64), gone)
     is_lost = lost[unit_of]
     again = _same_again(units, lost, listed, np.where(is_gone, -1, ours), unit_of, hashes, is_lost)
     wanted = is_lost & ~again[unit_of]
-    # Rows in no unit are deleted, as are those that are gone; units that differ without what is
-    # gone are replaced.
+    # Rows in no unit and deleted rows are removed; a unit that lost keys and still differs is
+    # replaced.
     removed = (ours < 0) | is_gone | (lost & ~again)[np.maximum(ours, 0)]
     singly = (ours >= 0) & ~lost[np.maximum(ours, 0)]
     alone, asked = multiset_difference(
@@ -203,7 +200,7 @@ def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) ->
 
 
 def gone_of(grouped: Grouped, reply: pb.Reply) -> U64:
-    """Return the k, uint64 [n], below which the source has no row. Raises MalformedMessage."""
+    """Return the k, uint64 [n], for which the source has no row. Raises MalformedMessage."""
     if reply.WhichOneof("message") != "deleted":
         raise MalformedMessage("The deleted keys were expected.")
     most = min(len(grouped.pieces) * UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX)
@@ -219,8 +216,11 @@ def _same_again(
     hashes: U64,
     is_lost: Bools,
 ) -> Bools:
-    """Which units, bool [units], are equal without the keys that they lost. `ours`: the unit of
-    each listed row, −1 for those that are gone."""
+    """Return which units, bool [units], are equal without the keys that they lost.
+
+    Args:
+        ours: the unit of each listed row, int64 [listed]; −1 for deleted rows.
+    """
     sums, counts = np.zeros(len(units), np.uint64), np.zeros(len(units), np.int64)
     mine = ours >= 0
     np.add.at(sums, ours[mine], listed.hashes[mine])
@@ -232,6 +232,6 @@ def _same_again(
 
 
 def _with(first: pb.Reply, receive: Receive) -> Receive:
-    """`receive`, with a reply that came already before the others."""
+    """Return a function that returns `first`, then what `receive` returns."""
     held = [first]
     return lambda: held.pop() if held else receive()

@@ -1,12 +1,12 @@
-"""The two roles of a method: an opening, and a continuation where an opening stalled.
+"""The two roles of a method: an opening, and a continuation after an opening that stalled.
 
-An opening plans a refresh, reduces our side and begins the exchange; it ends in an `Outcome`, or in
-`Stalled` when the source said that the sides differ and waits. Then continuations offer to go on,
-the cheapest is chosen (`planning.choice`), and it ends in an outcome or stalls again.
+An opening plans a refresh, reduces our side and begins the exchange. It returns an `Outcome`, or
+`Stalled` when the source said that both sides differ and waits. Then every continuation makes an
+offer and the cheapest goes on (`planning.choice`); it returns an outcome or stalls again.
 
-`OurSide` is our half of one exchange, reduced before the stream opens. An opening that may stall
-has range sums in it (`Ranged`), because every continuation needs them. All of it is frozen: what
-counts messages and rows is `Talk`.
+`OurSide` is our half of one exchange, reduced before the stream opens. If the opening may stall, it
+has range sums (`Ranged`), because every continuation needs them. All of this is frozen: `Talk`
+counts messages and rows.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from warehouse_agent.tasks.digests import Listing
 
 
 class Lister(Protocol):
-    """Lists rows of ours; asked at most once in an exchange, while the source waits."""
+    """Lists our rows; called at most once in an exchange, while the source waits."""
 
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         """Return our rows in the chosen ranges, bool [ranges], coarsened by `by`."""
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
-        """Return our rows below these k, uint64 [n] ascending."""
+        """Return our rows whose k is one of `ks`, uint64 [n] ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingCopy:
-    """The rows of ours that are compared, always a set of files; lists rows for `Lister`.
+    """Our rows that are compared, always a set of files; each listing is one Spark job.
 
     `probability_sql` is Spark SQL for the probability that a row was updated; `notes` are those of
-    earlier refreshes; `phase` notes the time that a phase takes; `within` bounds what is listed to
-    the first and last position of a tile, both inclusive.
+    earlier refreshes; `phase` measures the time of a phase; `within` are the first and last
+    position of a tile, both inclusive, and no other rows are listed.
     """
 
     spark: SparkSession
@@ -65,21 +65,19 @@ class WorkingCopy:
 
     @property
     def rows(self) -> int:
-        """The number of rows in all files."""
+        """Return the number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
-        """Return our rows in the chosen ranges, bool [ranges]; one Spark job."""
+        place = digests.in_ranges(partition, by, chosen, self.within)
         with self.phase("list"):
-            place = digests.in_ranges(partition, by, chosen, self.within)
             return digests.list_rows(
                 self.spark, self.files, self.layout, place, self.salt, within=self.within
             )
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
-        """Return our rows below these k, uint64 [n] ascending; one Spark job."""
+        place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
         with self.phase("list"):
-            place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
             return digests.list_rows(self.spark, self.files, self.layout, place, self.salt)
 
 
@@ -88,22 +86,23 @@ class OurSide(Protocol):
 
     @property
     def compared(self) -> Digest:
-        """The digest of our rows that the exchange is about."""
+        """Return the digest of our rows that the exchange compares."""
 
     @property
     def rest(self) -> Digest:
-        """The digest of our rows that are left as they are."""
+        """Return the digest of our other rows, which are kept without being compared."""
 
-    def notes(self) -> dict[str, object]:
+    @property
+    def notes(self) -> Mapping[str, object]:
         """Return notes to keep once the refresh is done."""
 
     def open(self, talk: Talk) -> Step:
-        """Send the opening and what follows it at once, and hear what the source makes of it."""
+        """Send the opening and what follows it at once; receive the source's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranged:
-    """Our sums over the ranges of a partition; `lister` lists the rows that were added up."""
+    """Our sums over the ranges of a partition; `lister` lists the rows in them."""
 
     partition: Partition
     sums: RangeSums
@@ -115,7 +114,7 @@ class Ranged:
 class Stalled:
     """The source knows that both sides differ and waits for a continuation.
 
-    `more_cells` sends the cells of a grid that it has not; None after an opening without a sketch.
+    `more_cells` sends the cells of a grid that the source lacks; None where there is no sketch.
     """
 
     at: Disagreement
@@ -133,36 +132,39 @@ class ScanPlan(Protocol):
         """Reduce the working copy to our side of the exchange, in Spark."""
 
 
-Offers = Callable[[Disagreement], list[PricedChoice]]  # of each continuation that can go on
+Offers = Callable[[Disagreement], list[PricedChoice]]  # one of each continuation that can go on
+Priced = tuple[tuple[Candidate, ...], str]  # candidates, and the name of the one to be taken
 
 
 class Opening(Protocol):
-    """A way to begin a refresh. Pure, but for what its plan does."""
+    """A way to begin a refresh. Pure; Spark runs only in `ScanPlan.reduce`."""
 
     method: Method
-    # Whether it may end in `Stalled`: then continuations are among its candidates.
-    stalls: bool
+    stalls: bool  # may return `Stalled`: then continuations are among its candidates
 
     def supports(self, known: Known) -> bool:
-        """Return True if a refresh of this scope can be opened so."""
+        """Return True if this opening can begin a refresh of this scope."""
 
     def price(
         self, known: Known, expected: Expected | None, changed: int, offers: Offers
-    ) -> tuple[tuple[Candidate, ...], str]:
-        """Return "nothing changed", the candidates where `changed` rows did, and the name of the
-        one that a refresh would go."""
+    ) -> Priced:
+        """Return the candidates: the first for no change, the others for `changed` rows.
+
+        Raises:
+            ConfigurationError: groups are asked for, and cannot name so many rows.
+        """
 
     def plan(self, known: Known, expected: Expected | None) -> ScanPlan:
-        """Plan the opening; `expected` are the changes, None where nothing is known of them."""
+        """Plan the opening for the expected changes; None: nothing is known of them."""
 
 
 class Continuation(Protocol):
-    """A way to go on where an opening stalled."""
+    """A way to go on after an opening that stalled."""
 
     method: Method
 
     def offer(self, at: Disagreement) -> PricedChoice | None:
-        """Return what going on this way takes; None: it cannot. Pure."""
+        """Return the price of this way; None: it is not possible. Pure."""
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
-        """Send what was chosen, and hear what the source makes of it."""
+        """Send what was chosen; receive the source's answer."""

@@ -1,14 +1,16 @@
-"""The range method: strata up with the opening, digests of ranges up where they differ, row hashes
-down, and what is wanted named bit by bit (Carnes and Hanson, refined by row hashes).
+"""The range method (Carnes and Hanson, refined by row hashes).
 
-Row hashes are compared as multisets, range by range: what only the source has is wanted, what only
-the warehouse has is removed. Our rows in the ranges that differ are listed once.
+The opening sends strata of our range sums. If both sides differ, we send digests of ranges, the
+source answers with row hashes of the ranges that differ, and we name the wanted rows bit by bit.
+Row hashes are compared as multisets, range by range: rows that only the source has are wanted, rows
+that only the warehouse has are removed. Our rows in the ranges that differ are listed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +23,15 @@ from driftline.limits import DIGESTS_PER_MESSAGE, MESSAGE_BYTES_MAX, RANGES_MAX,
 from driftline.ranges import Partition, RangeSums, strata
 
 from warehouse_agent.methods.conversation import Talk
-from warehouse_agent.methods.interface import Offers, Ranged, Stalled, Step, WorkingCopy
-from warehouse_agent.planning.candidates import (
-    Candidate,
-    Known,
-    Whole,
-    in_tiles,
-    stalled_ways,
+from warehouse_agent.methods.interface import (
+    Offers,
+    Priced,
+    Ranged,
+    Stalled,
+    Step,
+    WorkingCopy,
 )
+from warehouse_agent.planning.candidates import Known, Whole, in_tiles, stalled_ways
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (
     Choice,
@@ -48,26 +51,21 @@ from warehouse_agent.tasks.digests import Listing
 Hashes = npt.NDArray[np.uint64]
 Receive = Callable[[], pb.Reply]
 
-COUNT_BYTES = 4  # of the rows in one differing range
+COUNT_BYTES = 4  # size of the number of rows in one differing range
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSide(Ranged):
     """Our side in ranges."""
 
-    rest = Digest()
+    rest: ClassVar[Digest] = Digest()
+    notes: ClassVar[Mapping[str, object]] = {}
 
     @property
     def compared(self) -> Digest:
-        """The digest of our rows."""
         return self.sums.total
 
-    def notes(self) -> dict[str, object]:
-        """Return no notes."""
-        return {}
-
     def open(self, talk: Talk) -> Step:
-        """Open with strata of the range sums. Raises MalformedMessage."""
         slots = self.sums.short_digests()
         talk.open(self.compared, self.partition, strata=strata(slots, talk.terms.salt).tobytes())
         reply = talk.receive()
@@ -78,7 +76,7 @@ class RangeSide(Ranged):
         return Stalled(self.disagreement(reply.verdict), self)
 
     def disagreement(self, verdict: pb.Verdict, stall: Stall | None = None) -> Disagreement:
-        """Return what a verdict says; `stall` is the sketch that the source holds."""
+        """Return what is known after a verdict; `stall` is the sketch that the source holds."""
         return Disagreement(
             self.costs,
             ours=Digest(self.compared.count + self.costs.rows_lost),
@@ -95,23 +93,16 @@ class RangeOpening:
     method, stalls = Method.RANGE, True
 
     def supports(self, known: Known) -> bool:
-        """Return True if there are rows, and all are compared."""
         return bool(known.rows) and isinstance(known.scope, Whole | Tiled)
 
     def price(
-        self,
-        known: Known,
-        expected: Expected | None,  # noqa: ARG002
-        changed: int,
-        offers: Offers,
-    ) -> tuple[tuple[Candidate, ...], str]:
-        """Return the ways from strata of ranges, or all tiles of a pass."""
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> Priced:
         if isinstance(known.scope, Tiled):
             return in_tiles(known, known.scope, changed)
         return stalled_ways(known, None, changed, offers)
 
-    def plan(self, known: Known, expected: Expected | None) -> RangePlan:  # noqa: ARG002
-        """Return the plan of sums over the partition."""
+    def plan(self, known: Known, expected: Expected | None) -> RangePlan:
         return RangePlan(known.partition, known.costs)
 
 
@@ -126,9 +117,8 @@ class RangePlan:
         """Add up the working copy; one Spark job, none where it is empty."""
         sums = RangeSums(self.partition.ranges)
         if copy.files:
-            sums = digests.reduced(
-                copy.spark, copy.files, copy.layout, self.partition, copy.salt
-            ).ranges
+            place = (copy.spark, copy.files, copy.layout, self.partition, copy.salt)
+            sums = digests.reduced(*place).ranges
         return RangeSide(self.partition, sums, copy, self.costs)
 
 
@@ -138,11 +128,9 @@ class RangeDigests:
     method = Method.RANGE
 
     def offer(self, at: Disagreement) -> PricedChoice | None:
-        """Return the offer at the cheapest coarsening; None: too many rows would be hashed."""
         return offer_ranges(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:
-        """Send digests, and compare the rows of ranges that differ."""
         talk.stop_collecting()
         removed = refine(at.ours, choice.coarsen, talk)
         difference = Everything() if removed is None else ListedRows(removed)
@@ -165,7 +153,7 @@ def refine(ours: Ranged, by: int, talk: Talk) -> Listing | None:
     hashes = row_hashes(talk.receive)
     if hashes is None:
         return None
-    # Hashes come range by range for those of which both sides hold something.
+    # Hashes come range by range, of the ranges in which both sides have rows.
     hashed = (sent[differs] != 0) & (counts > 0)
     if int(counts[hashed].sum()) != len(hashes):
         raise MalformedMessage("The source sent another number of row hashes than it said.")
@@ -221,7 +209,7 @@ def row_hashes(receive: Receive) -> Hashes | None:
 
 
 def want(talk: Talk, wanted: Bools) -> None:
-    """Name the wanted rows, bool [row hashes], in the order of the hashes: a round trip."""
+    """Name the wanted rows, bool [row hashes], in the order of the hashes; one round trip."""
     talk.round_trips += 1
     bits = np.packbits(wanted, bitorder="little").tobytes()
     data = zstandard.ZstdCompressor(level=REFRESH_LEVEL).compress(bits)
@@ -246,9 +234,13 @@ def multiset_difference(
     their_ranges: npt.NDArray[np.int64],
     their_hashes: Hashes,
 ) -> tuple[Bools, Bools]:
-    """Return which of ours they lack, and which of theirs we lack, range by range.
+    """Return our rows that the source lacks, bool [ours], and its rows that we lack, bool [theirs].
 
-    bool [ours], bool [theirs]. Equal pairs cancel one for one, so duplicates count.
+    Equal pairs of range and hash cancel one for one, so duplicates count.
+
+    Args:
+        our_ranges, our_hashes: of each of our rows, int64 [ours] and uint64 [ours].
+        their_ranges, their_hashes: the same of the source, [theirs].
     """
     ranges = np.concatenate([our_ranges, their_ranges])
     hashes = np.concatenate([our_hashes, their_hashes])
@@ -286,7 +278,7 @@ def _pieces(digests: Hashes) -> Iterator[tuple[bytes, bool]]:
 
 
 def _inflate(data: bytes, limit: int) -> bytes:
-    """At most `limit` bytes. The size that a frame declares is allocated: it is looked at first."""
+    """Return at most `limit` bytes. The declared size is allocated, so it is checked first."""
     try:
         if zstandard.frame_content_size(data) > limit:
             raise MalformedMessage("A bitmap is longer than what it is about.")

@@ -1,6 +1,6 @@
-"""All methods of comparison: which one a refresh opens with, how it goes on, and what each costs.
+"""All methods of comparison: choose the opening of a refresh, go on after a stall, price each.
 
-A further method is a line in `OPENINGS`, and one in `CONTINUATIONS` if others may go on with it.
+To add a method, add it to `OPENINGS`, and to `CONTINUATIONS` if other openings may go on with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
-from warehouse_agent.methods.interface import Continuation, Opening, OurSide, Stalled
+from warehouse_agent.methods.interface import Continuation, Opening, OurSide, Priced, Stalled
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
 from warehouse_agent.methods.sketch import MoreCells, SketchOpening
 from warehouse_agent.methods.units import GroupOpening
@@ -25,24 +25,19 @@ from warehouse_agent.planning.choice import (
 )
 from warehouse_agent.tasks.difference import Outcome
 
-OPENINGS: tuple[Opening, ...] = (
-    FullCopyOpening(),
-    SketchOpening(),
-    RangeOpening(),
-    GroupOpening(),
-)
-# Of equally cheap continuations the first is taken.
+OPENINGS: tuple[Opening, ...] = (FullCopyOpening(), SketchOpening(), RangeOpening(), GroupOpening())
+# The first of equally cheap continuations is taken.
 CONTINUATIONS: tuple[Continuation, ...] = (MoreCells(), RangeDigests(), WholeCopy())
 
 
 def opening_for(known: Known) -> Opening:
-    """Return the opening of a refresh: that of the method asked for, else the first that can."""
+    """Return the opening of a refresh: the configured method's, else the first possible one."""
     usable = [opening for opening in OPENINGS if opening.supports(known)]
     return next((o for o in usable if o.method is known.forced), usable[0])
 
 
 def offers(at: Disagreement) -> list[PricedChoice]:
-    """Return what each continuation offers."""
+    """Return the offers of all continuations."""
     found = (continuation.offer(at) for continuation in CONTINUATIONS)
     return [offer for offer in found if offer is not None]
 
@@ -62,19 +57,17 @@ def compare(ours: OurSide, talk: Talk) -> Outcome:
     return step
 
 
-def refreshes(
-    known: Known, expected: Expected | None, changed: int
-) -> tuple[tuple[Candidate, ...], str]:
-    """Return each way that a refresh may go, and the name of the one that it would go.
+def refreshes(known: Known, expected: Expected | None, changed: int) -> Priced:
+    """Return the candidates for a refresh, and the name of the one that it would take.
 
     Args:
-        expected: changes, as far as earlier refreshes tell.
-        changed: rows to price, at least 1.
+        expected: changes forecast from earlier refreshes.
+        changed: changed rows to price, at least 1.
 
     Raises:
         ConfigurationError: groups are asked for, and cannot name so many rows.
     """
-    if isinstance(known.scope, Part):  # beside a part, the ways to compare everything but groups
+    if isinstance(known.scope, Part):  # and the ways to compare all rows, groups excepted
         found, _ = refreshes(replace(known, read_at_most=None), expected, changed)
         part, chosen = opening_for(known).price(known, expected, changed, offers)
         return (*(c for c in found if c.what != NAMES[Method.GROUP]), *part), chosen
@@ -82,7 +75,7 @@ def refreshes(
     found, chosen = opening.price(known, expected, changed, offers)
     ways, has_continuations = list(found[1:]), opening.stalls
     for rival in OPENINGS:
-        # One opening that stalls prices all continuations.
+        # An opening that stalls prices all continuations.
         if rival is opening or not rival.supports(known) or (rival.stalls and has_continuations):
             continue
         has_continuations |= rival.stalls
@@ -93,7 +86,7 @@ def refreshes(
 
 
 def predicted(known: Known, expected: Expected | None) -> Candidate:
-    """Return what a refresh will take, by what is known before it."""
+    """Return the candidate that a refresh is expected to take."""
     rows = known.rows or 0
     changed = min(expected.median, rows) if expected else round(rows * CHANGE_SHARE)
     found, chosen = refreshes(known, expected, max(changed, 1))
@@ -103,11 +96,15 @@ def predicted(known: Known, expected: Expected | None) -> Candidate:
 def modelled(
     known: Known, expected: Expected | None, changed: int, method: Method, theirs: int
 ) -> Candidate | None:
-    """Return what a refresh takes that went this way and found so many changes, and so many rows
-    at the source; None: these costs say that it cannot have gone so.
+    """Return the modelled cost of a refresh after it is done; None: the model has no such way.
 
-    What was predicted less this is the fault of what was predicted; this less what it took, that of
-    the model.
+    The difference to the prediction is an error of the forecast; the difference to the measured
+    cost is an error of the model.
+
+    Args:
+        changed: rows that were found changed.
+        method: the method that was used.
+        theirs: rows at the source.
     """
     known = replace(known, rows_expected=theirs)
     if isinstance(known.scope, Part):

@@ -1,14 +1,16 @@
-"""The sketch method: cells that the source subtracts from its own, and decodes to the changes.
+"""The sketch method: the source subtracts our cells from its own and decodes the changes.
 
-Cells go up with the opening where the number of changes is predicted. When they do not decode, the
-source says how much seems to differ, and `MoreCells` sends those of a finer grid that it has not.
-Each cell is sent at most once.
+The opening sends cells where changes are expected. If they do not decode, the source estimates how
+much differs, and `MoreCells` sends the cells of a finer grid that the source lacks. Each cell is
+sent at most once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from driftline import wire_pb2 as pb
@@ -20,9 +22,9 @@ from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Cells, Grid, unpack
 
 from warehouse_agent.methods.conversation import ShippedKeys, Talk
-from warehouse_agent.methods.interface import Offers, Stalled, Step, WorkingCopy
+from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide, bitmap
-from warehouse_agent.planning.candidates import Candidate, Known, Whole, stalled_ways
+from warehouse_agent.planning.candidates import Known, Whole, stalled_ways
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import (
     Choice,
@@ -37,30 +39,27 @@ from warehouse_agent.tasks import digests
 
 
 class SketchOpening:
-    """Open with a sketch; with cells of it where changes are expected."""
+    """Open with a sketch, and with cells of it where changes are expected."""
 
     method, stalls = Method.SKETCH, True
 
     def supports(self, known: Known) -> bool:
-        """Return True if there are rows, compared all at once, and no other method is asked for."""
         is_wanted = known.forced in {None, Method.SKETCH}
         return bool(known.rows) and is_wanted and isinstance(known.scope, Whole)
 
     def price(
         self, known: Known, expected: Expected | None, changed: int, offers: Offers
-    ) -> tuple[tuple[Candidate, ...], str]:
-        """Return the ways from this sketch, sized without the rows that were lost."""
+    ) -> Priced:
         sketch = _sized(replace(known, rows_lost=0), expected)
         return stalled_ways(known, sketch, changed, offers)
 
     def plan(self, known: Known, expected: Expected | None) -> SketchPlan:
-        """Return a sketch for the expected changes and the rows that were lost."""
         return SketchPlan(known.partition, known.costs, _sized(known, expected))
 
 
 @dataclass(frozen=True, slots=True)
 class SketchPlan:
-    """A sketch, and a partition should it not decode."""
+    """A sketch, and a partition in case it does not decode."""
 
     partition: Partition
     costs: Costs
@@ -77,24 +76,19 @@ class SketchPlan:
 
 @dataclass(frozen=True, slots=True)
 class SketchSide:
-    """Our side in the cells of a sketch, and in ranges should it not decode."""
+    """Our side in the cells of a sketch, and in ranges in case it does not decode."""
 
     ranges: RangeSide
     sketch: Sketch
     cells: Cells
-    rest = Digest()
+    rest: ClassVar[Digest] = Digest()
+    notes: ClassVar[Mapping[str, object]] = {}
 
     @property
     def compared(self) -> Digest:
-        """The digest of our rows."""
         return self.ranges.compared
 
-    def notes(self) -> dict[str, object]:
-        """Return no notes."""
-        return {}
-
     def open(self, talk: Talk) -> Step:
-        """Open with a sketch, and with cells of it where it says so."""
         self.cells.reduce()
         talk.open(
             self.compared,
@@ -104,22 +98,26 @@ class SketchSide:
         )
         grid = self.sketch.sent
         if grid is None:
-            return self._heard(talk, None, None)
+            return self._answer(talk, None, None)
         return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_))
 
     def _send_cells(self, talk: Talk, grid: Grid, *, before: Grid | None, stuck: Bools) -> Step:
-        """Send the cells of a grid that the source has not after those of `before`, of which it
-        could not decode the stuck ones, bool [cells]."""
+        """Send the cells of a grid that the source lacks.
+
+        Args:
+            before: the grid of which the source has all cells.
+            stuck: cells of `before` that did not decode, bool [cells].
+        """
         data = self.cells.children(before, grid, stuck).to_bytes()
         step = CELLS_PER_MESSAGE * CELL_BYTES
         for at in range(0, max(len(data), 1), step):
             piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
             piece.cells, piece.last = data[at : at + step], at + step >= len(data)
             talk.send(pb.Request(cells=piece))
-        return self._heard(talk, grid, talk.collect(self.sketch.embedding))
+        return self._answer(talk, grid, talk.collect(self.sketch.embedding))
 
-    def _heard(self, talk: Talk, grid: Grid | None, keys: ShippedKeys | None) -> Step:
-        """Hear what the source makes of the cells of this grid."""
+    def _answer(self, talk: Talk, grid: Grid | None, keys: ShippedKeys | None) -> Step:
+        """Receive the source's answer to the cells of this grid."""
         reply = talk.receive()
         kind = reply.WhichOneof("message")
         if kind == "verdict":
@@ -141,12 +139,11 @@ class SketchSide:
 
 
 class MoreCells:
-    """Continue with the cells that are missing."""
+    """Continue with the missing cells of a finer grid."""
 
     method = Method.SKETCH
 
     def offer(self, at: Disagreement) -> PricedChoice | None:
-        """Return the offer of cells that mostly decode; None: there are none."""
         return offer_cells(at)
 
     def go_on(self, at: Stalled, choice: Choice, talk: Talk) -> Step:

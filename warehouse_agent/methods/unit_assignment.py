@@ -1,14 +1,13 @@
-"""Rows to units in Spark, by a plan of groups, without a global order (`group`).
+"""Assign rows to units in Spark, by a plan of groups, without a global order.
 
-Each task takes the rows of its Spark partition in key order, class by class of like P({±t}), and
-every so many keys make a unit; it returns the runs of units as they travel, a third of a byte a key
-and 8 a unit, so the driver never holds the rows. Keys of a unit are near each other, which is what
-key lists and sources that read by index want. Each task leaves at most one unfinished unit a class,
-which costs about Φ_h; so tasks are few.
+Each task divides the rows of its Spark partition into classes of similar P({±t}). In each class a
+fixed number of keys, in key order, makes a unit, so the keys of a unit are near each other: key
+lists become short, and sources read by index. A task returns the units as they are sent (a third of
+a byte per key and 8 bytes per unit), so the driver never holds the rows. It leaves at most one
+incomplete unit per class, which costs about Φ_h; so there are few tasks.
 
-Keys that are hashed are first brought together by k, in a shuffle of five numbers a row: what
-shares a k must be in one unit. Rejected: `row_number` over classes, for which Spark always
-shuffles.
+Rows whose keys are hashed to the same k must be in one unit, so they are first shuffled by k.
+Rejected: `row_number` over classes, for which Spark always shuffles.
 """
 
 from __future__ import annotations
@@ -34,12 +33,17 @@ from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
 from warehouse_agent.tasks.digests import k_column, numbers
 
 _P, _K = "_driftline_p", "_driftline_k"
+# What a task returns: units, or in its last row the rows that are in none, and digests.
+_COLUMNS = (
+    ("size", "int"),
+    *((name, "binary") for name in ("ks", "digests", "ungrouped", "compared", "rest")),
+)
 ROWS_PER_TASK = 500_000  # 24 MB, sorted in an executor
 
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Rows that are compared: the likeliest, and all in a window of positions, both ends
+    """The rows that a part compares: the likeliest, and all in a window of positions, both ends
     inclusive."""
 
     likeliest: Selection
@@ -47,19 +51,18 @@ class PartRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """Rows in units. `compared` is the digest of the rows named or hot, `rest` of all others; hot:
-    k of rows that are in no unit, uint64 [n] ascending."""
+class AssignedRows:
+    """Rows in units; `ungrouped` are the k of rows that are compared but in no unit, uint64 [n]
+    ascending. `compared` is the digest of the compared rows, `rest` that of all others."""
 
     pieces: tuple[UnitPiece, ...]
-    hot: U64
+    ungrouped: U64
     compared: Digest
     rest: Digest
 
 
 def histogram(rows: DataFrame, probability_sql: str) -> Histogram:
-    """Count rows by how likely they are to be updated; one Spark job, one small array from
-    each task.
+    """Count rows by their probability of an update; one Spark job.
 
     Args:
         probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
@@ -76,7 +79,7 @@ def histogram(rows: DataFrame, probability_sql: str) -> Histogram:
     return reduce(add, parts, Histogram.of(np.empty(0)))
 
 
-def named(
+def assign(
     rows: DataFrame,
     layout: Layout,
     probability_sql: str,
@@ -86,12 +89,12 @@ def named(
     *,
     count: int,
     part: PartRows | None = None,
-) -> Named:
-    """Return these rows, about `count`, in the units of a plan; one Spark job.
+) -> AssignedRows:
+    """Assign rows, about `count`, to the units of a plan; one Spark job.
 
     Args:
         probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
-        part: only these rows are compared, and all of them are named.
+        part: compare only these rows; the plan puts each of them into a unit.
     """
     narrow = rows.selectExpr(
         f"{layout.position_sql} as position",
@@ -106,21 +109,20 @@ def named(
     else:
         narrow = narrow.coalesce(tasks)
     found = narrow.mapInArrow(
-        task(_named(plan, embedding, salt, part)),
-        "size int, ks binary, digests binary, hot binary, compared binary, rest binary",
+        task(_assign(plan, embedding, salt, part)), ", ".join(map(" ".join, _COLUMNS))
     )
     pieces: list[UnitPiece] = []
-    hot = [np.zeros(0, np.uint64)]
+    ungrouped = [np.zeros(0, np.uint64)]
     compared, rest = Digest(), Digest()
     with driver_errors():
         for row in found.collect():
             if row.size:
                 pieces.append(UnitPiece(row.size, bytes(row.ks), bytes(row.digests)))
             else:
-                hot.append(np.frombuffer(row.hot, np.uint64))
+                ungrouped.append(np.frombuffer(row.ungrouped, np.uint64))
                 compared += _digest(row.compared)
                 rest += _digest(row.rest)
-    return Named(tuple(pieces), np.sort(np.concatenate(hot)), compared, rest)
+    return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest)
 
 
 def _histogram(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -132,7 +134,7 @@ def _histogram(batches: Batches) -> Iterator[pa.RecordBatch]:
     )
 
 
-def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | None) -> Task:
+def _assign(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | None) -> Task:
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest = Digest(), Digest()
@@ -147,7 +149,7 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | N
             ks.append(embedding.embed(where[chosen], salt)[0])
             hashes.append(inside.m0)
             likely.append(p[chosen])
-        runs, hot = _runs(plan, np.concatenate(ks), np.concatenate(likely))
+        runs, ungrouped = _runs(plan, np.concatenate(ks), np.concatenate(likely))
         sums = UnitSums(runs)
         sums.add(np.concatenate(ks), np.concatenate(hashes))
         digests, at = sums.short_digests(), 0
@@ -155,17 +157,17 @@ def _named(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | N
             for ks_bytes, digest_bytes in one.pieces(digests[at : at + one.units]):
                 yield _row(size=one.size, ks=ks_bytes, digests=digest_bytes)
             at += one.units
-        yield _row(hot=hot.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
+        yield _row(ungrouped=ungrouped.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
 
     return run
 
 
 def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
-    """The runs of these rows, and the k that are in none, ascending."""
+    """Return the runs of these rows, and the k that are in none, uint64 [n] ascending."""
     order = np.argsort(ks, kind="stable")
     distinct, first = np.unique(ks[order], return_index=True)
-    hottest = np.maximum.reduceat(p[order], first) if len(first) else p
-    classes = class_of(hottest)
+    likeliest = np.maximum.reduceat(p[order], first) if len(first) else p
+    classes = class_of(likeliest)
     runs = [
         UnitRun(int(plan.rows[at]), distinct[classes == at])
         for at in np.unique(classes)
@@ -187,15 +189,9 @@ def _chosen(part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt
 
 
 def _row(**values: object) -> pa.RecordBatch:
-    empty = {"size": 0, "ks": b"", "digests": b""}
-    empty |= {"hot": b"", "compared": b"", "rest": b""}
-    row = {**empty, **values}
-    schema = pa.schema(
-        [
-            ("size", pa.int32()),
-            *((name, pa.binary()) for name in ("ks", "digests", "hot", "compared", "rest")),
-        ]
-    )
+    row = {name: 0 if kind == "int" else b"" for name, kind in _COLUMNS} | values
+    kinds = {"int": pa.int32(), "binary": pa.binary()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in _COLUMNS])
     return pa.RecordBatch.from_pylist([row], schema=schema)
 
 

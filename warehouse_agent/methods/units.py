@@ -1,7 +1,7 @@
-"""Our side in units: of everything, or of the part that a budget allows.
+"""The group method's opening: put all of our rows into units, or the part that a budget allows.
 
-A part is made of three: the rows most likely to have changed, the next rows in key order after
-where the last part ended, so that every row has its turn, and room for rows past the largest key.
+A part has the rows most likely to have changed, the next rows in key order after the last part, so
+that every row has its turn, and room for rows after the largest key.
 """
 
 from __future__ import annotations
@@ -14,48 +14,32 @@ from driftline.ranges import POSITION_MAX, POSITION_MIN
 from pyspark.sql import DataFrame
 
 from warehouse_agent.methods import unit_assignment
-from warehouse_agent.methods.groups import TURN, Grouped, GroupSide, PartOf
-from warehouse_agent.methods.interface import Offers, WorkingCopy
+from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
+from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.candidates import (
-    Candidate,
-    Known,
-    Part,
-    Whole,
-    in_groups,
-    in_part,
-)
+from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import rows_of
 
-LIKELIEST, IN_TURN = 0.6, 0.25  # of the budget; the rest is for new rows
+TURN = "turn_from"  # key of a fragment's notes: the position after the last part
+LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows
 
 
 class GroupOpening:
-    """Open with groups of rows: all where the configuration asks for it, or a part."""
+    """Open with groups: of all rows where the configuration asks for it, or of a part."""
 
     method, stalls = Method.GROUP, False
 
     def supports(self, known: Known) -> bool:
-        """Return True if there are rows, and no tiles."""
         return bool(known.rows) and isinstance(known.scope, Whole | Part)
 
     def price(
-        self,
-        known: Known,
-        expected: Expected | None,
-        changed: int,
-        offers: Offers,  # noqa: ARG002
-    ) -> tuple[tuple[Candidate, ...], str]:
-        """Return a comparison of a part, or of all rows.
-
-        Raises:
-            ConfigurationError: groups are asked for, and cannot name so many rows.
-        """
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> Priced:
         ours, scope = known.rows or 0, known.scope
         if isinstance(scope, Part):
             compared = min(scope.rows_max, ours)
@@ -65,8 +49,7 @@ class GroupOpening:
             group_selection.refuse_too_many(known.name, ours)
         return in_groups(known, expected, changed), NAMES[self.method]
 
-    def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:  # noqa: ARG002
-        """Return the plan of units, priced by what a row takes."""
+    def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:
         scope = known.scope
         rows_max = scope.rows_max if isinstance(scope, Part) else None
         return UnitsPlan(known.prices.row, known.line.round_trip_bytes, rows_max)
@@ -74,8 +57,8 @@ class GroupOpening:
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
-    """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the most rows to
-    read at the source, None where all are compared."""
+    """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
+    part, None where all rows are compared."""
 
     row_bytes: float
     wait_bytes: float
@@ -96,7 +79,7 @@ class UnitsPlan:
         grouping = group_selection.grouping(
             counted, row_bytes=self.row_bytes, key_bytes=key, wait_bytes=self.wait_bytes
         )
-        part = part_of = next_turn = None
+        part, part_of, noted = None, None, {}
         if self.rows_max is None:
             group_selection.refuse_too_many(copy.name, copy.rows)
         elif embedding.base is None or bounds is None:
@@ -107,36 +90,21 @@ class UnitsPlan:
                 remedy="Remove `read_at_most` from the fragment.",
             )
         else:
-            window, next_turn = _window(copy, rows, bounds, int(IN_TURN * self.rows_max))
+            window, turn = _window(copy, rows, bounds, int(IN_TURN * self.rows_max))
+            noted = {TURN: turn}
             likeliest = group_selection.most_likely(counted, int(LIKELIEST * self.rows_max))
             part, part_of = PartRows(likeliest, window), _part_of(window, bounds, self.rows_max)
-            # A row that is not read by its key is not compared, so all have one.
+            # All compared rows are read by their keys, so each is in a unit.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
-        found = unit_assignment.named(
-            rows,
-            copy.layout,
-            copy.probability_sql,
-            grouping,
-            embedding,
-            copy.salt,
-            count=copy.rows,
-            part=part,
-        )
-        sent = Grouped(
-            embedding,
-            found.pieces,
-            found.hot,
-            round(self.row_bytes),
-            round(self.wait_bytes),
-            found.rest,
-            part_of,
-        )
-        return GroupSide(sent, found.compared, copy, next_turn)
+        place = (rows, copy.layout, copy.probability_sql, grouping, embedding, copy.salt)
+        found = unit_assignment.assign(*place, count=copy.rows, part=part)
+        costs = round(self.row_bytes), round(self.wait_bytes)
+        grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
+        return GroupSide(grouped, found.compared, copy, found.rest, noted)
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:
-    """Return the ranges of positions that a part reads: the window, and what lies past the largest
-    key."""
+    """Return the positions that a part reads: the window, and all after the largest key."""
     zones = [window, (bounds[1] + 1, POSITION_MAX)] if bounds[1] < POSITION_MAX else [window]
     first, last = (np.array(ends, np.int64) for ends in zip(*zones, strict=True))
     return PartOf(first, last, rows_max)
@@ -145,17 +113,19 @@ def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) ->
 def _window(
     copy: WorkingCopy, rows: DataFrame, bounds: tuple[int, int], count: int
 ) -> tuple[tuple[int, int], int]:
-    """The positions of the next so many rows in turn, both ends inclusive, and where the turn after
-    them begins: at the end from the least key again, whatever that is then. What lies below it goes
-    with the first, as there may be new rows."""
+    """Return the next `count` rows in turn and where the next turn begins.
+
+    The window is a first and a last position, both inclusive. After the largest key the turn begins
+    again at the least one. The first window includes all positions before the least key, because
+    new rows may lie there.
+    """
     noted = copy.notes.get(TURN)
     start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
     position = copy.layout.position_sql
     following = rows.where(f"{position} >= {start}").selectExpr(f"{position} as position")
     with driver_errors():
         nearest = following.orderBy("position").limit(count)
-        row = nearest.selectExpr("count(*) as rows", "max(position) as last").first()
-    assert row is not None
+        row = nearest.selectExpr("count(*) as rows", "max(position) as last").collect()[0]
     last = int(row["last"]) if row["rows"] == count and row["last"] < bounds[1] else bounds[1]
     first = POSITION_MIN if start == bounds[0] else start
     return (first, last), last + 1 if last < bounds[1] else POSITION_MIN

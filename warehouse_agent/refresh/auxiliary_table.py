@@ -21,9 +21,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,8 @@ class Pass:
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     resumed_at: int = 0
+    rest: ClassVar[Digest] = Digest()
+    notes: ClassVar[Mapping[str, object]] = {}
 
     @property
     def tiling(self) -> Tiling:
@@ -92,15 +94,6 @@ class Pass:
     def compared(self) -> Digest:
         """Return the digest of our rows that are compared: all."""
         return self.sums.ranges.total
-
-    @property
-    def rest(self) -> Digest:
-        """Return the digest of our rows that are left uncompared: none."""
-        return Digest()
-
-    def notes(self) -> dict[str, object]:
-        """Return what the next refresh uses: nothing, the next pass begins anew."""
-        return {}
 
     def left(self) -> list[int]:
         """The tiles that are not finished, in order."""

@@ -133,7 +133,7 @@ def _notes(job: Job, compared: Compared, version: int) -> dict[str, object]:
     noted = note_checked(version, _checked(job, compared))
     noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
     noted |= row_security.note(compared.found.row_security, version)
-    return noted | p.ours.notes() | ({} if rate is None else {"rows_per_s": rate})
+    return noted | dict(p.ours.notes) | ({} if rate is None else {"rows_per_s": rate})
 
 
 def _checked(job: Job, compared: Compared) -> Checked:

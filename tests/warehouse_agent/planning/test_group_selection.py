@@ -483,7 +483,7 @@ def named_rows(spark: SparkSession, tasks: int) -> tuple[DataFrame, Layout]:
 @pytest.mark.parametrize("hashed", [False, True], ids=["integer", "hashed"])
 def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
     from warehouse_agent.methods.groups import Grouped
-    from warehouse_agent.methods.unit_assignment import histogram, named
+    from warehouse_agent.methods.unit_assignment import assign, histogram
 
     rows, layout = named_rows(spark, 3)
     embedding = Embedding(ROWS * 16) if hashed else Embedding(ROWS, 7)
@@ -494,20 +494,20 @@ def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
     assert counted.updates == pytest.approx(Histogram.of(p).updates)
 
     plan = plan_groups(counted, PAPER, 0.0)
-    found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS)
+    found = assign(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS)
     mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
     assert found.compared == mixed.digest()
     assert found.rest == Digest()
 
-    # Every k once, in a unit or hot; the digests are of the rows below it.
+    # Every k once, in a unit or in none; the digests are of the rows below it.
     ks, _ = embedding.embed(ids, SALT)
-    sums = Grouped(embedding, found.pieces, found.hot, 1, 1).sums()
-    assert sorted([*sums.all_ks(), *found.hot]) == np.unique(ks).tolist()
+    sums = Grouped(embedding, found.pieces, found.ungrouped, 1, 1).sums()
+    assert sorted([*sums.all_ks(), *found.ungrouped]) == np.unique(ks).tolist()
     sums.add(ks, mixed.m0)
     sent = np.concatenate([np.frombuffer(piece.digests, "<u8") for piece in found.pieces])
     assert sums.short_digests().tolist() == sent.tolist()
     assert {piece.size for piece in found.pieces} <= set(plan.rows.tolist())
-    assert ROWS // 22 <= len(found.hot) < ROWS // 8  # a few share their k
+    assert ROWS // 22 <= len(found.ungrouped) < ROWS // 8  # a few share their k
     if not hashed:
         a = exponents(p, 0.0)
         selected = cost_bytes(select_groups(a, PAPER), a, PAPER)
@@ -517,7 +517,7 @@ def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
 @pytest.mark.spark
 def test_a_part_in_spark(spark: SparkSession) -> None:
     from warehouse_agent.methods.groups import Grouped
-    from warehouse_agent.methods.unit_assignment import PartRows, histogram, named
+    from warehouse_agent.methods.unit_assignment import PartRows, assign, histogram
 
     rows, layout = named_rows(spark, 2)
     embedding = Embedding(ROWS, 7)
@@ -525,18 +525,18 @@ def test_a_part_in_spark(spark: SparkSession) -> None:
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
     part = PartRows(most_likely(counted, 3000), (100, 399))
-    found = named(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
+    found = assign(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
     table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
     p, ids = table["p"].to_numpy(), table["id"].to_numpy()
     mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
-    keys = Grouped(embedding, found.pieces, found.hot, 1, 1).sums().all_ks() + np.uint64(7)
+    keys = Grouped(embedding, found.pieces, found.ungrouped, 1, 1).sums().all_ks() + np.uint64(7)
     assert set(range(100, 400)) <= set(keys.tolist())
     assert 2900 < len(keys) < 3500
     chosen = np.isin(ids, keys.astype(np.int64))
     inside = (ids >= 100) & (ids < 400)
     # None that was left is likelier than one that was chosen, but for a class's breadth.
     assert p[~chosen].max() <= 2**0.5 * p[chosen & ~inside].min()
-    assert len(found.hot) == 0
+    assert len(found.ungrouped) == 0
     assert found.compared + found.rest == mixed.digest()
     assert found.compared == Mixed(mixed.m0[chosen], mixed.m1[chosen]).digest()
 
