@@ -1,19 +1,19 @@
-"""The auxiliary table of a pass: bounds and digests of our side, and what each tile came to.
+"""The auxiliary table of a pass: bounds and digests of our side, and the result of each tile.
 
-    _driftline/staging/<name>/pass/exchange.json   the version that it is a pass over, and of what
+    _driftline/staging/<name>/pass/exchange.json   the version that the pass compares, and with what
                                    pass.json       salt and tiles
                                    sums.bin        our side of every tile, reduced once
                                    000012/…        frames of a tile, as they came
-                                   000012.npz      what a tile came to, when it is finished
+                                   000012.npz      the result of a finished tile
 
-So a pass that was cut, by whatever, goes on at the tile it had reached: nothing is reduced again,
-and nothing is read at the source that was compared already. It is of use while the version that it
-compares is the published one, and source and relation are those that it began with; any other
-refresh of the fragment ends it, because it takes up or clears what is staged. All of it is for its
-owner's eyes only: whoever knows the salt of a pass and writes source rows could prepare equal sums.
+So an interrupted pass goes on with the next tile: nothing is reduced again, and no compared row is
+read again at the source. It can be resumed while the version that it compares is the newest and the
+source and relation are the same. Any other refresh of the fragment ends it, because it takes up or
+clears what is staged. The files are private: whoever knows the salt of a pass and can write rows at
+the source could prepare equal sums.
 
-After Carnes and Hanson, sections 3.4 and 3.6: their auxiliary table holds ranges and checksums and
-outlives a refresh. Ours does not: a salt that is kept would be worth finding out.
+After Carnes and Hanson, sections 3.4 and 3.6. Their auxiliary table outlives a refresh; ours does
+not, because a salt must not be kept for long.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ from warehouse_agent.tasks.scan import Function, Piece
 from warehouse_agent.tasks.staging import Staging, Writer
 
 FOLDER = "pass"
-_NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # the note is what `gc` looks at
+_NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # `gc` reads the note
 _DONE = ".npz"
+_FACTS = ("as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes")
 QUANTILES_ACCURACY = 32  # steps of rank in a tile, on average
-_REFRESHES_LOOKED_AT = 20  # for how many rows come behind the last key
+_REFRESHES_LOOKED_AT = 20  # to estimate how many new rows come after the last key
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ class _Secret(Store):
 
 @dataclass
 class Pass:
-    """A pass over one published version: our side of all tiles, and what the finished ones found.
+    """A pass over one published version: our side of all tiles, and the results of finished tiles.
 
     `outcomes` are by tile, in the order in which they were finished; the first `resumed_at` of them
-    are of earlier attempts. `compared`, `rest` and `notes` are what our side of any refresh has.
+    are of earlier attempts. `compared`, `rest` and `notes` are those of `OurSide`.
     """
 
     store: Store
@@ -83,36 +84,37 @@ class Pass:
 
     @property
     def tiling(self) -> Tiling:
+        """Return the tiles of the pass."""
         return self.sums.tiling
 
     @property
     def tiled(self) -> Tiled:
-        """Return how much of the pass there is and is finished."""
+        """Return the scope: how many tiles the pass has, and how many are finished."""
         return Tiled(self.wanted, len(self.tiling), len(self.outcomes))
 
     @property
     def compared(self) -> Digest:
-        """Return the digest of our rows that are compared: all."""
+        """Return the digest of all of our rows."""
         return self.sums.ranges.total
 
     def left(self) -> list[int]:
-        """The tiles that are not finished, in order."""
+        """Return the tiles that are not finished, in order."""
         return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
 
     def writer(self, tile: int) -> Writer:
-        """Of the frames of a tile; what an unfinished exchange about it left is removed."""
+        """Open a writer for the frames of a tile; remove what an unfinished exchange left."""
         folder = f"{FOLDER}/{tile:06d}"
         self.store.remove(PRIVATE, "staging", self.name, folder)
         return Writer(_Secret(self.store.root), self.name, folder)
 
     def finish(self, tile: int, outcome: Outcome) -> None:
-        """Keep what a tile came to. Its frames are written."""
+        """Keep the result of a tile, whose frames are written."""
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
         _Secret(self.store.root).write(_packed(outcome), *place)
         self.outcomes[tile] = outcome
 
     def staged(self) -> list[str]:
-        """URIs of the frames of all finished tiles."""
+        """Return the URIs of the frames of all finished tiles."""
         staging = Staging(self.store, self.name)
         return [
             uri
@@ -123,27 +125,17 @@ class Pass:
 
 
 def take_up(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
-    """Return the unfinished pass over this version, or begin one, in two Spark jobs."""
-    if (found := resume(job.store, job.fragment, base, wanted)) is not None:
-        return found
+    """Return the unfinished pass over this version; begin one if there is none."""
+    return _resumed(job.store, job.fragment, base, wanted) or begin(job, base, wanted, earlier)
+
+
+def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
+    """Begin a pass over a version, in two Spark jobs. Remove whatever was staged."""
     tiling = _tiling(job.spark, base, wanted, earlier)
-    return begin(job.spark, job.store, job.fragment, base, wanted, tiling)
-
-
-def begin(
-    spark: SparkSession,
-    store: Store,
-    fragment: Fragment,
-    base: Snapshot,
-    wanted: Incremental,
-    tiling: Tiling,
-) -> Pass:
-    """Begin a pass over a version; one Spark job over its rows. Whatever was staged is removed."""
-    name = fragment.name
-    Staging(store, name).clear()
+    job.staging.clear()
     salt = Salt.fresh()
-    sums = _reduced(spark, base, tiling, salt)
-    secret, place = _Secret(store.root), _place(name)
+    sums = _reduced(job.spark, base, tiling, salt)
+    secret, place = _Secret(job.store.root), _place(job.name)
     table = {
         "salt": salt.to_bytes().hex(),
         "starts": tiling.cuts.starts,
@@ -152,16 +144,15 @@ def begin(
     }
     secret.write(sums.to_bytes(), *place, _SUMS)
     secret.write(json.dumps(table).encode(), *place, _TABLE)
-    secret.write(
-        json.dumps(_of(fragment, base)).encode(), *place, _NOTE
-    )  # last: from here on it is one
-    return Pass(store, name, wanted, salt, sums)
+    # The note comes last: with it the pass can be resumed.
+    secret.write(json.dumps(_note(job.fragment, base)).encode(), *place, _NOTE)
+    return Pass(job.store, job.name, wanted, salt, sums)
 
 
-def resume(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental) -> Pass | None:
+def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental) -> Pass | None:
     """Return the unfinished pass over this version; None: there is none, or it is of no use."""
     name = fragment.name
-    if store.read_json(*_place(name), _NOTE) != _of(fragment, base):
+    if store.read_json(*_place(name), _NOTE) != _note(fragment, base):
         return None
     try:
         table = json.loads(store.read(*_place(name), _TABLE) or b"")
@@ -183,10 +174,10 @@ def resume(store: Store, fragment: Fragment, base: Snapshot, wanted: Incremental
 
 
 def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | None:
-    """The pass that a refresh would begin or go on with; None: it would be one exchange."""
+    """Return the pass that a refresh would begin or resume; None: it would be one exchange."""
     if fragment.incremental is None or base is None or not base.rows:
         return None
-    if store.read_json(*_place(fragment.name), _NOTE) == _of(fragment, base):
+    if store.read_json(*_place(fragment.name), _NOTE) == _note(fragment, base):
         heads = store.read_json(*_place(fragment.name), _TABLE).get("heads")
         if isinstance(heads, list):
             done = len(_finished(store, fragment.name))
@@ -217,7 +208,7 @@ def _place(name: str) -> tuple[str, ...]:
     return PRIVATE, "staging", name, FOLDER
 
 
-def _of(fragment: Fragment, base: Snapshot) -> dict[str, object]:
+def _note(fragment: Fragment, base: Snapshot) -> dict[str, object]:
     noted = fragment.note(base_version=base.version, recipe_id=base.layout.recipe.id)
     return noted | ({"without": [f.path for f in base.lost]} if base.lost else {})
 
@@ -228,27 +219,23 @@ def _finished(store: Store, name: str) -> list[int]:
 
 
 def _packed(outcome: Outcome) -> bytes:
-    difference = outcome.difference
+    difference, removed = outcome.difference, None
+    if isinstance(difference, ListedRows) and outcome.method is not Method.FULL:
+        removed = difference.rows  # a load of an empty tile lists none
     facts = {
         "count": outcome.theirs.count,
         "sum": outcome.theirs.sum_bytes().hex(),
-        "equal": isinstance(difference, Equal),
+        "equal": outcome.is_equal,
         "replace_all": isinstance(difference, Everything),
-        "has_removed": isinstance(difference, ListedRows),
+        "has_removed": removed is not None,
         "method": outcome.method.value,
-        "as_of": outcome.as_of,
-        "checked_at": outcome.checked_at,
-        "consistency": outcome.consistency,
-        "changed": outcome.changed,
-        "vouched": outcome.vouched,
-        "frame_bytes": outcome.frame_bytes,
+        **{name: getattr(outcome, name) for name in _FACTS},
         "row_security": outcome.row_security.to_json() if outcome.row_security else None,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)
     }
-    if isinstance(difference, ListedRows):
-        removed = difference.rows
+    if removed is not None:
         arrays |= {"positions": removed.positions, "hashes": removed.hashes, "files": removed.file}
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]  # the stubs take the names for options
@@ -256,7 +243,7 @@ def _packed(outcome: Outcome) -> bytes:
 
 
 def _unpacked(data: bytes) -> Outcome | None:
-    """None: it is damaged, and the tile is compared again."""
+    """Return the result of a tile; None: it is damaged, and the tile is compared again."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
@@ -270,13 +257,8 @@ def _unpacked(data: bytes) -> Outcome | None:
             Equal() if facts["equal"] else difference,
             Method(facts["method"]),
             theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
-            as_of=facts["as_of"],
-            checked_at=facts["checked_at"],
-            consistency=facts["consistency"],
-            changed=facts["changed"],
-            vouched=facts["vouched"],
-            frame_bytes=facts["frame_bytes"],
             row_security=PolicyDigests.from_json(facts.get("row_security")),
+            **{name: facts[name] for name in _FACTS},
         )
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         return None

@@ -1,8 +1,8 @@
-"""One fragment in one command: what every step of its refresh needs at hand.
+"""One attempt at one fragment: what all steps of a refresh use.
 
 A job owns the data files that its attempt writes, in folders of their own, so that an attempt that
-is not published leaves nothing behind; and it keeps the notes that make the next refresh faster and
-that may be lost at any time.
+is not published leaves nothing behind. It also keeps the fragment's notes, which make the next
+refresh faster and may be lost at any time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,26 @@ from warehouse_agent.tasks.row_statistics import Stamp
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a command allows."""
+    """The options of a refresh command.
+
+    Attributes:
+        accept_schema: go on after columns or row security changed.
+        allow_shrink: publish a source with less than half of the rows.
+        repair: pull lost files again, also if most files of a version are missing.
+        accept_restored: go on from a table that is older than what was published.
+        suspects: fragment names and paths of data files to be read again before they are used.
+    """
 
     accept_schema: bool = False
     allow_shrink: bool = False
-    repair: bool = False  # files that are missing, be they most of a version's (`mend`)
-    accept_restored: bool = False  # a table that is older than what was published (`restored`)
-    suspects: frozenset[tuple[str, str]] = frozenset()  # fragments and paths to read again (`mend`)
+    repair: bool = False
+    accept_restored: bool = False
+    suspects: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass
 class Job:
-    """A fragment, where it is kept, and what is reported of it."""
+    """A fragment, its warehouse and its report, in one attempt."""
 
     spark: SparkSession
     store: Store
@@ -58,14 +66,17 @@ class Job:
 
     @property
     def name(self) -> str:
+        """Return the name of the fragment."""
         return self.fragment.name
 
     @property
     def key_file(self) -> KeyFile:
+        """Return the file of the fragment key."""
         return KeyFile(self.store.uri(PRIVATE, "keys", f"{self.name}.key"))
 
     @property
     def staging(self) -> stage.Staging:
+        """Return the staging folder of the fragment."""
         return stage.Staging(self.store, self.name)
 
     @contextmanager
@@ -76,22 +87,22 @@ class Job:
             yield spent
 
     def rows_read(self, progress: pb.Progress) -> None:
-        """Emit what the source says of its progress."""
+        """Emit the progress that the source reports."""
         self.emit(RowsRead(self.name, progress.phase, progress.rows, progress.rows_expected))
 
     def note(self, base: Snapshot | None, layout: Layout) -> dict[str, object]:
-        """Of an exchange from this version, in these columns."""
+        """Return the note of an exchange that compares `base` in the columns of `layout`."""
         version = base.version if base else None
         return self.fragment.note(base_version=version, recipe_id=layout.recipe.id)
 
     def folder(self, part: str) -> str:
-        """A new folder of the table for data files, removed again by `discard`."""
+        """Name a new folder of the table for data files; `discard` removes it."""
         folder = f"{self._folder}-{part}"
         self._written.append(folder)
         return folder
 
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
-        """Rows as data files in a folder of their own; arguments as of `rewrite.write_rows`."""
+        """Write rows as data files in a folder of their own (`rewrite.write_rows`)."""
         return write_rows(self.store, self.name, self.folder(part), rows, layout)
 
     def write_staged(
@@ -104,30 +115,22 @@ class Job:
         updated: int | None = 0,
     ) -> list[DataFile]:
         """Write staged rows as data files in a folder of their own (`staging.write_staged`)."""
+        place = (self.spark, self.store, self.name, self.folder(part))
         return stage.write_staged(
-            self.spark,
-            self.store,
-            self.name,
-            self.folder(part),
-            staged,
-            layout,
-            self.key_file,
-            stamp,
-            before=before,
-            updated=updated,
+            *place, staged, layout, self.key_file, stamp, before=before, updated=updated
         )
 
     def discard(self) -> None:
         """Remove the data files of an attempt that failed.
 
-        A commit may fail after it was made (a checkpoint on a full disk), so the log decides what
-        is needed; when it cannot be read nothing is removed, and `gc` finds it later.
+        A commit may fail after it was made (a checkpoint on a full disk), so the log decides which
+        files are needed. If it cannot be read, nothing is removed and `gc` removes them later.
         """
         newest = formats.head(self.store, self.name)
         self.tidy(newest.files if newest else ())
 
     def tidy(self, files: Sequence[DataFile]) -> None:
-        """Remove what this attempt wrote and a published version does not need."""
+        """Remove what this attempt wrote, except these files."""
         for folder in self._written:
             if any(f.path.startswith(f"{folder}/") for f in files):
                 self.store.remove(self.name, folder, BEFORE_FOLDER)
@@ -135,10 +138,10 @@ class Job:
                 self.store.remove(self.name, folder)
 
     def remembered(self) -> dict[str, object]:
-        """What earlier refreshes noted; empty when it was lost."""
+        """Return the notes of earlier refreshes; empty if they were lost."""
         return self.store.read_json(PRIVATE, "fragments", f"{self.name}.json")
 
     def remember(self, **facts: Any) -> None:
-        """Note facts that speed up the next refresh and may be lost."""
+        """Add notes that make the next refresh faster and may be lost."""
         body = json.dumps({**self.remembered(), **facts}).encode()
         self.store.write(body, PRIVATE, "fragments", f"{self.name}.json")

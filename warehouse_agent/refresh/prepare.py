@@ -1,9 +1,8 @@
 """Prepare our side of a refresh, before the stream opens; the same for every scope.
 
 Read the published version. For a pass, resume it or begin one. Otherwise build the working copy,
-always a set of files: take up what earlier attempts staged (decision 4), restate the rows under a
-changed recipe, and reduce the copy in Spark to the sums over its ranges. Nothing here is visible
-to readers.
+always a set of files: take up what earlier attempts staged (decision 4), recompute the rows under a
+changed recipe, and reduce the copy in Spark. Nothing here is visible to readers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from warehouse_agent.planning import choice, notes, prices, update_probability
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.planning.tiling import Tiled
 from warehouse_agent.refresh import auxiliary_table, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
@@ -51,10 +49,14 @@ Describe = Callable[[str], pb.DescribeReply]
 class Prepared:
     """Our side of a refresh, before anything is compared.
 
-    `base` is what readers see, without its lost files; `files` are the working copy, whose rows
-    are compared. `changes` is the forecast of changed rows, `expected` that of rows that differ,
-    lost ones included; None: nothing is known. `rows_expected` is for progress only. `stamp` is for
-    the rows that this refresh writes.
+    Attributes:
+        base: the version that readers see, without its lost files.
+        files: the working copy, whose rows are compared.
+        changes: the forecast of changed rows; None: nothing is known.
+        expected: the forecast of rows that differ: changed and lost ones.
+        rows_expected: rows at the source, for progress only.
+        stamp: for the statistics of the rows that this refresh writes.
+        ours: our side of one exchange, or the tiles of a pass.
     """
 
     base: Snapshot | None
@@ -68,11 +70,11 @@ class Prepared:
     predicted: Candidate
     rows_expected: int
     stamp: Stamp
-    ours: OurSide | Pass  # one exchange, or the tiles of a pass
+    ours: OurSide | Pass
 
     @property
     def is_part(self) -> bool:
-        """Return True if some rows are left uncompared."""
+        """Return True if some rows are not compared."""
         return self.known.read_at_most is not None
 
 
@@ -90,45 +92,38 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     layout, rows_expected = _layout(job, base, describe)
     if (wanted := job.fragment.incremental) is not None:
         _check_key(layout, job.name)
-    fragment_key = ensure_key(job, base)
+    fragment_key = _fragment_key(job, base)
     earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
-    stamp = stamp_of(base, earlier, now)
-    ours: OurSide | Pass
-    # A pass walks along a version: a first load and other columns are one exchange.
-    if wanted and base and any(f.rows for f in base.sound) and not job.options.accept_schema:
-        ours = auxiliary_table.take_up(job, base, wanted, earlier)
-        files, salt = base.sound, ours.salt
-        known = known_of(
-            job,
-            base,
-            layout,
-            files=files,
-            partition=ours.tiling.cuts,
-            earlier=earlier,
-            tiled=ours.tiled,
-        )
-        expected = changes = record.changes_expected(earlier, base.rows, now)
+    stamp = _stamp(base, earlier, now)
+    files, tiles, budget, lost, asked = base.sound if base else (), None, None, 0, None
+    partition: Partition
+    # A pass compares a published version: a first load and other columns take one exchange.
+    if wanted and base and any(f.rows for f in files) and not job.options.accept_schema:
+        tiles = auxiliary_table.take_up(job, base, wanted, earlier)
+        rows, salt, partition = base.rows, tiles.salt, tiles.tiling.cuts
     else:
         budget = _budget(job, base, layout)
-        files = base.sound if base else ()
         if base and schema_change.differs(layout, base.layout):
             files = _restate(job, base, layout)
         files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
-        salt, lost = Salt.fresh(), repair.to_be_told(base, files) if base else 0
-        known = known_of(
-            job,
-            base,
-            layout,
-            files=files,
-            partition=_partition(job, layout, files),
-            earlier=earlier,
-            rows_expected=rows_expected if lost or not (base or files) else None,
-            read_at_most=budget,
-            rows_lost=lost,
-        )
-        rows = sum(f.rows for f in files)
-        changes = record.changes_expected(earlier, rows, now)
-        expected = repair.grown(changes, lost, rows)
+        rows, salt = sum(f.rows for f in files), Salt.fresh()
+        partition = _partition(job, layout, files)
+        lost = repair.to_be_told(base, files) if base else 0
+        asked = rows_expected if lost or not (base or files) else None
+    known = replace(
+        _known(job, base, layout, files, partition),
+        rows_expected=asked,
+        read_at_most=budget,
+        runs=tuple(earlier),
+        tiled=tiles.tiled if tiles else None,
+        rows_lost=lost,
+    )
+    changes = record.changes_expected(earlier, rows, now)
+    expected = repair.grown(changes, lost, rows)
+    ours: OurSide | Pass
+    if tiles is not None:
+        ours = tiles
+    else:
         likely, noted = _probability(base, changes, stamp), job.remembered()
         copy = WorkingCopy(job.spark, job.name, layout, files, salt, job.phase, likely, noted)
         ours = opening_for(known).plan(known, expected).reduce(copy)
@@ -148,33 +143,27 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     )
 
 
-def known_of(
+def _known(
     job: Job,
     base: Snapshot | None,
     layout: Layout,
-    *,
     files: Sequence[DataFile],
     partition: Partition,
-    earlier: Sequence[Run],
-    rows_expected: int | None = None,
-    read_at_most: int | None = None,
-    tiled: Tiled | None = None,
-    rows_lost: int = 0,
 ) -> Known:
-    """What the model of costs knows before a refresh."""
+    """Return what the cost model knows of our side and of the line."""
     remembered, rows = job.remembered(), sum(f.rows for f in files)
     line = record.line(job.store, job.fragment.source, remembered)
     is_torn = base is not None and bool(base.lost)
-    if is_torn:  # what was lost is to come, and as little else as can be
+    if is_torn:  # pull the lost rows, and as few others as possible
         line = replace(line, objective=Objective.BYTES)
     priced = prices.known(remembered, len(layout.names), level=line.level(rows))
-    if is_torn:  # a copy is no way out because of a price that was drawn from other rows
+    if is_torn:  # a price learnt from other rows must not make a full copy look cheap
         priced = replace(priced, copied=max(priced.copied, priced.row))
     return Known(
         name=job.name,
         version=base.version if base else None,
         rows=rows if base or files else None,
-        rows_expected=rows_expected,
+        rows_expected=None,
         prices=priced,
         partition=partition,
         integer_key=layout.recipe.integer_key,
@@ -182,16 +171,14 @@ def known_of(
         line=line,
         now=datetime.now(UTC),
         forced=job.fragment.method,
-        read_at_most=read_at_most,
-        runs=tuple(earlier),
+        read_at_most=None,
+        runs=(),
         files=tuple((f.rows, f.size) for f in files),
-        tiled=tiled,
-        rows_lost=rows_lost,
     )
 
 
 def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout, int]:
-    """That of the new version, and how many rows the source is expected to have."""
+    """Return the layout of the new version, and how many rows the source is expected to have."""
     if base is None or job.options.accept_schema:
         reply = describe(job.fragment.relation)
         return schema_change.described(reply, job.fragment, base), reply.description.rows_expected
@@ -200,9 +187,11 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
 
 
 def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
-    """Rows of the source that may be read; None: all. What is not compared would be missing from a
-    first version, as in one that follows an empty one or lost files, have no values in new columns,
-    or be of policies that no longer apply."""
+    """Return how many rows of the source may be read; None: all.
+
+    All rows are compared if those left out would be missing (a first version, an empty one, lost
+    files), lack values of new columns, or fall under policies that no longer apply.
+    """
     is_new = (
         base is None or not base.rows or base.lost or schema_change.differs(layout, base.layout)
     )
@@ -210,27 +199,26 @@ def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
 
 
 def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
-    """Spark SQL for how likely a row is to have been updated. Where no refresh of everything tells
-    how many are, parts may have told which."""
+    """Return Spark SQL for the probability that a row was updated.
+
+    Without a forecast the rate of updates is a guess, but parts may have found which rows change.
+    """
     if base is None:
         return f"cast({choice.CHANGE_SHARE} as double)"
     view = stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
     return update_probability.probability_sql(view)
 
 
-def stamp_of(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
-    """Of the rows that this refresh writes, after these."""
+def _stamp(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
+    """Return the stamp of the rows that this refresh writes, after these earlier ones."""
     elapsed_s = (now - earlier[-1].at).total_seconds() if earlier else None
     pasts = record.pasts(earlier)
     return row_statistics.stamp_for(base, pasts, at_s=now.timestamp(), elapsed_s=elapsed_s)
 
 
-def ensure_key(job: Job, base: Snapshot | None) -> bytes:
-    """Return the fragment key; make that of a first load.
-
-    Raises:
-        WarehouseUnavailable: it is gone.
-    """
+def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
+    """Return the fragment key, a new one for a first load. Raise WarehouseUnavailable: it is
+    gone."""
     place = (PRIVATE, "keys", f"{job.name}.key")
     if (key := job.store.read(*place)) is not None:
         return key
@@ -247,7 +235,7 @@ def ensure_key(job: Job, base: Snapshot | None) -> bytes:
 
 
 def _check_key(layout: Layout, name: str) -> None:
-    """Raise ConfigurationError where tiles are asked for and the key is not one integer."""
+    """Raise ConfigurationError if the key is not one integer, which tiles need."""
     if not layout.recipe.integer_key:
         key = ", ".join(column.name for column in layout.recipe.key)
         raise ConfigurationError(
@@ -258,7 +246,7 @@ def _check_key(layout: Layout, name: str) -> None:
 
 
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
-    """The published rows under a changed recipe, fingerprints recomputed from values."""
+    """Write the published rows under a changed recipe, with new fingerprints."""
     restated = schema_change.restate(job.spark, base, layout, job.key_file)
     return () if restated is None else tuple(job.write("restated", restated, layout))
 
@@ -272,20 +260,19 @@ def _take_up(
     *,
     is_part: bool,
 ) -> tuple[DataFile, ...]:
-    """The working copy: the files ⊕ what unfinished exchanges staged."""
+    """Return the working copy: the files with what unfinished exchanges staged merged into them."""
     wanted = job.note(base, layout)
     if is_part and base and row_security.may_hide(base, job.remembered()):
         job.staging.clear()
         return files
-    if not is_part:  # all of it is compared again, wherever it came from
+    if not is_part:  # all rows are compared again, whatever relation they came from
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
     leftovers = job.staging.leftovers(wanted)
     if not leftovers:
         return files
     try:
         return _merge(job, files, layout, leftovers, stamp)
-    except (MalformedMessage, ValueDoesNotFit):
-        # Of no use, and perhaps of no truth any more: the source says so when it is asked again.
+    except (MalformedMessage, ValueDoesNotFit):  # the source sends these rows again
         job.staging.clear()
         return files
 
@@ -308,7 +295,7 @@ def _merge(
         taken = job.write("taken", newest.dropDuplicates(keys), layout)
     if not files:
         return tuple(taken)
-    # Older rows of the same keys must go; what is known of them stays.
+    # Remove older rows of the same keys, but keep their statistics.
     rows = rows_of(job.spark, layout, [f.uri for f in taken])
     new_keys = rows.select(*selected).distinct()
     old = rows_of(job.spark, layout, [f.uri for f in files])

@@ -1,19 +1,18 @@
-"""Rows in data files that are missing or damaged count as not there, and are pulled again.
+"""Repair: rows in missing or damaged data files count as absent and are pulled again.
 
-A refresh begins from the newest version without its lost files: those that a listing does not show,
-or not at their size, and those that a read found damaged and that are so still. The working copy is
-what is left; comparing it with the source finds what the lost files held, besides what changed, and
-the version that is published no longer names them.
+A refresh begins from the newest version without its lost files: files that are missing, have
+another size, or were found damaged by a read and still are. The comparison with the source finds
+the lost rows beside the changed ones, and the next version no longer names the lost files.
 
- 1. What a failed read finds is noted (`note_failure`, `note`), in the fragment's notes, by path: a
-    data file never changes, so a note says the same of every version that has the file. The files
-    are read once more before they are given up, and a note stays until they were (`left`).
- 2. What cannot be reached is not lost: a storage that refuses ends the refresh (`damage`). Nor are
-    files that are not there when they are most of the version's: that is rather a disk that is not
-    mounted, or a clean-up gone wrong, and wants a decision (`verify --repair`).
- 3. Such a version has no change feed. Before-images are gone, so nobody knows which of the rows
-    that came were lost as they are now, and which rows that were lost are gone at the source.
- 4. How many rows were lost is known from the log, so the sketch that goes up is large enough.
+ 1. A failed read notes damaged files by path in the fragment's notes (`note_failure`, `note`). A
+    data file never changes, so the note holds for every version that has the file. The files are
+    read again before they are given up, and the note stays until then (`left`).
+ 2. A file that cannot be reached is not lost: storage that refuses ends the refresh
+    (`file_damage`). If most files of a version are missing, a disk is probably not mounted: that
+    needs a decision (`verify --repair`).
+ 3. A repaired version has no change feed: without before-images nobody knows which of the rows that
+    came had changed, and which lost rows were deleted at the source.
+ 4. The log tells how many rows were lost, so the sketch of the opening is large enough.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 
-MISSING_SHARE_MAX = 0.5  # of a version's files; of more a refresh asks before it pulls them again
-_GROWN_SCALE = 0.02  # of ln d, where it is known how many rows were lost
-_UNCHANGED = -30.0  # ln P(d = 0) where rows were lost
-# What Spark's own reader says of a file that it cannot read.
+MISSING_SHARE_MAX = 0.5  # of a version's files; a refresh does not pull more of them unasked
+_GROWN_SCALE = 0.02  # scale of ln d for the lost rows, whose number is known
+_UNCHANGED = -30.0  # ln P(d = 0) if rows were lost
+# Texts of Spark's own reader about a file that it cannot read.
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE", "parquet", "Parquet", "PATH_NOT_FOUND")
 
 _log = logging.getLogger("driftline")
@@ -56,8 +55,8 @@ def published(job: Job) -> Snapshot | None:
     """Return the newest version without its lost files; None: nothing was ever published.
 
     Raises:
-        WarehouseUnavailable: the table cannot be read, or is not the one that was left here; most
-            of its files are not there.
+        WarehouseUnavailable: the table cannot be read, is older than what was published, or most
+            of its files are missing.
     """
     base = restored.checked(job, formats.head(job.store, job.name))
     if base is None:
@@ -74,10 +73,9 @@ def published(job: Job) -> Snapshot | None:
 
 
 def note_failure(job: Job, error: DriftlineError) -> None:
-    """After a refresh that failed: look whether damaged files are why, which the next one mends.
+    """Note damaged files that may be why a refresh failed; the next attempt repairs them.
 
-    Every file is read, and those that are damaged are noted and named in the error, which then is
-    one that is worth another attempt.
+    Every file is read. The error then names the damaged files and is retryable.
     """
     if not _is_of_reading(error):
         return
@@ -87,7 +85,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
         if base is None or wrong.keys() <= job.examined:
             return
         note(job.store, job.name, wrong)
-    except Exception:  # the storage, or Spark: what the refresh failed with says more
+    except Exception:  # of storage or Spark; the error of the refresh says more
         _log.debug("damaged files could not be looked for", exc_info=True)
         return
     error.details.update(file_damage.listed(wrong))
@@ -97,7 +95,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
 
 
 def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> dict[str, str]:
-    """Return what is wrong with the files of a version, by path; all of them are read.
+    """Read all files of a version; return what is wrong with them, by path.
 
     Raises:
         WarehouseUnavailable: the storage does not let a file be read.
@@ -117,8 +115,11 @@ def note(store: Store, name: str, wrong: Mapping[str, str]) -> None:
 
 
 def left(job: Job, base: Snapshot | None) -> dict[str, object]:
-    """Return the note of damage that a refresh leaves behind: of files of its base that were noted
-    while it ran, as they may be where storage has no locks, and that it did not read again."""
+    """Return the note of damage after a refresh.
+
+    It keeps files of the base that were noted while the refresh ran, as may happen where storage
+    has no locks, and that were not read again.
+    """
     there = {f.path for f in base.files} if base else set()
     noted = _noted(job.remembered())
     files = {path: noted[path] for path in noted if path in there - job.examined}
@@ -128,8 +129,8 @@ def left(job: Job, base: Snapshot | None) -> dict[str, object]:
 def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
     """Return the number of lost rows that a comparison must find.
 
-    Those beyond the bounds of the files' integer keys are not among them: a source sends them
-    unasked.
+    Rows outside the bounds of the files' integer keys are not counted: the source sends them
+    anyway.
     """
     ends = data_files.bounds(files)
     if ends is None or sketch_size.embedding_for(max(base.rows, 1), ends).base is None:
@@ -138,12 +139,12 @@ def to_be_told(base: Snapshot, files: Sequence[DataFile]) -> int:
 
 
 def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
-    """Return the forecast of differing rows, of `rows`: changed plus lost."""
+    """Return the forecast of the rows that differ, changed and lost, among `rows`."""
     if not lost:
         return expected
     found = expect((), rows=rows, elapsed_s=1.0) if expected is None else expected
     more = np.log(np.exp(np.minimum(found.locations, 40.0)) + lost)
-    scales = found.scales * np.exp(found.locations - more)  # of d, they stay as they were
+    scales = found.scales * np.exp(found.locations - more)  # the scales of d stay as they were
     p = found.unchanged
     return Expected(
         _UNCHANGED,
@@ -154,8 +155,10 @@ def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
 
 
 def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
-    """Return the positions, as `position`, of the rows of a version with an integer key; of rows
-    that are lost as if they were spread evenly between the bounds of their file."""
+    """Return the positions, as `position`, of the rows of a version with an integer key.
+
+    Lost rows are taken as spread evenly between the bounds of their file.
+    """
     rows = rows_of(spark, base.layout, [f.uri for f in base.sound])
     found = rows.selectExpr(f"{base.layout.position_sql} as position")
     for file in base.lost:
@@ -168,10 +171,10 @@ def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
 
 
 def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:
-    """Return no feed for a version that lost files, and as many changes as are certain.
+    """Remove the feed of a version that lost files; return the changes that are certain.
 
-    Of `feed`, which knows no before-images of lost rows, each of these is an insert if it came
-    again. So what is above their number was inserted, and what is below it deleted, at least.
+    In `feed` each lost row that came again is an insert. So at least the inserts above the number
+    of lost rows were inserted; if there are fewer, at least the difference was deleted.
     """
     if feed.folder is not None:
         with contextlib.suppress(WarehouseUnavailable):  # no commit names it: `gc` removes it
@@ -196,14 +199,14 @@ def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
 
 
 def _noted(notes: Mapping[str, object]) -> dict[str, object]:
-    """Return what is noted of damaged files, by path."""
+    """Return the noted damage of files, by path."""
     noted = notes.get(DAMAGED)
     files = noted.get("files") if isinstance(noted, dict) else None
     return files if isinstance(files, dict) else {}
 
 
 def _is_of_reading(error: DriftlineError) -> bool:
-    """Return whether a file that cannot be read, or is not what it was, may be the reason."""
+    """Return True if a file that is damaged or cannot be read may be the cause."""
     if isinstance(error, ProofFailed | WarehouseUnavailable):
         return DATA_FILE in error.details
     why = error.__cause__

@@ -1,7 +1,7 @@
-"""Put what each step of a refresh returns into its report.
+"""Put the results of the steps of a refresh into its report.
 
-Beside it only the runner writes to a report: attempts, bytes, errors, and by `Report.took` what
-`commit` returns. Seconds are measured where they are spent (`Job.phase`).
+The runner adds attempts, bytes and errors, and by `Report.took` the result of `commit`. Seconds are
+measured where they are spent (`Job.phase`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from warehouse_agent.tasks.difference import Outcome
 
 
 def prepared(report: Report, p: Prepared) -> None:
-    """Note what readers see, what is lost of it, and what the refresh is expected to take."""
+    """Note the published version, its lost files, and the prediction."""
     base = p.base
     report.version = report.previous_version = base.version if base else None
     report.rows_total = base.rows if base else None
-    report.repaired_files, report.repaired_rows = (
-        (len(base.lost), base.rows_lost) if base else (0, 0)
-    )
+    report.repaired_files = len(base.lost) if base else 0
+    report.repaired_rows = base.rows_lost if base else 0
     report.predicted = asdict(p.predicted)
     if p.changes is not None:
         report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)
     scope = p.known.scope
     report.tiles, report.tiles_done = scope.tiles, scope.tiles_done
-    if report.resumed_at is None:  # else tiles of this command are among them
+    if report.resumed_at is None:  # later attempts find tiles that this command finished
         report.resumed_at = scope.tiles_done
 
 
 def exchanged(report: Report, done: Compared) -> None:
-    """Note what one exchange found, and what it took at the source."""
+    """Note the result of one exchange, and its cost at the source."""
     p, found = done.prepared, done.found
     compared(report, found)
     report.round_trips += found.round_trips
@@ -43,7 +42,7 @@ def exchanged(report: Report, done: Compared) -> None:
 
 
 def walked(report: Report, tiles: Pass) -> None:
-    """Note the tiles that this attempt finished, also where it failed behind them."""
+    """Note the tiles that this attempt finished, also if it failed after them."""
     report.tiles_done = len(tiles.outcomes)
     for found in list(tiles.outcomes.values())[tiles.resumed_at :]:
         report.round_trips += found.round_trips
@@ -52,6 +51,6 @@ def walked(report: Report, tiles: Pass) -> None:
 
 
 def compared(report: Report, found: Outcome) -> None:
-    """Note how all was compared, in one exchange or in many, and as of when."""
+    """Note the method, the consistency and the instant of a comparison."""
     report.method, report.consistency = found.method.value, found.consistency
     report.as_of = found.as_of

@@ -1,18 +1,15 @@
-"""A table that is older than what was published: its newest log entry was removed, or all of it was
-restored from a backup.
+"""A table that is older than what was published: restored from a backup, or its log was cut.
 
-After each commit it is noted which version it made, of which table (the id in Delta's metadata). A
-head that is older than the note is refused, because its readers may have seen what is gone. Told to
-accept it, a refresh first gives out the numbers in between once more, and the next one, as versions
-with the head's rows and without a change feed, and goes on behind them. So who followed the feed up
-to a version that is gone is told to read a whole version, because one without a feed comes next;
-nobody is given changes between versions that never followed each other. Where the log is gone as
-well, or the table was moved away, a first load counts from 0 again, and nothing tells a number from
-the one that was given out before: then readers of the feed must be told to begin again.
+After each commit the version and the table's id are noted. A head that is older than the note is
+refused, because readers may have seen the versions that are gone. If it is accepted
+(`--accept-restored`), the refresh first publishes the head's rows again under each missing number
+and the next one, without a change feed. So a reader who followed the feed to a missing version must
+read a whole version, and nobody gets changes between versions that never followed each other. If
+the log is gone too, or the table was moved away, a first load counts from 0: then readers of the
+feed must be told to begin again.
 
-The note says nothing that is not so: it is written after the commit, so a crash leaves one that is
-older than the head; a table that was moved away for a new first load has another id, as has one
-that took another's name; a note that is lost accuses nobody.
+The note never accuses wrongly: it is written after the commit, so a crash leaves a note older than
+the head, and a new table of the same name has another id.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ _REMEDY = "If that is right, as after a restore: driftline refresh {} --accept-r
 
 
 def left(job: Job, base: Snapshot | None, version: int) -> dict[str, object]:
-    """Return the note that `checked` finds, of the newest version after a refresh."""
+    """Return the note of the newest version after a refresh, for `checked`."""
     newest = base or _newest(job)
     return {HEAD: {"table": newest.table, "version": version}}
 
 
 def newer(notes: dict[str, object], head: Snapshot) -> int | None:
-    """Return the version that was noted of this table; None: none that is newer than the head."""
+    """Return the noted version of this table if it is newer than the head, else None."""
     noted = notes.get(HEAD)
     if not isinstance(noted, dict) or noted.get("table") != head.table:
         return None
@@ -56,10 +53,11 @@ def refuse(name: str, head: Snapshot, noted: int) -> None:
 
 
 def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
-    """Return the head to go on from, where it is what was left here, or may be something else.
+    """Return the head to go on from; publish missing versions again if that is accepted.
 
     Raises:
-        WarehouseUnavailable: it is older than what was published, and that is not accepted.
+        WarehouseUnavailable: the head is older than what was published, or the log is gone, and
+            that is not accepted.
         Locked: another agent published meanwhile.
     """
     notes = job.remembered()
@@ -77,8 +75,10 @@ def checked(job: Job, head: Snapshot | None) -> Snapshot | None:
 
 
 def _without_log(job: Job, notes: dict[str, object]) -> None:
-    """Refuse a table whose log is gone while data files of it are there; where these are gone as
-    well, it was moved away, and begins anew."""
+    """Raise WarehouseUnavailable if the log is gone and data files are there.
+
+    If they are gone too, the table was moved away and begins anew.
+    """
     if not isinstance(notes.get(HEAD), dict):
         return
     if job.store.folders(job.name) and not job.options.accept_restored:
@@ -89,12 +89,11 @@ def _without_log(job: Job, notes: dict[str, object]) -> None:
             "first load, after which readers of the change feed must begin again with a whole "
             f"version: driftline refresh {job.name} --accept-restored",
         )
-    job.remember(**{HEAD: None})  # what this attempt leaves behind has no log either
+    job.remember(**{HEAD: None})  # a failed attempt leaves data files without a log
 
 
 def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
-    """Publish the head's rows as the versions that follow it, up to the one behind `upto`, which
-    were given out before, but for the last; return the newest."""
+    """Publish the head's rows again as each version up to the one after `upto`; return the last."""
     newest = head
     for _ in range(head.version, upto + 1):
         record = replace(

@@ -1,10 +1,9 @@
-"""When the source's columns change: say which, refuse, and go on when told to.
+"""Changes of the source's columns: name them, refuse them, go on when they are accepted.
 
-A recipe that differs is refused column by column with the command that accepts it. Accepting keeps
-what is known: the published values are put under the new columns, fingerprints are computed anew at
-the warehouse, and what follows is an ordinary refresh, in which rows that the change left alone are
-equal. A new column starts as NULL; a column of another type starts as NULL too, because its bytes
-do.
+The refusal names each change and the command that accepts it. A refresh that accepts them keeps the
+published values under the new columns and computes fingerprints anew at the warehouse; then it is
+an ordinary refresh, in which unaffected rows are equal. New columns, and columns of another type,
+start as NULL.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 
 def recipe_of(description: pb.Description) -> Recipe:
-    """The recipe in a description. Raises MalformedMessage, VersionMismatch."""
+    """Return the recipe in a description. Raises MalformedMessage, VersionMismatch."""
     if description.fingerprint_version not in (FINGERPRINT_VERSION, DATABASE_FINGERPRINT_VERSION):
         raise VersionMismatch(
             f"The source makes fingerprints of version {description.fingerprint_version}, which "
@@ -46,7 +45,12 @@ def recipe_of(description: pb.Description) -> Recipe:
 
 
 def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> Layout:
-    """The layout of the relation as it is now."""
+    """Return the layout of the relation as it is now; that of `base` if nothing changed.
+
+    Raises:
+        MalformedMessage: the reply has no description.
+        VersionMismatch: another release makes its fingerprints.
+    """
     if not reply.HasField("description"):
         raise MalformedMessage("The source described nothing.", where=fragment.relation)
     layout = lay_out(recipe_of(reply.description), dict(fragment.carriers), where=fragment.name)
@@ -56,12 +60,12 @@ def described(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None
 
 
 def differs(new: Layout, old: Layout) -> bool:
-    """Whether rows of one layout cannot simply be read as rows of the other."""
+    """Return True if rows of one layout cannot be read as rows of the other."""
     return (new.recipe.id, new.carriers, new.names) != (old.recipe.id, old.carriers, old.names)
 
 
 def check_carriers(layout: Layout, fragment: Fragment) -> None:
-    """Refuse a configuration whose carriers are no longer those of the published table."""
+    """Raise RecipeChanged if the configured carriers are not those of the published table."""
     asked = lay_out(layout.recipe, dict(fragment.carriers), where=fragment.name)
     changed = [
         c.name
@@ -77,7 +81,7 @@ def check_carriers(layout: Layout, fragment: Fragment) -> None:
 
 
 def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChanged:
-    """The refusal, column by column, with the command that goes on."""
+    """Return the refusal, with each change and the command that accepts them."""
     found = column_changes(base.layout.recipe, recipe_of(reply.description))
     changes = [one_line(change, LINE_CHARACTERS_MAX) for change in found]
     return RecipeChanged(
@@ -89,7 +93,7 @@ def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChang
 
 
 def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
-    """What changed from one recipe to the other, a phrase per column."""
+    """Yield the changes from one recipe to the other, a phrase per column."""
     before = {c.name: c for c in old.columns}
     after = {c.name: c for c in new.columns}
     for name, column in after.items():
@@ -103,18 +107,18 @@ def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
     keys = [", ".join(c.name for c in recipe.key) for recipe in (old, new)]
     if keys[0] != keys[1]:
         yield f"the key was ({keys[0]}) and is ({keys[1]})"
-    elif set(before) == set(after) and old.columns != new.columns:
-        order = [c.name for c in old.columns] != [c.name for c in new.columns]
-        if order:
-            yield "the columns stand in another order"
+    elif before.keys() == after.keys() and [*before] != [*after]:
+        yield "the columns stand in another order"
     kinds = [fingerprint_kind(recipe) for recipe in (old, new)]
     if kinds[0] != kinds[1]:
         yield f"fingerprints were made by the {kinds[0]} and are made by the {kinds[1]}"
 
 
 def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -> DataFrame | None:
-    """Published rows under a new layout, with new fingerprints and their statistics; None: they
-    cannot be keyed."""
+    """Return the published rows under a new layout, with new fingerprints and their statistics.
+
+    None: a key column is new or has another type.
+    """
     old = base.layout
     known = {
         c.name: (c, carrier, name)

@@ -40,7 +40,7 @@ class Compared:
 
 
 def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
-    """Converse with the source and stage what comes.
+    """Compare our side over a stream, stage what comes, and measure how fast the source read.
 
     Raises:
         DriftlineError: whatever the source refused with, or a broken line or message.

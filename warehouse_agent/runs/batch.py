@@ -1,8 +1,8 @@
 """Refresh many fragments in one command; the failure of one does not stop the others.
 
 Fragments of a source are prepared, then compared one after the other in one stream, so that they
-share its snapshot, then finished. An error is reported for its fragment. An error that is safe to
-retry is retried here a few times, after longer and longer pauses; what was staged is kept.
+share its snapshot, then finished. An error is reported for its fragment. A retryable error is
+retried a few times, after longer and longer pauses; what was staged is kept.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
-ATTEMPTS = 4  # of a refresh, where its errors are retryable
+ATTEMPTS = 4  # of a refresh, if its errors are retryable
 WAIT_S_MAX = 30.0
 
 _log = logging.getLogger("driftline")
@@ -94,7 +94,7 @@ class Runner:
         """
         together: dict[tuple[str, str], list[Fragment]] = {}
         for fragment in fragments:
-            # A refresh in tiles takes long and shares no snapshot: the others do not wait for it.
+            # A refresh in tiles takes long and shares no snapshot, so the others come first.
             alone = fragment.name if fragment.incremental else ""
             together.setdefault((fragment.source.name, alone), []).append(fragment)
         reports: list[Report] = []
@@ -233,7 +233,7 @@ class Runner:
         failed: dict[str, DriftlineError],
         reports: dict[str, Report],
     ) -> None:
-        """Emit why fragments are tried again, if they will be; one event for each cause."""
+        """Emit which fragments are tried again and why; one event for each cause."""
         alike: dict[int, tuple[DriftlineError, list[str]]] = {}
         for fragment in fragments:
             error = failed[fragment.name]
@@ -250,7 +250,7 @@ class Runner:
         compared: dict[str, Compared],
         failed: dict[str, DriftlineError],
     ) -> None:
-        """Prepare all, then compare all in one stream, tiles apart; replace a broken stream."""
+        """Prepare all, then compare all in one stream, except tiles; replace a broken stream."""
         prepared: dict[str, Prepared] = {}
         for job in jobs:
             with _catching(job, failed), job.phase("reduce"):
@@ -279,7 +279,7 @@ class Runner:
             with link.stream() as stream:
                 ready = self._exchange(link, stream, ready, compared, failed)
             if len(failed) < len(jobs):  # else the source was not reached at all
-                with contextlib.suppress(DriftlineError):  # it may be lost
+                with contextlib.suppress(DriftlineError):  # the note may be lost
                     record.note_line(self.store, link, stream)
 
     def _exchange(
@@ -290,7 +290,7 @@ class Runner:
         compared: dict[str, Compared],
         failed: dict[str, DriftlineError],
     ) -> list[_Ready]:
-        """Compare one after the other; return those left when the stream cannot be used again."""
+        """Compare one after the other; return those left if the stream cannot be used again."""
         for number, (job, p, ours) in enumerate(ready):
             with self._comparing(link, job, failed):
                 done = compared[job.name] = whole.exchange(job, p, ours, stream)
@@ -306,7 +306,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _comparing(self, link: Link, job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
-        """Catch the error of a comparison and note its bytes; ask which columns changed."""
+        """Catch the error of a comparison and note its bytes; find out which columns changed."""
         sent, received = link.bytes_sent, link.bytes_received
         with _catching(job, failed):
             yield
@@ -317,9 +317,9 @@ class Runner:
             failed[job.name] = self._explained(link, job, error)
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
-        """Return the error with the columns that changed, or the one met while asking for them."""
+        """Return the error with the columns that changed, or the error of asking for them."""
         base = formats.head(self.store, job.name)
-        if base is None or error.details:  # it says already what changed
+        if base is None or error.details:  # the error names the changes already
             return error
         try:
             return schema_change.explained(link.describe(job.fragment.relation), base, job.name)
@@ -333,8 +333,8 @@ class Runner:
         self._finished(report)
 
     def _published(self, report: Report) -> None:
-        """Note in the report which version readers see of a fragment that is not worked on."""
-        with contextlib.suppress(Exception):  # what is wrong with the table is in the report
+        """Note the published version of a fragment that is not worked on."""
+        with contextlib.suppress(Exception):  # the report has the error of the table
             if (snapshot := formats.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
@@ -368,6 +368,6 @@ def _describe(
     """Return the description of a relation: the known one, or the source's answer."""
     job.report.round_trips += 1
     reply = link.describe(relation) if known is None else known
-    with contextlib.suppress(WarehouseUnavailable):  # it may be lost
+    with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         record.note_limits(job.store, link.source, reply.description)
     return reply

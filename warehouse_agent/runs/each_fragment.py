@@ -1,7 +1,4 @@
-"""Run a command on each of many fragments; an error of one does not stop the others.
-
-Commands share one more function here: the published version of a fragment.
-"""
+"""Run a command on each of many fragments; an error of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,20 +24,20 @@ def each(
     """Call `action` for every fragment and report the errors of each.
 
     Args:
-        as_json: print a report of each failure on stdout, too.
+        as_json: also print a report of each failure on stdout.
         command: the name of the command in that report.
 
     Returns:
         An exit code for each fragment: what the action returned, 0 for None, or its error's.
 
     Raises:
-        BrokenPipeError: nobody reads the answers any more.
+        BrokenPipeError: nobody reads the output any more.
     """
     codes = []
     for fragment in fragments:
         try:
             codes.append(action(fragment) or 0)
-        except BrokenPipeError:  # who reads our answer has read enough
+        except BrokenPipeError:
             raise
         except Exception as problem:
             error = mistake(problem, fragment.name)

@@ -1,0 +1,86 @@
+"""Tests of the stored result of a tile: what it says, and that it is read as it was written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from driftline.digests import Digest, Salt
+
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import Incremental, PassSums, tiling
+from warehouse_agent.refresh.auxiliary_table import Pass, _unpacked
+from warehouse_agent.storage.row_security import PolicyDigests
+from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.difference import Equal, Everything, ListedRows, Outcome
+from warehouse_agent.tasks.digests import Listing
+
+NONE = ListedRows(Listing.joined(()))
+SOME = Listing(
+    np.zeros(2, np.int64),
+    np.array([3, -7], np.int64),
+    np.array([1, 2**64 - 1], np.uint64),
+    np.array([0, 5], np.int32),
+)
+FOUND = Outcome(
+    Equal(),
+    Method.RANGE,
+    theirs=Digest(3, 2**100),
+    as_of="2026-01-01T00:00:00Z",
+    checked_at="2026-01-01T00:00:01Z",
+    consistency="exact",
+    changed=True,
+    vouched=False,
+    frame_bytes=77,
+    row_security=PolicyDigests("ab", {("t", "p"): "cd"}),
+)
+
+
+def stored(tmp_path: Path, found: Outcome) -> bytes:
+    """Finish a tile; return the file of its result."""
+    sums = PassSums(tiling([1, 10, 20], 20))
+    tiles = Pass(Store(str(tmp_path)), "orders", Incremental(10), Salt.fresh(), sums)
+    tiles.finish(1, found)
+    (file,) = tmp_path.rglob("*.npz")
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("found", "arrays"),
+    [
+        pytest.param(FOUND, 1, id="equal"),
+        pytest.param(replace(FOUND, difference=Everything()), 1, id="everything"),
+        pytest.param(replace(FOUND, difference=ListedRows(SOME)), 4, id="listed"),
+        pytest.param(replace(FOUND, difference=NONE), 4, id="inserted-only"),
+        pytest.param(replace(FOUND, difference=NONE, method=Method.FULL), 1, id="empty-tile"),
+    ],
+)
+def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arrays: int) -> None:
+    """A load of an empty tile says that it removed nothing, and lists nothing, as ever."""
+    data = stored(tmp_path, found)
+    with np.load(tmp_path / next(tmp_path.rglob("*.npz")), allow_pickle=False) as parts:
+        facts: dict[str, Any] = json.loads(parts["facts"].tobytes())
+        assert len(parts.files) == arrays
+    assert facts["has_removed"] == (arrays > 1)
+    assert list(facts) == [
+        "count", "sum", "equal", "replace_all", "has_removed", "method", "as_of", "checked_at",
+        "consistency", "changed", "vouched", "frame_bytes", "row_security",
+    ]  # fmt: skip
+    again = _unpacked(data)
+    assert again is not None
+    assert replace(again, difference=Equal()) == replace(found, difference=Equal())
+    assert type(again.difference) is type(found.difference)
+    if isinstance(found.difference, ListedRows) and isinstance(again.difference, ListedRows):
+        ours, theirs = found.difference.rows, again.difference.rows
+        for name in ("positions", "hashes", "file"):
+            assert getattr(theirs, name).tolist() == getattr(ours, name).tolist()
+
+
+def test_a_damaged_result_is_compared_again(tmp_path: Path) -> None:
+    data = stored(tmp_path, FOUND)
+    assert _unpacked(data[: len(data) // 2]) is None
+    assert _unpacked(b"") is None
