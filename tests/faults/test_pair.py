@@ -44,7 +44,7 @@ from warehouse_agent import config as configure
 from warehouse_agent import read
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.events import Event, RefreshCommitted, RefreshRetried, RefreshStarted
-from warehouse_agent.refresh import finish
+from warehouse_agent.refresh import finish, whole
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
@@ -752,6 +752,30 @@ def test_schema_changes(spark: SparkSession, postgres: PostgresLegacy, tmp_path:
         converges(pair, options=accept)
         postgres.execute("UPDATE orders SET status = 0 WHERE label LIKE '%1'")
         converges(pair)
+
+
+def test_columns_change_and_the_source_goes_away(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says which columns changed any more: that is the error, and it is retryable."""
+    pair.refresh("orders")
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN extra TEXT")
+    exchange = whole.exchange
+
+    def and_gone(*given: Any) -> Any:
+        try:
+            return exchange(*given)
+        finally:
+            pair.stop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole, "exchange", and_gone)
+        error = pair.error("orders")
+    assert (error["code"], error["safe_to_retry"]) == ("UNREACHABLE", True), error
+    pair.restart()
+    error = pair.error("orders")
+    assert error["code"] == "RECIPE"
+    assert "column extra (text) was added" in error["message"]
 
 
 def test_schema_change_beside_an_awkward_name(

@@ -26,9 +26,9 @@ from driftline.ranges import Partition
 from warehouse_agent.columns.layout import Layout, quoted
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
-from warehouse_agent.methods.registry import opening_for, predicted
+from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice, notes, prices, update_probability
-from warehouse_agent.planning.candidates import Candidate, Known
+from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, repair, schema_change
@@ -67,7 +67,6 @@ class Prepared:
     known: Known
     changes: Expected | None
     expected: Expected | None
-    predicted: Candidate
     rows_expected: int
     stamp: Stamp
     ours: OurSide | Pass
@@ -136,7 +135,6 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         known=known,
         changes=changes,
         expected=expected,
-        predicted=predicted(known, expected),
         rows_expected=rows_expected,
         stamp=stamp,
         ours=ours,

@@ -130,7 +130,10 @@ class Runner:
                     left.append(fragment)
                 except DriftlineError as locked:
                     self._refused(reports[fragment.name], locked)
-            if (error := self._unreachable(source)) is not None:
+            try:
+                if isinstance(self.spark, Deferred):
+                    preflight.reach(source)
+            except DriftlineError as error:
                 for fragment in left:
                     reports[fragment.name].attempts = 1
                     self._refused(reports[fragment.name], error)
@@ -169,9 +172,14 @@ class Runner:
             self._emit(RefreshStarted(fragment.name, reports[fragment.name].attempts))
         try:
             with Link(source) as link:
-                described = self._ask(link, fragments, failed)
-                found = [f for f in fragments if f.name not in failed]
-                jobs |= self._begin(found, options, reports)
+                described: dict[str, pb.DescribeReply] = {}
+                if isinstance(self.spark, Deferred):
+                    described = preflight.ask(link, self.store, fragments, failed)
+                if found := [f for f in fragments if f.name not in failed]:  # only they need Spark
+                    spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
+                    for f in found:
+                        report = reports[f.name]
+                        jobs[f.name] = Job(spark, self.store, f, options, report, self._emit)
                 self._converse(link, list(jobs.values()), described, compared, failed)
         except DriftlineError as lost:
             failed.update({f.name: lost for f in fragments if f.name not in failed})
@@ -197,35 +205,6 @@ class Runner:
             self._finished(report)
         self._say_retried(again, failed, reports)
         return again
-
-    def _unreachable(self, source: Source) -> DriftlineError | None:
-        """Find why nothing answers at the address, before Spark is started for it."""
-        try:
-            if isinstance(self.spark, Deferred):
-                preflight.reach(source)
-        except DriftlineError as error:
-            return error
-        return None
-
-    def _ask(
-        self, link: Link, fragments: list[Fragment], failed: dict[str, DriftlineError]
-    ) -> dict[str, pb.DescribeReply]:
-        """Ask the source about the relations before Spark is started."""
-        if not isinstance(self.spark, Deferred):
-            return {}
-        return preflight.ask(link, self.store, fragments, failed)
-
-    def _begin(
-        self, fragments: list[Fragment], options: Options, reports: dict[str, Report]
-    ) -> dict[str, Job]:
-        """Begin to work on fragments whose relation is there; only they need Spark."""
-        if not fragments:
-            return {}
-        spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
-        return {
-            f.name: Job(spark, self.store, f, options, reports[f.name], self._emit)
-            for f in fragments
-        }
 
     def _say_retried(
         self,
