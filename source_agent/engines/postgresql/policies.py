@@ -1,7 +1,7 @@
 """PostgreSQL: the row security policies that decide what the login sees of a relation.
 
 The server itself says whether any policy does: under `row_security = off` it refuses to plan a
-statement of which a policy would hide rows, also behind a view. Only then are the policies read, by
+statement whose rows a policy would hide, also behind a view. Only then are the policies read, by
 a further, short session after the relation's tables are locked: the catalogue of the snapshot may
 be older than the policies in force, and the locks prevent further changes.
 
@@ -107,7 +107,7 @@ def policies(ask: Ask, relation: int | None) -> RowSecurity:
 
 
 def note(found: RowSecurity, *, is_query: bool) -> str:
-    """Return the note of `check` and `doctor` on a relation of which policies hide rows."""
+    """Return the note of `check` and `doctor` on a relation whose rows policies hide."""
     tables = dict.fromkeys(policy.table for policy in found.policies)
     named = [f"{policy.name} of {policy.table}" for policy in found.policies if policy.name]
     by = f"policies that apply: {', '.join(named)}" if named else "no policy lets it see a row"
