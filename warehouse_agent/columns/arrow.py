@@ -9,8 +9,8 @@ accepts. Bytes that are no value of the type raise MalformedMessage; a value tha
 hold raises ValueDoesNotFit, which names it and the remedy, the string carrier. No value is clipped,
 rounded or turned into NULL. Executors import this module; it needs no Spark session.
 
-Rejected: pandas on the way (nullable ints become floats, timestamps nanoseconds), and Arrow's own
-casts from and to text (they normalise what they read).
+Rejected: pandas (nullable ints become floats, timestamps nanoseconds), and Arrow's casts from and
+to text (they normalise).
 """
 
 from __future__ import annotations
@@ -222,9 +222,8 @@ def _decimals(column: Column, ragged: Ragged) -> pa.Array:
     words, fits = numeric.decode(ragged, precision=precision, scale=scale)
     _check(column, ragged, fits)
     present = ragged.lengths >= 0
-    return buffers.array_of(
-        pa.decimal128(precision, scale), present, buffers.spread(words, present)
-    )
+    type = pa.decimal128(precision, scale)
+    return buffers.array_of(type, present, buffers.spread(words, present))
 
 
 def _variable(column: Column, ragged: Ragged, type: pa.DataType) -> pa.Array:

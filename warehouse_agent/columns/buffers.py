@@ -26,13 +26,8 @@ def array_of(type: pa.DataType, present: Bools, *buffers: Items) -> pa.Array:
 
 
 def variable_array_of(type: pa.DataType, present: Bools, sizes: Items, data: Bytes) -> pa.Array:
-    """Build an array of a string or binary type with int32 offsets.
-
-    Args:
-        present: bool [rows], False for NULL.
-        sizes: bytes of each value, integers [rows], 0 for NULL.
-        data: uint8 [sum of the sizes], the values end to end.
-    """
+    """Build an array of a string or binary type with int32 offsets from the bytes of each value,
+    `sizes` [rows], 0 for NULL, and the values end to end, uint8 [sum of the sizes]."""
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return array_of(type, present, offsets, data)

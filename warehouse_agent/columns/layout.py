@@ -6,10 +6,9 @@ integer, the two lanes of the fingerprint, and the statistics of the row, ω± o
 (`row_statistics`, `update_probability`). Only this module converts published rows to row bytes and
 back, on the driver and on executors.
 
-A table from before there were statistics has files and a declared schema without these columns,
-which then read as null. Its schema changes with the first version that keeps none of the old files,
-because delta-rs cannot keep files in a commit that changes the schema. Until then Driftline, which
-reads files, sees the columns, and readers of the Delta table do not.
+Files and the declared schema of an older table lack the statistics, which then read as null. Its
+schema changes with the first version that keeps none of the old files, because delta-rs cannot keep
+files in a commit that changes the schema; until then readers of the Delta table do not see them.
 """
 
 from __future__ import annotations
@@ -48,20 +47,10 @@ LO = "_driftline_lo"
 RESERVED = "_driftline_"
 FIRST, UPDATES = f"{RESERVED}first", f"{RESERVED}updates"
 CHANGED, RATE = f"{RESERVED}changed", f"{RESERVED}rate"
-STATISTICS = (
-    (FIRST, pa.int32()),
-    (UPDATES, pa.int32()),
-    (CHANGED, pa.int32()),
-    (RATE, pa.float32()),
-)
+STATISTICS = (*((name, pa.int32()) for name in (FIRST, UPDATES, CHANGED)), (RATE, pa.float32()))
 FEED_NAMES = ("_version", "_op")  # columns of the change feed beside the data
 
-_KINDS = {
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float32(): "float",
-    pa.binary(): "binary",
-}
+_DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float", pa.binary(): "binary"}
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")  # Delta refuses these in a name
 
 
@@ -123,12 +112,12 @@ class Layout:
     @cached_property
     def ddl(self) -> str:
         """The Spark schema of the table's files."""
-        return ", ".join([self.decoded_ddl, *(f"{n} {_KINDS[kind]}" for n, kind in STATISTICS)])
+        return ", ".join([self.decoded_ddl, *(f"{n} {_DDL[kind]}" for n, kind in STATISTICS)])
 
     @cached_property
     def decoded_ddl(self) -> str:
         """The Spark schema of decoded rows."""
-        return ", ".join([*self.data_ddl, *(f"{n} {_KINDS[kind]}" for n, kind in self.bookkeeping)])
+        return ", ".join([*self.data_ddl, *(f"{n} {_DDL[kind]}" for n, kind in self.bookkeeping)])
 
     @cached_property
     def data_ddl(self) -> tuple[str, ...]:
@@ -167,12 +156,8 @@ class Layout:
         *,
         seed: int,
     ) -> pa.RecordBatch:
-        """Return a batch of published rows.
-
-        Args:
-            columns: decoded, in tuple order.
-            block: the row bytes of the same rows.
-            hi, lo: the lanes of their fingerprints, uint64 [rows].
+        """Return a batch of published rows from decoded `columns` in tuple order, the row bytes of
+        the same rows, and the lanes of their fingerprints, uint64 [rows].
 
         Raises:
             ValueDoesNotFit: a carrier cannot hold a value.
@@ -214,13 +199,8 @@ class Layout:
 
     def row_bytes(self, batch: pa.RecordBatch) -> Block:
         """Return the row bytes of a batch that holds at least the data columns."""
-        columns = [
-            from_arrow(column, batch.column(batch.schema.get_field_index(name)), carrier)
-            for column, name, carrier in zip(
-                self.recipe.columns, self.names, self.carriers, strict=True
-            )
-        ]
-        return join(columns)
+        columns = zip(self.recipe.columns, self.names, self.carriers, strict=True)
+        return join([from_arrow(c, batch.column(name), carrier) for c, name, carrier in columns])
 
 
 def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layout:
@@ -277,6 +257,7 @@ def quoted(name: str) -> str:
 
 def to_json(layout: Layout) -> dict[str, object]:
     """Return the layout as JSON for the metadata of a version."""
+    columns = zip(layout.recipe.columns, layout.carriers, layout.names, strict=True)
     return {
         "statistics": layout.declares_statistics,
         "fingerprint_version": layout.recipe.fingerprint_version,
@@ -290,9 +271,7 @@ def to_json(layout: Layout) -> dict[str, object]:
                 "carrier": carrier.value,
                 "published": name,
             }
-            for c, carrier, name in zip(
-                layout.recipe.columns, layout.carriers, layout.names, strict=True
-            )
+            for c, carrier, name in columns
         ],
     }
 
@@ -304,15 +283,9 @@ def from_json(data: dict[str, object]) -> Layout:
     assert isinstance(columns, list)
     assert isinstance(version, int)
     assert isinstance(keys, int)
-    recipe = Recipe(
-        tuple(
-            Column(c["name"], parse_type(c["type"]), c["nullable"], c["ordinal"]) for c in columns
-        ),
-        keys,
-        version,
-    )
+    types = (Column(c["name"], parse_type(c["type"]), c["nullable"], c["ordinal"]) for c in columns)
     return Layout(
-        recipe,
+        Recipe(tuple(types), keys, version),
         tuple(Carrier(c["carrier"]) for c in columns),
         tuple(c["published"] for c in columns),
         bool(data.get("statistics", False)),

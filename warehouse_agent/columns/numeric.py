@@ -1,20 +1,15 @@
 """numeric(p,s) to decimal128 and back, a column at a time (protocol, section 2).
 
 The value of a numeric is the sum of digit[i] * 10000^(weight - i). Both directions use a table of
-digits, [groups, rows]: the base-10000 digits of every row aligned at the decimal point, from the
-highest group that p - s allows to the lowest that s reaches. The digits on the wire are this table
-without its leading and trailing zero groups, so one boolean mask cuts them out or puts them back,
-without a loop over rows. Horner's rule turns the table into integers and back; if s is no multiple
-of four, the lowest group has only its upper digits.
+the base-10000 digits of every row, [groups, rows], aligned at the decimal point. The digits on the
+wire are this table without leading and trailing zero groups, so one boolean mask cuts them out or
+puts them back. Horner's rule turns the table into integers and back; if s is no multiple of four,
+the lowest group has only its upper digits. Integers are two little-endian 64-bit words, the layout
+of decimal128; above 18 digits they are computed on four 32-bit limbs, held in 64 bits for carries.
 
-Integers are two little-endian 64-bit words, the layout of decimal128. Up to 18 digits fit into the
-low word; more digits are computed on four 32-bit limbs, held in 64 bits so that carries fit.
-
-A row that is no such number is reported in `fits`, and no error is raised, because the caller names
-the column.
-
-Rejected: Python's `decimal` per value (0.3 M values a second), `pyarrow.compute.cast` from text
-(the text would have to be made first), and float arithmetic (not exact above 15 digits).
+A row that is no such number is reported in `fits` without an error, because the caller names the
+column. Rejected: Python's `decimal` per value (0.3 M values a second), `pyarrow.compute.cast` from
+text (the text would have to be made first), float arithmetic (not exact above 15 digits).
 """
 
 from __future__ import annotations
@@ -41,45 +36,32 @@ _LIMB_MASK: Final = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the digits of numeric(precision, scale) stand, in groups of four."""
+    """Where the digits of numeric(precision, scale) stand, in groups of four.
 
-    precision: int
-    scale: int
+    Attributes:
+        whole_groups, groups: groups before the decimal point, and in all.
+        first_limit: the exclusive upper bound of the digit of the highest group.
+        last_factor: 10^(decimal digits of the value in the lowest group).
+        is_small: True if 64 bits hold every value.
+    """
 
-    @property
-    def fraction_groups(self) -> int:
-        return -(-self.scale // 4)
+    whole_groups: int
+    groups: int
+    first_limit: int
+    last_factor: int
+    is_small: bool
 
-    @property
-    def whole_groups(self) -> int:
-        return -(-(self.precision - self.scale) // 4)
-
-    @property
-    def groups(self) -> int:
-        return self.whole_groups + self.fraction_groups
-
-    @property
-    def last_factor(self) -> int:
-        """10^(decimal digits of the value in the lowest group)."""
-        return int(10 ** (self.scale - 4 * (self.fraction_groups - 1))) if self.scale else BASE
-
-    @property
-    def first_limit(self) -> int:
-        """The exclusive upper bound of the digit of the highest group."""
-        if self.whole_groups == 0:
-            return BASE
-        return int(10 ** (self.precision - self.scale - 4 * (self.whole_groups - 1)))
-
-    @property
-    def is_small(self) -> bool:
-        return self.precision <= SMALL_DIGITS_MAX
+    @classmethod
+    def of(cls, precision: int, scale: int) -> _Places:
+        fraction, whole = -(-scale // 4), -(-(precision - scale) // 4)
+        first = int(10 ** (precision - scale - 4 * (whole - 1))) if whole else BASE
+        last = int(10 ** (scale - 4 * (fraction - 1))) if scale else BASE
+        return cls(whole, whole + fraction, first, last, precision <= SMALL_DIGITS_MAX)
 
     def mask(self, first: Integers, counts: Integers) -> Bools:
         """Return the words of each row that are on the wire, bool [rows, HEADER_WORDS + groups].
 
-        Args:
-            first: the highest group of each row that is not zero, int64 [rows].
-            counts: its number of digits, int64 [rows].
+        `first` is the highest group of each row that is not zero, `counts` its number of digits.
         """
         column = np.arange(HEADER_WORDS + self.groups) - HEADER_WORDS
         mask = (column >= first[:, None]) & (column < (first + counts)[:, None])
@@ -89,7 +71,7 @@ class _Places:
 
 def decode(ragged: Ragged, *, precision: int, scale: int) -> tuple[Words, Bools]:
     """Return unscaled integers of values that are not NULL, [values, 2], and `fits` [values]."""
-    places = _Places(precision, scale)
+    places = _Places.of(precision, scale)
     lengths = ragged.lengths[ragged.lengths >= 0].astype(np.int64)
     counts = lengths // 2 - HEADER_WORDS
     fits = (lengths % 2 == 0) & (counts >= 0) & (counts <= places.groups)
@@ -168,7 +150,7 @@ def encode(words: Words, *, precision: int, scale: int) -> tuple[Integers, Bytes
     Returns:
         Lengths of the values [values], their bytes uint8 [sum of the lengths], and `fits` [values].
     """
-    places = _Places(precision, scale)
+    places = _Places.of(precision, scale)
     negative = words[:, 1] < 0
     if places.is_small:
         value = words[:, 0]

@@ -1,11 +1,8 @@
 """jsonb and uuid to text and back, a column at a time (protocol, section 2).
 
-The bytes of a jsonb value are a version byte and its text; a uuid of 16 bytes has a text of 32
-hexadecimal digits with hyphens. Whole columns are converted with masks and tables.
-
-A value that is not of the type is reported in `fits`, bool [values that are not NULL], and no error
-is raised, because the caller names the column. Use the ragged column only if `fits` is all true.
-This module does not check that text is UTF-8.
+A jsonb value is a version byte and its text, a uuid 16 bytes. A value that is not of the type is
+reported in `fits`, bool [values that are not NULL], without an error, because the caller names the
+column; use the ragged column only if `fits` is all true. Text is not checked to be UTF-8.
 """
 
 from __future__ import annotations

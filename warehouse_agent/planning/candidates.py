@@ -170,14 +170,8 @@ def stalled_ways(
     counted = min(changed, new, ours) if by_index and sketch is not None else 0
     differing = _differing(known, sketch, in_cells)
     stall = None if sketch is None else _stall(sketch, differing, in_cells)
-    at = Disagreement(
-        known.costs,
-        Digest(ours),
-        Digest(theirs - counted),
-        ranges=known.partition.ranges,
-        differing=differing,
-        stall=stall,
-    )
+    totals, ranges = (Digest(ours), Digest(theirs - counted)), known.partition.ranges
+    at = Disagreement(known.costs, *totals, ranges, differing, stall)
     offered = offers(at)
     options = {offer.choice.method: offer.choice for offer in offered}
     chosen = plan.choose(at, offered).method
@@ -333,8 +327,7 @@ def _seconds(known: Known, method: Method | None) -> float | None:
     spent = [
         r.seconds
         for r in known.runs
-        if not r.is_load
-        and r.counts_changes
+        if (r.counts_changes and not r.is_load)
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
