@@ -18,7 +18,7 @@ def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> 
         first, changed: versions, float64 [n]; NaN for null.
         rate: float64 [n]; NaN for null.
     """
-    clock, middle_s = view.clock, view.middle_s
+    clock, middle_s = view.clock, view.now_s - view.elapsed_s / 2
     age = np.maximum(middle_s - clock.times(changed), 0)
     life = np.maximum(middle_s - clock.times(first), 0)
     counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)

@@ -216,13 +216,10 @@ def _numbers(column: Column, ragged: Ragged) -> pa.Array:
 
 
 def _decimals(column: Column, ragged: Ragged) -> pa.Array:
-    precision, scale = column.type.precision, column.type.scale
-    assert precision is not None
-    assert scale is not None
-    words, fits = numeric.decode(ragged, precision=precision, scale=scale)
+    words, fits = numeric.decode(ragged, column.type)
     _check(column, ragged, fits)
     present = ragged.lengths >= 0
-    type = pa.decimal128(precision, scale)
+    type = arrow_type(column.type, Carrier.NATIVE)
     return buffers.array_of(type, present, buffers.spread(words, present))
 
 
@@ -301,15 +298,10 @@ def _check_range(column: Column, found: Items, bounds: tuple[int, int]) -> None:
 
 
 def _bytes_of_decimals(column: Column, array: pa.Array) -> Ragged:
-    assert column.type.precision is not None
-    assert column.type.scale is not None
     present = buffers.present_in(array)
     words = buffers.items_of(array, np.int64, 2).reshape(-1, 2)
-    sizes, data, fits = numeric.encode(
-        words if present.all() else words[present],
-        precision=column.type.precision,
-        scale=column.type.scale,
-    )
+    words = words if present.all() else words[present]
+    sizes, data, fits = numeric.encode(words, column.type)
     if not fits.all():
         raise ValueDoesNotFit(f"The array holds more than {column.type}.", where=column.name)
     lengths = np.full(len(array), NULL, np.int32)

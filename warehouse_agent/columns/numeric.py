@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from driftline.arrays import U64, Bools, Bytes, Integers
 from driftline.columns import Ragged
+from driftline.types import DeclaredType
 
 Words = Integers  # [rows, 2]: low and high half of a 128-bit two's complement
 Digits = npt.NDArray[np.int16]  # [groups, rows]
@@ -42,21 +43,29 @@ class _Places:
         whole_groups, groups: groups before the decimal point, and in all.
         first_limit: the exclusive upper bound of the digit of the highest group.
         last_factor: 10^(decimal digits of the value in the lowest group).
-        is_small: True if 64 bits hold every value.
     """
 
+    precision: int
+    scale: int
     whole_groups: int
     groups: int
     first_limit: int
     last_factor: int
-    is_small: bool
 
     @classmethod
-    def of(cls, precision: int, scale: int) -> _Places:
+    def of(cls, type: DeclaredType) -> _Places:
+        precision, scale = type.precision, type.scale
+        assert precision is not None
+        assert scale is not None
         fraction, whole = -(-scale // 4), -(-(precision - scale) // 4)
         first = int(10 ** (precision - scale - 4 * (whole - 1))) if whole else BASE
         last = int(10 ** (scale - 4 * (fraction - 1))) if scale else BASE
-        return cls(whole, whole + fraction, first, last, precision <= SMALL_DIGITS_MAX)
+        return cls(precision, scale, whole, whole + fraction, first, last)
+
+    @property
+    def is_small(self) -> bool:
+        """True if 64 bits hold every value."""
+        return self.precision <= SMALL_DIGITS_MAX
 
     def mask(self, first: Integers, counts: Integers) -> Bools:
         """Return the words of each row that are on the wire, bool [rows, HEADER_WORDS + groups].
@@ -69,9 +78,9 @@ class _Places:
         return mask
 
 
-def decode(ragged: Ragged, *, precision: int, scale: int) -> tuple[Words, Bools]:
+def decode(ragged: Ragged, type: DeclaredType) -> tuple[Words, Bools]:
     """Return unscaled integers of values that are not NULL, [values, 2], and `fits` [values]."""
-    places = _Places.of(precision, scale)
+    places = _Places.of(type)
     lengths = ragged.lengths[ragged.lengths >= 0].astype(np.int64)
     counts = lengths // 2 - HEADER_WORDS
     fits = (lengths % 2 == 0) & (counts >= 0) & (counts <= places.groups)
@@ -82,7 +91,7 @@ def decode(ragged: Ragged, *, precision: int, scale: int) -> tuple[Words, Bools]
     header = [words[starts + at] for at in range(HEADER_WORDS)]
     weights = header[1].astype(np.int64)
     first = np.where(counts > 0, places.whole_groups - 1 - weights, 0)
-    fits &= (header[0] == counts) & (header[3] == scale)
+    fits &= (header[0] == counts) & (header[3] == places.scale)
     fits &= (header[2] == 0) | ((header[2] == NEGATIVE) & (counts > 0))
     fits &= (first >= 0) & (first + counts <= places.groups) & ((counts > 0) | (weights == 0))
     if not fits.all():
@@ -144,17 +153,17 @@ def _negated(words: Words, where: Bools) -> Words:
     return np.where(where[:, None], np.stack([low, high], axis=1), words)
 
 
-def encode(words: Words, *, precision: int, scale: int) -> tuple[Integers, Bytes, Bools]:
+def encode(words: Words, type: DeclaredType) -> tuple[Integers, Bytes, Bools]:
     """Encode unscaled integers, int64 [values, 2].
 
     Returns:
         Lengths of the values [values], their bytes uint8 [sum of the lengths], and `fits` [values].
     """
-    places = _Places.of(precision, scale)
+    places = _Places.of(type)
     negative = words[:, 1] < 0
     if places.is_small:
-        value = words[:, 0]
-        fits = (words[:, 1] == value >> 63) & (value < 10**precision) & (value > -(10**precision))
+        value, limit = words[:, 0], 10**places.precision
+        fits = (words[:, 1] == value >> 63) & (value < limit) & (value > -limit)
         digits = _small_digits(np.abs(value), places)
     else:
         digits, fits = _large_digits(_negated(words, negative), places)
@@ -167,7 +176,7 @@ def encode(words: Words, *, precision: int, scale: int) -> tuple[Integers, Bytes
     table[:, 0] = counts
     table[:, 1] = np.where(counts > 0, places.whole_groups - 1 - first, 0)
     table[:, 2] = np.where(negative, NEGATIVE, 0)
-    table[:, 3] = scale
+    table[:, 3] = places.scale
     table[:, HEADER_WORDS:] = digits.T
     return 2 * (HEADER_WORDS + counts), table[places.mask(first, counts)].view(np.uint8), fits
 

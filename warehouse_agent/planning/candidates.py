@@ -150,15 +150,10 @@ def stalled_ways(
     changed: int,
     offers: Callable[[Disagreement], list[PricedChoice]],
 ) -> tuple[tuple[Candidate, ...], str]:
-    """Return "nothing changed" and every continuation of an opening that may stall.
+    """Return "nothing changed" and every continuation of an opening that may stall, by what each
+    `offers` for `changed` rows, at least 1; and the name of the one that a refresh would choose.
 
-    Args:
-        sketch: of the opening; None if the opening has strata of ranges.
-        changed: rows, at least 1.
-        offers: returns what each continuation offers.
-
-    Returns:
-        The candidates, and the name of the one that a refresh would choose.
+    `sketch` is None if the opening has strata of ranges.
     """
     ours, theirs, by_index = known.ours, known.theirs, known.by_index
     fixed = _fixed_bytes(known, sketch)
@@ -229,10 +224,8 @@ def _planned_changes(known: Known, expected: Expected | None) -> int:
 
 
 def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
-    """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes.
-
-    `rows_read` of the choice are the rows of groups that differ.
-    """
+    """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes; it
+    reads the rows of groups that differ."""
     span = sketch_size.embedding_for(max(known.ours, 1), known.bounds).span
     share = np.full(1, min(planned / max(rows, 1), 1.0))
     one = group_selection.Histogram.of(share)

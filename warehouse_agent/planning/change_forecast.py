@@ -1,40 +1,35 @@
 """The forecast of changes: the distribution of d, the rows that the next refresh finds changed.
 
-d = inserted + updated + deleted. Sketches are sized and methods compared by it before the source is
-asked; both need the whole distribution, because too small a sketch costs a round trip and real
-tables sometimes change in bulk. This is a forecast by analogues: every earlier refresh predicts its
-own d, weighted by how much the present resembles it.
+d = inserted + updated + deleted. Sketches are sized and methods compared by the whole distribution,
+because too small a sketch costs a round trip and real tables sometimes change in bulk. This is a
+forecast by analogues: every earlier refresh predicts its own d, weighted by its resemblance.
 
     resemblance = 1 / (1 + age / 10)         age in refreshes: forgetting by a power law
                 · 1 / (1 + gap²)             gap = ln of the ratio of the elapsed times
                 · 1 / (1 + (step / ½)²)      step = difference of the levels before, at least 1/50
 
 (a conditional density by kernels: Hyndman, Bashtannyk and Grunwald, J. Comput. Graph. Stat. 5(4),
-1996). The level, a moving average of ln(1 + d), lets a forecast follow a busy season within a few
-refreshes and return from it; a bulk change is one analogue among many.
+1996). The level, a moving average of ln(1 + d), lets a forecast follow a busy season and return.
 
  1. P(d = 0) is the weighted share of the refreshes that found nothing. The others are smoothed by
     log-logistic kernels on d ≥ 1, so that every d is possible and the tail is a power.
  2. Both scale with elapsed^γ: d itself, and −ln P(0). γ in 0..1 is the slope of ln d over ln
     elapsed in this history, drawn towards ½: some tables change by the clock, others per refresh.
- 3. The prior is one more analogue, rows^0.4 and broad, with the weight of a third of a refresh: the
-    whole forecast at first, the tail later.
+ 3. The prior is one more analogue, rows^0.4 and broad, with the weight of a third of a refresh.
  4. d has no upper limit, because inserts may exceed the rows before them; so there is no mean.
- 5. The scale of a kernel has two parts. One is a share of the median deviation of ln d, which a
-    bulk change cannot widen. The other is chance: n refreshes of one Poisson rate d differ by the
-    variance (1 − 1/n)/d, the next one from their mean by (1 + 1/n)/d, so the kernels supply
-    2/(n·d), with n = (Σ weight)² / Σ weight² (Kish's effective size).
- 6. The lower and the upper 10 % of the forecast each hold a tenth of what comes, by the randomised
-    probability integral transform (`benchmarks/sizes.py`). To count misses on both sides says less:
-    if d is often 0 or 1, hardly anything can be below the interval.
+ 5. The scale of a kernel is a share of the median deviation of ln d, which a bulk change cannot
+    widen, and chance: n refreshes of one Poisson rate d differ by the variance (1 − 1/n)/d, the
+    next one from their mean by (1 + 1/n)/d, so the kernels supply 2/(n·d), with
+    n = (Σ weight)² / Σ weight² (Kish's effective size).
+ 6. The lower and the upper 10 % each hold a tenth of what comes, by the randomised probability
+    integral transform (`benchmarks/sizes.py`); counts of misses say less if d is often 0.
  7. Pure: no I/O, no clock, no randomness. Only the newest HISTORY_MAX refreshes count.
 
 Measured by `benchmarks/expect.py`, by log-loss one step ahead; every constant is a round number
-near a flat optimum. Rejected, with the mean loss in nats per refresh over its ten series: a rate
-per refresh (γ = 0; 0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3
-if the level shifts), one log-normal of the same weights (0.02) or around the level (0.10), almost
-no smoothing (0.15). Negative binomials of size 8 as kernels are as good there, but lose 1.2 if all
-refreshes change alike, as does any fixed bandwidth; and their quantiles have no closed form.
+near a flat optimum. Rejected, with the mean loss in nats per refresh: a rate per refresh (γ = 0;
+0.09) or per time (γ = 1; 0.09), no forgetting (0.02), no level (0.02, and 0.3 if it shifts), one
+log-normal of the same weights (0.02) or around the level (0.10), almost no smoothing (0.15), and
+negative binomials of size 8, which lose 1.2 if all refreshes change alike.
 """
 
 from __future__ import annotations

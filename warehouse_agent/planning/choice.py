@@ -64,11 +64,8 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An answer of the warehouse to a verdict, with what it is expected to cost: bytes that move,
-    round trips, and rows that the source reads again.
-
-    `coarsen` is for ranges, `grid` for cells.
-    """
+    """An answer of the warehouse to a verdict, with its expected cost: bytes that move, round
+    trips, and rows that the source reads again. `coarsen` is for ranges, `grid` for cells."""
 
     method: Method
     bytes_expected: int
@@ -146,14 +143,8 @@ def everything() -> Partition:
 
 
 def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
-    """Return the cheapest offer whose bytes at worst stay near those of a copy.
-
-    The offer of the method in the configuration is returned whatever it costs.
-
-    Args:
-        offers: one of each method that can continue, a copy among them; of equally cheap offers
-            the first is returned.
-    """
+    """Return the offer of the method in the configuration; else the cheapest one, the first of
+    equals, whose bytes at worst stay near those of a copy, which is among the offers."""
     for offer in offers:
         if offer.choice.method is at.costs.forced:
             return offer.choice
@@ -169,10 +160,8 @@ def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
 @dataclass(frozen=True, slots=True)
 class _Estimate:
     """An estimate from a verdict: rows of both sides, and the number of changes, `likely`, at
-    `worst`, and `enough` that their cells decode mostly.
-
-    `outside`: new rows may lie where nothing was compared.
-    """
+    `worst`, and `enough` that their cells mostly decode; `outside`: new rows may lie where nothing
+    was compared."""
 
     ours: int
     theirs: int
@@ -189,12 +178,8 @@ class _Estimate:
 
 
 def _estimated(at: Disagreement) -> _Estimate:
-    """Return what a verdict says of the changes.
-
-    A share of differing slots near 1 says nothing: all rows may have changed. The error of strata
-    is a share of the slots that differ; the share of the changes is larger the fuller the slots
-    are. A sample estimates that share better.
-    """
+    """Return what a verdict says of the changes. The error of strata is a share of the slots that
+    differ; a sample estimates it better; near 1, all rows may have changed."""
     ours, theirs, differing, stall = at.ours.count, at.theirs.count, at.differing, at.stall
     slots, each = (at.ranges, 1) if stall is None else (stall.sketch.cells, HASHES)
     outside = stall is not None and stall.sketch.embedding.base is not None

@@ -9,10 +9,9 @@ group of n rows with A = Σ a_i is identical on both sides with e^(−A), so its
 The printed Algorithm 1, with its faults, is in tests/reference. It is repaired in four ways: rows
 are sorted by stability; a group is judged when it is closed, not at its first row; the last row
 and the open group count; and a group is closed at the best benefit *per row*, where n·A·e^(−A)
-reaches Φ_h/Φ_t. The total benefit is Σ EB = Σ n·(EB/n), so EB/n is the quantity to maximise: the
-paper's EB per group grows groups until more than half of them have changed (`n_g` in
-tests/reference). Row by row (`select_groups` in tests/reference) the repaired algorithm is within
-0.2 % of dynamic programming from 1,000 rows on.
+reaches Φ_h/Φ_t, because the total is Σ n·(EB/n) (the paper's EB per group grows groups until more
+than half have changed). Row by row (`select_groups` in tests/reference) that is within 0.2 % of
+dynamic programming from 1,000 rows on.
 
 A whole table is not sorted. Rows of a class of similar P({±t}) have one best group size, so
 `plan_groups` needs only the histogram; the group of a row is its rank in its class, in key order
@@ -46,10 +45,8 @@ _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes on the line of a row, of a key and of a group's hash (paper, section V.D).
-
-    If a differing group is refined by row hashes, `phi_t` is the bytes of one row hash.
-    """
+    """Bytes on the line of a row, or of one row hash if differing groups are refined by them; of a
+    key; and of a group's hash (paper, section V.D)."""
 
     phi_t: float
     phi_k: float
@@ -141,10 +138,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The size of groups in each class: rows, int64 [classes], 0 if rows are not grouped.
-
-    Groups that differ are refined in a further round trip if `is_refined`.
-    """
+    """The size of groups in each class: rows, int64 [classes], 0 if rows are not grouped. If
+    `is_refined`, groups that differ are refined in a further round trip."""
 
     rows: Integers
     bytes_expected: float
@@ -152,11 +147,8 @@ class GroupPlan:
 
 
 def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPlan:
-    """Return the best group size of every class, and the expected bytes of all rows together.
-
-    The members of a group are any rows of its class, so the group is unchanged with the n-th power
-    of the class's mean of p_i. Each further task adds at most Φ_h a class.
-    """
+    """Return the best group size of every class, and the expected bytes of all rows together, if a
+    group is unchanged with the n-th power of its class's mean of p_i."""
     counts = histogram.counts
     a = exponents(histogram.means, p_delete)
     rows = np.minimum(group_rows(a, sizes), counts)

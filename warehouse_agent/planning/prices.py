@@ -5,10 +5,9 @@ of one of all. Changed rows never price a copy of all, because few rows, or a pu
 would make it seem expensive or free. Pure: prices are kept in a fragment's notes.
 
 A wrong price must not prevent its own correction. If changed rows seem expensive, refreshes copy
-all and learn nothing of changed rows; so each copy draws their price towards its own. If a copy
-seems expensive, none is made; so a price from a lower level of zstd than a refresh uses, as of a
-load, or from fewer rows than there are now, is reduced by as much as was measured anywhere, and a
-price from fewer rows than came since is at most theirs.
+all; so each copy draws the price of changed rows towards its own. If a copy seems expensive, none
+is made; so a price from a lower level of zstd (of a load) or from fewer rows than there are now is
+reduced as far as was ever measured, and one from fewer rows than came since is at most theirs.
 """
 
 from __future__ import annotations
@@ -34,11 +33,8 @@ MANY, CROWD = 10_000, 0.1
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Bytes of one of many changed rows, of one of the first FEW, and of one in a copy of all, as
-    learned from a copy of `copied_rows`.
-
-    `guessed`: no row of the table was ever shipped; the prices serve decisions only and are not
-    shown.
-    """
+    learned from a copy of `copied_rows`. If no row was ever shipped they are `guessed`, and not
+    shown to people."""
 
     row: float
     few: float
@@ -62,11 +58,7 @@ class Prices:
 
 
 def known(notes: dict[str, object], columns: int, *, level: int) -> Prices:
-    """Return the learned prices; a price that was not learned is derived from another, or guessed.
-
-    Args:
-        level: of zstd, with which rows will be compressed.
-    """
+    """Return the learned prices for a zstd `level`; derive or guess what was not learned."""
     few, few_rows = number(notes, "few_bytes") or 0.0, number(notes, "few_rows")
     copied, row = number(notes, "copied_row_bytes"), number(notes, "row_bytes")
     each = few / few_rows if few_rows else None
@@ -92,11 +84,8 @@ def new_notes(
     is_copy: bool,
     level: int,
 ) -> dict[str, float]:
-    """Return the notes of the prices of an exchange.
-
-    For many rows and for a copy the last price is kept, for few rows a mean that forgets earlier
-    ones, in which deleted rows count although they take no bytes.
-    """
+    """Return the notes of an exchange: the price of many rows or of a copy, or a mean for few rows
+    that forgets earlier ones and counts deleted rows, although they take no bytes."""
     each = frame_bytes / max(shipped, 1)
     if shipped > FEW and not is_copy:
         return {"row_bytes": each, "row_count": shipped}

@@ -45,12 +45,8 @@ def is_missed_update(parts: Parts) -> bool:
     p − 1 is in no cell (protocol, section 7): one in 2^32. The missing sum of 128 bits shows it, up
     to the borrow of m₁ and the sign; any other fault looks like it once in 10^9 times.
     """
-    if parts.came.count and parts.shipped != parts.came:
-        return False
-    if parts.gone is not None and parts.stayed + parts.gone != parts.ours:
-        return False
     result = parts.shipped + parts.stayed
-    if result.count != parts.theirs.count or result == parts.theirs:
+    if _failed_step(parts) or result.count != parts.theirs.count or result == parts.theirs:
         return False
     missing = ((parts.theirs.sum - result.sum) % (1 << 128)) >> 64
     by = [missing + borrow - sign for borrow in (0, 1) for sign in (0, 1 << 64)]
@@ -59,10 +55,8 @@ def is_missed_update(parts: Parts) -> bool:
 
 def diagnose(parts: Parts) -> str:
     """Return the cause, for a person."""
-    if parts.gone is not None and parts.stayed + parts.gone != parts.ours:
-        return "rows of ours were lost, doubled or altered when their files were written again"
-    if parts.came.count and parts.shipped != parts.came:
-        return "rows that came were not written as they came"
+    if failed := _failed_step(parts):
+        return failed
     result = parts.shipped + parts.stayed
     if result == parts.theirs:
         return "the values in the files are not those that were written to them"
@@ -74,3 +68,11 @@ def diagnose(parts: Parts) -> str:
     if result.count == parts.theirs.count:
         return "as many rows as the source has, but not the same"
     return "not all rows that differ came, or some stayed that should have been replaced"
+
+
+def _failed_step(parts: Parts) -> str | None:
+    if parts.gone is not None and parts.stayed + parts.gone != parts.ours:
+        return "rows of ours were lost, doubled or altered when their files were written again"
+    if parts.came.count and parts.shipped != parts.came:
+        return "rows that came were not written as they came"
+    return None

@@ -146,9 +146,7 @@ def open_sketch(
 ) -> Sketch:
     """Return the sketch of a refresh, with the fold of the cells that go up with the opening.
 
-    Cells in the opening cost their bytes whatever changed; if they do not decode they cost a round
-    trip and the missing cells, and some more, because their number is estimated. The number of
-    cells with the least expected cost is chosen (`_cheapest`), up to WORTH of a full copy and
+    Their number has the least expected cost (`_cheapest`), up to WORTH of a full copy and
     WORTH_BYTES, so that a wrong forecast costs little more than a copy.
 
     Args:
@@ -234,13 +232,8 @@ def fitting(third: int, need: int) -> Grid:
 
 
 def refined(grid: Grid, need: int, stuck: int) -> Grid:
-    """Return the grid to which one that is not the finest is refined.
-
-    Args:
-        need: cells of one fold that would decode all changes.
-        stuck: cells of the grid; if they are few, only they are cut, so fine that they hardly get
-            stuck again.
-    """
+    """Return the grid to which one that is not the finest is refined: one as good as `need` cells
+    of one fold, or, if few cells are `stuck`, one so fine that these hardly get stuck again."""
     folds = [grid.fold, *_divisors(grid.finer)] if grid.cut else _divisors(grid.fold)
     if stuck <= SPARSE * len(grid):
         parts = min(1 + CELLS_SPARSE / max(stuck, 1), PARTS_SPARSE)

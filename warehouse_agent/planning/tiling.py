@@ -168,12 +168,10 @@ def count_for(rows: int, wanted: Incremental) -> int:
 
 
 def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
-    """Return the tiles between the quantiles of integer keys.
+    """Return the tiles of a copy of `rows` rows between the quantiles of its integer keys.
 
     Args:
-        quantiles: the least key, the first key of every other tile, the greatest key; ascending,
-            not necessarily distinct.
-        rows: of the copy.
+        quantiles: the least key, the first key of every other tile, the greatest key; ascending.
         tail: number of tiles behind the greatest key, as wide as the others are on average.
     """
     least, greatest = quantiles[0], quantiles[-1]
@@ -186,22 +184,15 @@ def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
     starts: list[int] = []
     shifts: list[int] = []
     heads = []
-
-    def cut(start: int, end: int) -> None:
-        starts.append(start)
-        step = -(-(end - start) // share)  # positions of a range
-        shifts.append(min((step - 1).bit_length(), SHIFT_MAX))
-
     for first, end in pairwise([*firsts, POSITION_MAX + 1]):
         heads.append(len(starts))
         # No row of ours lies before the least key or behind the greatest.
         knots = [first, *(k for k in (least, greatest + 1) if first < k < end), end]
         for start, stop in pairwise(knots):
-            if stop <= least or start > greatest:
-                starts.append(start)
-                shifts.append(SHIFT_MAX)
-            else:
-                cut(start, stop)
+            positions = -(-(stop - start) // share)  # of a range
+            is_empty = stop <= least or start > greatest
+            starts.append(start)
+            shifts.append(SHIFT_MAX if is_empty else min((positions - 1).bit_length(), SHIFT_MAX))
     return Tiling(Cuts(tuple(starts), tuple(shifts)), tuple(heads))
 
 

@@ -16,16 +16,13 @@ This is a Gamma prior whose mean is the table's own rate s/Δt, worth α updates
 updates in the time it was seen, both forgotten alike (empirical Bayes; Gelman et al., Bayesian Data
 Analysis, 2.6). Ages are those in the middle of Δt.
 
- 1. s comes from the forecast of the number of updated rows (`change_forecast`): Σ_{k<cap} P(more
-    than k) / rows. That is the mean without the tenth of changed refreshes that change most,
-    because one bulk change would determine it.
- 2. An update counts min(1, cap / rows updated with it): bulk changes are most of all updates in
-    real tables, and say almost nothing about the rows that they touched.
- 3. Young rows change more: a row begins with `rate` BIRTH, but with 0 at the load. A prior for each
-    class of age was no better.
- 4. Null (in files from before there were statistics) means: there since the first version of the
-    clock, and not updated since.
- 5. Pure: no I/O, no clock. The formula in numpy is in tests/reference.
+ 1. s is the forecast mean of the number of updated rows (`change_forecast`), Σ_{k<cap} P(more than
+    k) / rows, without the tenth of changed refreshes that change most, because one bulk change
+    would determine it. So an update counts min(1, cap / rows updated with it).
+ 2. Young rows change more: a row begins with `rate` BIRTH, but with 0 at the load.
+ 3. Null (in files without statistics) means: there since the first version of the clock, and not
+    updated since.
+ 4. Pure: no I/O, no clock. The formula in numpy is in tests/reference.
 
 Measured by `benchmarks/expect_rows.py`. Rejected: a rate for each class of age and updates, learned
 from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as good).
@@ -122,11 +119,6 @@ class Outlook:
     now_s: float
     elapsed_s: float
 
-    @property
-    def middle_s(self) -> float:
-        """The middle of that time, seconds since 1970."""
-        return self.now_s - self.elapsed_s / 2
-
 
 def updates_expected(history: Sequence[Past], *, rows: int, elapsed_s: float) -> Expected:
     """Forecast the updated rows of the next refresh; arguments as of `change_forecast.expect`."""
@@ -160,7 +152,7 @@ def update_weight(most: int, updated: int) -> float:
 
 def probability_sql(view: Outlook) -> str:
     """Return P({±t}) in (0, 1] as Spark SQL over the columns of a published row; never null."""
-    clock, middle = view.clock, f"{view.middle_s!r}D"
+    clock, middle = view.clock, f"{view.now_s - view.elapsed_s / 2!r}D"
     age = f"greatest({middle} - ({clock.time_sql(CHANGED)}), 0D)"
     life = f"greatest({middle} - ({clock.time_sql(FIRST)}), 0D)"
     counted = f"coalesce({RATE}, 0D) * exp(-{age} / {TAU_S!r}D)"
