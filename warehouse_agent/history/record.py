@@ -1,9 +1,8 @@
 """Records of earlier refreshes, from which the next one decides.
 
 The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
-also for those that found no change. Notes beside it say what a row costs on the line (`prices`) and
-how fast the line is. All records may be lost at any time: the next refresh then costs more, and its
-result is the same.
+also for those that found no change. Notes beside it have the prices of a row (`prices`) and the
+speed of the line. If records are lost, the next refresh costs more, and its result is the same.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from warehouse_agent.transport.channel import Link, Stream
 
 # Keys of a fragment's notes.
 CHECKED = "checked"
-DAMAGED = "damaged"  # what is wrong with data files, by path (`repair`)
+DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
-RTT_DAYS = 7  # a measurement is a connection of its own
+RTT_DAYS = 7  # between measurements, each of which opens a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class Checked:
 def checked(notes: dict[str, object], version: Snapshot) -> Checked:
     """Return the last comparison of all rows of a version.
 
-    The commit of the version tells it, or the note of a later refresh that published nothing. A
-    note about another version is ignored: the table was restored, or a crash lost the newer note.
+    It is recorded in the commit of the version, or in the note of a later refresh that published
+    nothing. A note about another version is ignored: the table was restored, or the note is lost.
     """
     record, noted = version.record, notes.get(CHECKED)
     if not isinstance(noted, dict) or noted.get("version") != version.version:
@@ -105,16 +104,8 @@ def parse(lines: bytes) -> list[Run]:
 
 
 def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | None:
-    """Return the distribution of the number of changed rows, from the history of runs.
-
-    Args:
-        runs: as `runs` returns them.
-        rows: the number of rows of our side.
-        now: the time for which to forecast.
-
-    Returns:
-        The distribution; None before the first refresh after a load.
-    """
+    """Return the forecast of changes at the time `now`, from the `runs` since a load, for `rows`
+    rows of ours; None before the first refresh after the load."""
     history = pasts(runs)
     if not history:
         return None
@@ -137,10 +128,10 @@ def pasts(runs: list[Run]) -> list[Past]:
 
 
 def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
-    """Return the line to a source as it was last measured, or an ordinary one.
+    """Return the line to a source as it was last measured, or a usual one.
 
-    `remembered` are a fragment's notes: they say how fast the source reads its relation. Neither
-    rate is above what the DBA allowed when the source last told it.
+    The notes of a fragment, `remembered`, have the read rate of its relation. Neither rate is above
+    the limit of the DBA that the source last described.
     """
     noted, usual = _noted(store, source), Line()
     size, rows = number(noted, "bytes_per_s"), number(remembered, "rows_per_s")
@@ -153,9 +144,8 @@ def line(store: Store, source: Source, remembered: dict[str, object]) -> Line:
 
 
 def note_line(store: Store, link: Link, stream: Stream) -> None:
-    """Note how fast rows came and, once in RTT_DAYS, how long a round trip takes.
-
-    The rate is averaged with the noted one, because lines are noisy.
+    """Note the byte rate, averaged with the noted one because lines are noisy, and, once in
+    RTT_DAYS, the time of a round trip.
 
     Raises:
         WarehouseUnavailable: the note cannot be written.
@@ -163,7 +153,7 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
     noted = _noted(store, link.source)
     rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
     measured = number(noted, "rtt_at") or 0.0
-    # A measurement in the future was made by a wrong clock.
+    # A measurement in the future has the time of a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
     if is_fresh and rate is None:
         return
@@ -175,16 +165,16 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
 
 
 def note_limits(store: Store, source: Source, description: pb.Description) -> None:
-    """Note what the source's DBA allows, where that is not known yet.
+    """Note the limits of the source's DBA if they changed.
 
     Raises:
         WarehouseUnavailable: the note cannot be written.
     """
     noted = _noted(store, source)
-    told = {"rows_per_s_max": description.rows_per_second}
-    told["bytes_per_s_max"] = description.bytes_per_second
-    if any(noted.get(name, 0) != most for name, most in told.items()):
-        _note(store, source, noted | told)
+    limits = {"rows_per_s_max": description.rows_per_second}
+    limits["bytes_per_s_max"] = description.bytes_per_second
+    if any(noted.get(name, 0) != most for name, most in limits.items()):
+        _note(store, source, noted | limits)
 
 
 def _noted(store: Store, source: Source) -> dict[str, object]:
@@ -201,7 +191,7 @@ def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
 def _run(body: dict[str, Any]) -> Run | None:
     if body["error"] is not None or body["command"] != "refresh":
         return None
-    if body.get("rows_left"):  # the changes of a partial refresh tell little about all rows
+    if body.get("rows_left"):  # a partial refresh counts only some of the changes
         return None
     at = datetime.fromisoformat(body["checked_at"])
     return Run(
