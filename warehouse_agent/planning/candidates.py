@@ -165,8 +165,8 @@ def stalled_ways(
     counted = min(changed, new, ours) if by_index and sketch is not None else 0
     differing = _differing(known, sketch, in_cells)
     stall = None if sketch is None else _stall(sketch, differing, in_cells)
-    totals, ranges = (Digest(ours), Digest(theirs - counted)), known.partition.ranges
-    at = Disagreement(known.costs, *totals, ranges, differing, stall)
+    ranges, compared = known.partition.ranges, Digest(theirs - counted)
+    at = Disagreement(known.costs, Digest(ours), compared, ranges, differing, stall)
     offered = offers(at)
     options = {offer.choice.method: offer.choice for offer in offered}
     chosen = plan.choose(at, offered).method
