@@ -133,7 +133,7 @@ class Warehouse:
             version=len(self.runs) - 1,
             rows=rows,
             rows_expected=None,
-            prices=prices.known(self._notes, len(copy.recipe.columns), level=level),
+            prices=prices.from_notes(self._notes, len(copy.recipe.columns), level=level),
             partition=self._partition(),
             integer_key=copy.recipe.integer_key,
             bounds=copy.bounds() if rows else None,

@@ -28,7 +28,7 @@ from tests.harness.exchange_pair import (
 from warehouse_agent.planning.change_forecast import Past, expect
 from warehouse_agent.planning.choice import Method, partition_for
 from warehouse_agent.planning.network import Line, Objective
-from warehouse_agent.planning.prices import Prices, known, new_notes
+from warehouse_agent.planning.prices import Prices, from_notes, new_notes
 from warehouse_agent.planning.sketch_size import open_sketch
 
 pytestmark = pytest.mark.slow  # tables of 20,000 rows in each case
@@ -84,7 +84,7 @@ def learnt_from_a_load(schema: Schema, rows: Table, line: Line) -> Prices:
         is_copy=load.is_copy,
         level=line.level(0),
     )
-    return known({**told}, len(schema.columns), level=line.level(ROWS))
+    return from_notes({**told}, len(schema.columns), level=line.level(ROWS))
 
 
 @pytest.mark.parametrize("where", ["scattered", "clustered"])

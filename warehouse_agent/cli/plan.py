@@ -150,7 +150,7 @@ def know(
         version=base.version if base else None,
         rows=rows,
         rows_expected=expected or None,
-        prices=prices.known(noted, columns, level=line.level(rows or 0)),
+        prices=prices.from_notes(noted, columns, level=line.level(rows or 0)),
         partition=partition,
         integer_key=integer_key,
         bounds=bounds,

@@ -57,7 +57,7 @@ class Prices:
         return rows * self.copied / math.pow(max(grown, 1.0), CROWD)
 
 
-def known(notes: dict[str, object], columns: int, *, level: int) -> Prices:
+def from_notes(notes: dict[str, object], columns: int, *, level: int) -> Prices:
     """Return the learned prices for a zstd `level`; derive or guess what was not learned."""
     few, few_rows = number(notes, "few_bytes") or 0.0, number(notes, "few_rows")
     copied, row = number(notes, "copied_row_bytes"), number(notes, "row_bytes")

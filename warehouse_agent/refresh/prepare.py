@@ -154,7 +154,7 @@ def _known(
     is_torn = base is not None and bool(base.lost)
     if is_torn:  # pull the lost rows, and as few others as possible
         line = replace(line, objective=Objective.BYTES)
-    priced = prices.known(remembered, len(layout.names), level=line.level(rows))
+    priced = prices.from_notes(remembered, len(layout.names), level=line.level(rows))
     if is_torn:  # a price learnt from other rows must not make a full copy look cheap
         priced = replace(priced, copied=max(priced.copied, priced.row))
     return Known(

@@ -103,7 +103,7 @@ def test_a_first_load_of_unknown_size() -> None:
 
 def test_before_anything_was_shipped_no_bytes_are_told() -> None:
     """Guessed from columns and rows they were wrong by a thousand, once each way."""
-    guess = prices.known({}, 9, level=LOAD_LEVEL)
+    guess = prices.from_notes({}, 9, level=LOAD_LEVEL)
     found = predict(known(version=None, rows=None, partition=uniform(2), prices=guess))
     (candidate,) = found.candidates
     assert (candidate.bytes, candidate.exchange_seconds, candidate.source_rows) == (
@@ -119,7 +119,7 @@ def test_before_anything_was_shipped_no_bytes_are_told() -> None:
         "nothing changed"
     }
     assert later.chosen in by_name(later)
-    told = prices.known({"copied_row_bytes": 31.0}, 9, level=LOAD_LEVEL)
+    told = prices.from_notes({"copied_row_bytes": 31.0}, 9, level=LOAD_LEVEL)
     (candidate,) = predict(known(version=None, rows=None, prices=told)).candidates
     assert candidate.bytes == pytest.approx(31 * ROWS, rel=0.01)
 
@@ -300,7 +300,7 @@ def test_whatever_notes_say_a_plan_comes_out(
         line = record.line(store, source, remembered)
     told = dataclasses.replace(
         KNOWN,
-        prices=prices.known(remembered, 9, level=line.level(ROWS)),
+        prices=prices.from_notes(remembered, 9, level=line.level(ROWS)),
         partition=partition_for(knots(remembered, (1, 4 * ROWS)), ROWS, integer_key=True),
         line=line,
         runs=tuple(record.parse("\n".join(map(json.dumps, runs)).encode())),

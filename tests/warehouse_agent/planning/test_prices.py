@@ -12,15 +12,14 @@ from tests.samples.prices import flat
 from warehouse_agent.methods.registry import offers
 from warehouse_agent.planning.choice import Costs, Disagreement, Method, choose
 from warehouse_agent.planning.network import LOAD_LEVEL, METERED_LEVEL, REFRESH_LEVEL, Line
-from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, new_notes
-from warehouse_agent.planning.prices import known as known_at
+from warehouse_agent.planning.prices import FRAME_BYTES, LEVELS, MANY, Prices, from_notes, new_notes
 from warehouse_agent.planning.sketch_size import Stall, cells_for, open_sketch
 
 Notes = dict[str, object]
 
 
 def known(notes: Notes, columns: int = 9, level: int = LOAD_LEVEL) -> Prices:
-    return known_at(notes, columns, level=level)
+    return from_notes(notes, columns, level=level)
 
 
 def told(
