@@ -8,9 +8,8 @@ because it holds the handle of the table's format.
 A result may be right and still be refused before anything is written: other row security, a source
 with less than half of the rows, rows of different instants.
 
-A failure leaves the last version as it is and keeps what was staged for the next attempt. Two
-failures clear it, because the next attempt must not build on it: a failed proof, and rows of
-finished tiles that cannot be stored.
+A failure keeps what was staged for the next attempt, except a failed proof and rows of finished
+tiles that cannot be stored: the next attempt must not build on these.
 """
 
 from __future__ import annotations
@@ -262,8 +261,8 @@ def _shipped(
         return tuple(job.write_staged("shipped", staged, p.layout, p.stamp, before, updated))
     rows = staging.decoded(job.spark, staged, p.layout, job.key_file)
     known = rows_of(job.spark, p.layout, [f.uri for f in before])
-    counted = row_statistics.joined(rows, known, p.layout, p.stamp, updated=updated)
-    return tuple(job.write("shipped", counted, p.layout))
+    rows = row_statistics.joined(rows, known, p.layout, p.stamp, updated=updated)
+    return tuple(job.write("shipped", rows, p.layout))
 
 
 def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:

@@ -1,12 +1,8 @@
 """Check a source before Spark is started, so that mistakes are reported within a second.
 
-A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection. It
-asks for the names that the source serves to our certificate, and for the description of each
-relation that is to be loaded for the first time. For tables that exist this is one small message. A
-first load needs its description anyway and uses the one from here. The source answers the names
-without its database.
-
-`doctor` is not here: it checks each step of the line by itself and says more (`examine`).
+A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection and
+asks for the names of the relations that the source serves to our certificate, which needs no
+database, and for the descriptions that first loads need anyway. `doctor` has its own checks.
 """
 
 from __future__ import annotations
