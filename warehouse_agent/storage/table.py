@@ -36,7 +36,7 @@ class VersionRecord:
         fingerprint: kind of the fingerprints in the proof, None in older tables.
         vouched: True if a NOT NULL unique constraint of the source covers the key.
         changes: folder of the change feed; None if the version has no feed.
-        changes_files: names of the files in it.
+        changes_files: files in it; one empty name means the folder, as in older tables.
         clock: when versions were published; None in tables without row statistics.
         row_security: JSON of `row_security.PolicyDigests`; None if the source sent none.
         restored: the version whose rows were published again; else None.
@@ -71,13 +71,14 @@ class VersionRecord:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Return the record that a commit has as JSON.
+        """Return the record that a commit has as JSON; older tables lack keys.
 
         Raises:
             AssertionError, KeyError, TypeError, ValueError: another release wrote it.
         """
         known = {key: body[key] for key in _KEYS if key in body}
-        known["changes_files"] = tuple(body["changes_files"])
+        known.setdefault("checked_at", body["published_at"])
+        known["changes_files"] = tuple(body.get("changes_files", ("",)))
         known["clock"] = Clock.from_json(body["clock"]) if body.get("clock") else None
         return cls(**known, body=dict(body))
 

@@ -178,18 +178,15 @@ def test_no_line_is_faster_than_its_dba_allows(tmp_path: Path) -> None:
     assert line(store, source, {}) == Line(0.2, 4_000)
 
 
-def test_when_a_version_was_checked() -> None:
-    """The time is in the commit, or in a later note about the same version."""
-    body: dict[str, object] = {
-        "as_of": "a",
-        "published_at": "p",
-        "checked_at": "c",
-        "consistency": "exact",
-    }
-    body |= {"proof": "total", "rows": 1, "changes_files": []}
+@pytest.mark.parametrize("has_time", [False, True])
+def test_when_a_version_was_checked(has_time: bool) -> None:
+    """By its commit, which once had but the time at which it was published, or by its own note."""
+    body = {"as_of": "a", "published_at": "p", "consistency": "exact", "proof": "total", "rows": 1}
+    if has_time:
+        body["checked_at"] = "c"
     record = VersionRecord.from_json(body)
     version = cast(Snapshot, SimpleNamespace(version=3, record=record))
-    first = Checked("a", "c", "exact")
+    first = Checked("a", "c" if has_time else "p", "exact")
     assert checked({}, version) == checked(note_checked(2, Checked("x", "y", "fuzzy")), version)
     assert checked({}, version) == first
     later = Checked("b", "d", "fuzzy")
