@@ -111,12 +111,21 @@ class MariadbSession(SnapshotSession):
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)
-        if plan_of(shape).pages:
+        plan = plan_of(shape)
+        if plan.pages:
             encode = rows.row_encoder(shape, ENCODERS)
-            yield from rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
-        else:
-            yield from self._read(shape, scan_sql(shape, ordered=ordered), ())
-        settings.refuse_changed(self.ask, self._shown, shape.relation)
+            found = rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
+            return self._settled(found, shape.relation)
+        found = self._settled(
+            self._stream(shape, scan_sql(shape, ordered=ordered), ()), shape.relation
+        )
+        return found if plan.consistency is Consistency.EXACT else rows.spooled(found)
+
+    def _settled(self, found: Iterator[Rows], relation: Relation) -> Iterator[Rows]:
+        """Yield the batches, then refuse changed settings; below a spool, whose reader may be slow
+        enough for the server to end the idle session."""
+        yield from found
+        settings.refuse_changed(self.ask, self._shown, relation)
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import product
+from typing import Any, cast
 
 import pytest
 
@@ -139,3 +140,18 @@ def check_whole(
     assert len(rows) == len(expected) == count
     assert Counter(rows) == Counter(expected)
     assert bool(plan_of(shape).pages) is is_paged
+
+
+def test_nothing_is_asked_of_the_server_while_spooled_rows_are_sent(maria: OfMariaDB) -> None:
+    """A slow reader leaves the session idle, and the server ends it: all rows still come."""
+    maria.run("CREATE TABLE t (k double NOT NULL, PRIMARY KEY (k)) ENGINE = MyISAM")
+    maria.insert("t", [(n,) for n in range(50_000)])
+    with closing(connect(maria.url, None, Limits()).open()) as session:
+        shape = session.describe(Relation("t", table="t", key=("k",)))
+        batches = session.scan(shape)
+        rows = len(next(batches))
+        ((own,),) = cast(Any, session).ask("SELECT CONNECTION_ID()")
+        maria.run(f"KILL {own}")
+        rows += sum(len(batch) for batch in batches)
+    assert not plan_of(shape).pages
+    assert rows == 50_000
