@@ -28,7 +28,9 @@ from warehouse_agent.planning.tiling import Incremental
 
 E = TypeVar("E", bound=Enum)
 
+SMALL_BYTES = 32 << 20
 _TOP = ("warehouse", "spark", "sources", "fragments")
+_WAREHOUSE = ("path", "small_bytes")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = (
     "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
@@ -100,10 +102,16 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class WarehouseConfig:
-    """The contents of warehouse.toml. `path`: a folder, or any Hadoop path (with `://`)."""
+    """The contents of warehouse.toml.
+
+    Attributes:
+        path: a folder, or any Hadoop path (with `://`).
+        small_bytes: the most bytes that a step reads or writes without Spark.
+    """
 
     file: Path
     path: str
+    small_bytes: int
     spark: Mapping[str, str]
     sources: Mapping[str, Source]
     fragments: Mapping[str, Fragment]
@@ -116,7 +124,7 @@ def load(path: Path | str) -> WarehouseConfig:
         ConfigurationError: names the file, the key and what to do.
     """
     top = read(Path(path), _TOP)
-    place = _place(top.table("warehouse", ("path",)))
+    warehouse = top.table("warehouse", _WAREHOUSE)
     sources = {name: _source(name, t) for name, t in top.tables("sources", _SOURCE).items()}
     fragments = {
         name: _fragment(name, table, sources)
@@ -125,7 +133,8 @@ def load(path: Path | str) -> WarehouseConfig:
     _refuse_twins(top, fragments)
     return WarehouseConfig(
         file=top.file,
-        path=place,
+        path=_place(warehouse),
+        small_bytes=warehouse.integer("small_bytes", default=SMALL_BYTES, least=0),
         spark=MappingProxyType(top.text_map("spark")),
         sources=MappingProxyType(sources),
         fragments=MappingProxyType(fragments),

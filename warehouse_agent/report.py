@@ -86,6 +86,7 @@ class Report:
     source_scans: int = 0
     source_rows_read: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step
     method: str | None = None
     consistency: str | None = None
     proof: str = "none"

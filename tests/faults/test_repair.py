@@ -107,7 +107,7 @@ def mended(pair: Pair, report: Report, lost: list[DataFile]) -> None:
     now = head(pair)
     assert now.version == report.version
     assert not {f.path for f in now.files} & {f.path for f in lost}
-    assert not damaged(pair.spark, store(pair), "orders", now)
+    assert not damaged(pair.steps, store(pair), "orders", now)
     pair.check("orders")
 
 
@@ -173,7 +173,7 @@ def test_damage_that_verify_found_and_that_was_restored(pair: Pair) -> None:
     lost = before.files[1]
     copy = place(lost).read_bytes()
     flip(lost, 0.3)
-    assert set(damaged(pair.spark, store(pair), "orders", before)) == {lost.path}
+    assert set(damaged(pair.steps, store(pair), "orders", before)) == {lost.path}
     place(lost).write_bytes(copy)
     report = pair.refresh("orders")
     assert (report.version, report.repaired_files) == (before.version, 0)
@@ -187,7 +187,7 @@ def test_damage_that_verify_found_in_an_older_version(pair: Pair) -> None:
     flip(lost, 0.3)
     pair.legacy.execute("INSERT INTO orders VALUES (?, 1, 'new')", 10 * ROWS)
     assert pair.refresh("orders").version == before.version + 1
-    assert set(damaged(pair.spark, store(pair), "orders", before)) == {lost.path}
+    assert set(damaged(pair.steps, store(pair), "orders", before)) == {lost.path}
     mended(pair, pair.refresh("orders"), [lost])
     assert not store(pair).read_json("_driftline", "fragments", "orders.json").get("damaged")
 
@@ -230,12 +230,12 @@ def test_damage_that_is_found_while_a_refresh_runs(
         with monkeypatch.context() as patched:
             patched.setattr(verify, "NOTE_WAIT_S", 0.0)
             with pytest.raises(WarehouseUnavailable, match="is damaged") as caught:
-                damaged(pair.spark, store(pair), "orders", before)
+                damaged(pair.steps, store(pair), "orders", before)
         assert "This could not be noted: " in caught.value.remedy
         assert "driftline verify orders --repair" in caught.value.remedy
         assert lost.path in caught.value.details["file 1"]
         monkeypatch.setattr(time, "sleep", lambda seconds: refresh.close())
-        assert set(damaged(pair.spark, store(pair), "orders", before)) == {lost.path}
+        assert set(damaged(pair.steps, store(pair), "orders", before)) == {lost.path}
     monkeypatch.undo()
     mended(pair, pair.refresh("orders"), [lost])
 
@@ -537,9 +537,9 @@ def damage_at_random(spark: SparkSession, folder: Path, seed: int) -> tuple[int,
             report = pair.refresh("orders", attempts=3, options=options)
             is_equal = report.version == report.previous_version
             moved += 0 if is_equal else report.bytes_sent + report.bytes_received
-            damaged(spark, store(pair), "orders", head(pair))
+            damaged(pair.steps, store(pair), "orders", head(pair))
         now = head(pair)
-        assert not damaged(spark, store(pair), "orders", now)
+        assert not damaged(pair.steps, store(pair), "orders", now)
         verified(store(pair), "orders", now, {})
         pair.check("orders")
         stay = {f.path for f in now.files}

@@ -34,24 +34,33 @@ from warehouse_agent.spark import session
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.readers import changes, read
 from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.steps import Steps
 
 START_S_MAX = 60.0
+
+# `./tests/run` runs the suite of the pair a second time with 0, all on Spark.
+SMALL_BYTES = int(os.environ.get("PAIR_SMALL_BYTES", configure.SMALL_BYTES))
 
 
 class Pair:
     """A source agent, a warehouse, and one fragment for each published relation."""
 
     def __init__(
-        self, spark: SparkSession, legacy: Legacy, folder: Path, relations: dict[str, str]
+        self,
+        spark: SparkSession | session.Deferred,
+        legacy: Legacy,
+        folder: Path,
+        relations: dict[str, str],
     ) -> None:
         """`relations`: name to the TOML lines of its table in source.toml."""
-        self.spark = session.prepare(spark)
+        self._session = spark
         self.legacy = legacy
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._relations = relations
         self._server: Server | None = None
         self.warehouse = folder / "warehouse"
+        self.small_bytes = SMALL_BYTES
         self.fragment_lines: dict[str, str] = {}
         self.source_lines: str | None = None
         self.serve()
@@ -100,6 +109,17 @@ class Pair:
         self.stop()
         self.serve()
 
+    @property
+    def spark(self) -> SparkSession:
+        """The session, for tests that have one."""
+        assert not isinstance(self._session, session.Deferred)
+        return session.prepare(self._session)
+
+    @property
+    def steps(self) -> Steps:
+        """Where steps run that a test calls itself, as in a refresh."""
+        return Steps(self._session, self.small_bytes)
+
     def config(self) -> configure.WarehouseConfig:
         return configure.load(self.warehouse_toml())
 
@@ -108,7 +128,7 @@ class Pair:
         file = self.folder / "warehouse.toml"
         lines = self.source_lines or f'address = "{self.address}"\ninsecure = true'
         parts = [
-            f'[warehouse]\npath = "{self.warehouse}"\n{more}\n',
+            f'[warehouse]\npath = "{self.warehouse}"\nsmall_bytes = {self.small_bytes}\n{more}\n',
             f"[sources.erp]\n{lines}\n",
             *(
                 f'[fragments.{name}]\nsource = "erp"\n{self.fragment_lines.get(name, "")}\n'
@@ -123,7 +143,7 @@ class Pair:
     ) -> list[Report]:
         """Refresh fragments (all when none is named)."""
         config = self.config()
-        runner = Runner(self.spark, config, attempts=attempts, sleep=lambda seconds: None)
+        runner = Runner(self._session, config, attempts=attempts, sleep=lambda seconds: None)
         chosen = configure.select(config, names, not names)
         return list(runner.refresh(chosen, options or Options()))
 

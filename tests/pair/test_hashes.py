@@ -133,7 +133,7 @@ def test_a_receipt_is_of_the_rows_whatever_the_kind(pair: Pair) -> None:
     snapshot = head(Store(str(pair.warehouse)), "orders")
     assert snapshot is not None
     key, salt = bytes(32), Salt(1, 2)
-    digest = values_digest(pair.spark, snapshot.files, snapshot.layout, key, salt)
+    digest = values_digest(pair.steps, snapshot.files, snapshot.layout, key, salt)
     written = Recipe(snapshot.layout.recipe.columns, 1)  # as a receipt has it: without the kind
     receipt = Receipt("orders", written, "", "0", digest, key, salt)
     config = configure.load(pair.source_toml())

@@ -52,7 +52,7 @@ class ByTotal:
         return self
 
     def reduce(self, copy: WorkingCopy) -> ByTotal:
-        self.compared = digests.total(copy.spark, copy.files, copy.layout, copy.salt)
+        self.compared = digests.total(copy.steps, copy.files, copy.layout, copy.salt)
         return self
 
     def open(self, talk: Talk) -> Step:

@@ -408,7 +408,7 @@ def test_every_setting_is_documented() -> None:
 
     known = {
         **TABLES_OF_SOURCE,
-        "warehouse": ("path",),
+        "warehouse": warehouse_configure._WAREHOUSE,
         "sources.NAME": warehouse_configure._SOURCE,
         "fragments.NAME": warehouse_configure._FRAGMENT,
     }

@@ -35,6 +35,7 @@ from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
+from warehouse_agent.tasks.steps import StepLog, Steps
 
 _log = logging.getLogger("driftline")
 
@@ -85,7 +86,8 @@ def verify(
         with report.phase("verify"):
             if not repair:
                 check_files(store, fragment.name, snapshot)  # before Spark is started
-            wrong = damaged(spark.get(), store, fragment.name, snapshot, repair=repair)
+            steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]))
+            wrong = damaged(steps, store, fragment.name, snapshot, repair=repair)
         if wrong and repair:
             to_repair.append(fragment)
             suspects.update((fragment.name, path) for path in wrong)
@@ -113,11 +115,12 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     fragment = select(config, [name], False)[0]
     snapshot = published(store, fragment.name)
     check_files(store, fragment.name, snapshot)
-    spark = session.start(dict(config.spark))
+    log = StepLog(phases=["receipt"])
+    steps = Steps(session.Deferred(config.spark), config.small_bytes, log)
     one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
     layout = snapshot.layout
     try:
-        digest = proof.values_digest(spark, snapshot.files, layout, one_off, salt)
+        digest = proof.values_digest(steps, snapshot.files, layout, one_off, salt)
     except SPARK_FAILURES as problem:
         raise mistake(problem, fragment.name) from problem
     body = {

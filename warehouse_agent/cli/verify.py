@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import tenacity
 from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
-from pyspark.sql import SparkSession
 
 from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
@@ -23,6 +22,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
+from warehouse_agent.tasks.steps import Steps
 
 _REMEDY = "Run `driftline verify {} --repair`, or the next refresh: it pulls their rows again."
 _NOT_NOTED = (
@@ -58,7 +58,7 @@ def verified(store: Store, name: str, snapshot: Snapshot, wrong: dict[str, str])
 
 
 def damaged(
-    spark: SparkSession, store: Store, name: str, snapshot: Snapshot, *, repair: bool = False
+    steps: Steps, store: Store, name: str, snapshot: Snapshot, *, repair: bool = False
 ) -> dict[str, str]:
     """Find missing and damaged files of the newest version; note them for the next refresh.
 
@@ -72,7 +72,7 @@ def damaged(
         WarehouseUnavailable: the files cannot be read; or some are damaged and could not be noted.
     """
     try:
-        wrong = damage.found(spark, store, snapshot, name)
+        wrong = damage.found(steps, store, snapshot, name)
     except SPARK_FAILURES as error:
         message = f"The files cannot be read: {cause(error)}"
         raise WarehouseUnavailable(message, where=name) from error

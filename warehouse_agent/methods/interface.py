@@ -21,7 +21,6 @@ from driftline.arrays import U64, Bools
 from driftline.digests import Digest, Salt
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import Embedding, Grid
-from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods.conversation import Talk
@@ -32,6 +31,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.tasks.steps import Steps
 
 
 class Lister(Protocol):
@@ -46,14 +46,14 @@ class Lister(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkingCopy:
-    """Our rows that are compared, always a set of files; each listing is one Spark job.
+    """Our rows that are compared, always a set of files; each listing is one step.
 
     `probability_sql` is Spark SQL for the probability that a row was updated; `notes` are those of
     earlier refreshes; `phase` measures the time of a phase; `within` are the first and last
     position of a tile, both inclusive, and no other rows are listed.
     """
 
-    spark: SparkSession
+    steps: Steps
     name: str
     layout: Layout
     files: tuple[DataFile, ...]
@@ -72,13 +72,13 @@ class WorkingCopy:
         place = digests.in_ranges(partition, by, chosen, self.within)
         with self.phase("list"):
             return digests.list_rows(
-                self.spark, self.files, self.layout, place, self.salt, within=self.within
+                self.steps, self.files, self.layout, place, self.salt, within=self.within
             )
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
         place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
         with self.phase("list"):
-            return digests.list_rows(self.spark, self.files, self.layout, place, self.salt)
+            return digests.list_rows(self.steps, self.files, self.layout, place, self.salt)
 
 
 class OurSide(Protocol):

@@ -114,10 +114,10 @@ class RangePlan:
     costs: Costs
 
     def reduce(self, copy: WorkingCopy) -> RangeSide:
-        """Add up the working copy; one Spark job, none where it is empty."""
+        """Add up the working copy; one step, none where it is empty."""
         sums = RangeSums(self.partition.ranges)
         if copy.files:
-            place = (copy.spark, copy.files, copy.layout, self.partition, copy.salt)
+            place = (copy.steps, copy.files, copy.layout, self.partition, copy.salt)
             sums = digests.reduced(*place).ranges
         return RangeSide(self.partition, sums, copy, self.costs)
 

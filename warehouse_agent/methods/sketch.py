@@ -66,9 +66,9 @@ class SketchPlan:
     sketch: Sketch
 
     def reduce(self, copy: WorkingCopy) -> SketchSide:
-        """Add up the working copy in cells and in ranges; one Spark job."""
+        """Add up the working copy in cells and in ranges; one step."""
         sums = digests.reduced(
-            copy.spark, copy.files, copy.layout, self.partition, copy.salt, self.sketch
+            copy.steps, copy.files, copy.layout, self.partition, copy.salt, self.sketch
         )
         ranges = RangeSide(self.partition, sums.ranges, copy, self.costs)
         return SketchSide(ranges, self.sketch, sums.cells)

@@ -73,7 +73,7 @@ class UnitsPlan:
         """
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
-        rows = rows_of(copy.spark, copy.layout, [f.uri for f in copy.files])
+        rows = rows_of(copy.steps.spark(), copy.layout, [f.uri for f in copy.files])
         counted = unit_assignment.histogram(rows, copy.probability_sql)
         key = group_selection.key_bytes(copy.rows, embedding.span)
         grouping = group_selection.grouping(

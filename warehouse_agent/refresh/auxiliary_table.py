@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
-from pyspark.sql import SparkSession
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.planning import tiling as planning
@@ -38,7 +37,6 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Cuts, Incremental, PassSums, Tiled, Tiling
 from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -47,12 +45,14 @@ from warehouse_agent.tasks.difference import Difference, Equal, Everything, List
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.tasks.scan import Function, Piece
 from warehouse_agent.tasks.staging import Staging, Writer
+from warehouse_agent.tasks.steps import Steps
 
 FOLDER = "pass"
 _NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # `gc` reads the note
 _DONE = ".npz"
 _FACTS = ("as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes")
-QUANTILES_ACCURACY = 32  # steps of rank in a tile, on average
+_SUM = pa.schema([("sums", pa.binary())])
+SAMPLES_PER_TILE = 32  # positions of a file for each tile, by which tiles are cut
 _REFRESHES_LOOKED_AT = 20  # to estimate how many new rows come after the last key
 
 
@@ -130,11 +130,11 @@ def take_up(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run
 
 
 def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Pass:
-    """Begin a pass over a version, in two Spark jobs. Remove whatever was staged."""
-    tiling = _tiling(job.spark, base, wanted, earlier)
+    """Begin a pass over a version, in two steps. Remove whatever was staged."""
+    tiling = _tiling(job.steps, base, wanted, earlier)
     job.staging.clear()
     salt = Salt.fresh()
-    sums = _reduced(job.spark, base, tiling, salt)
+    sums = _reduced(job.steps, base, tiling, salt)
     secret, place = _Secret(job.store.root), _place(job.name)
     table = {
         "salt": salt.to_bytes().hex(),
@@ -185,22 +185,12 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
     return Tiled(fragment.incremental, planning.count_for(base.rows, fragment.incremental))
 
 
-def _tiling(
-    spark: SparkSession, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]
-) -> Tiling:
-    """Divide a version into tiles of about as many rows as wanted; one Spark job."""
+def _tiling(steps: Steps, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Tiling:
+    """Divide a version into tiles of about as many rows as wanted; one step."""
     count = planning.count_for(base.rows, wanted)
-    shares = ", ".join(repr(i / count) for i in range(count + 1))
-    accuracy = max(2000, QUANTILES_ACCURACY * count)
-    positions = repair.positions(spark, base)
-    with driver_errors():
-        row = positions.selectExpr(
-            f"percentile_approx(position, array({shares}), {accuracy}) as q",
-            "min(position) as least",
-            "max(position) as greatest",
-        ).collect()[0]
+    shares = [i / count for i in range(count + 1)]
+    knots = repair.positions(steps, base, SAMPLES_PER_TILE * count).quantiles(shares)
     inserted = [run.inserted for run in earlier[-_REFRESHES_LOOKED_AT:] if not run.is_load]
-    knots = [row["least"], *row["q"][1:-1], row["greatest"]]
     return planning.tiling(knots, base.rows, tail=planning.tail_for(inserted, wanted))
 
 
@@ -264,11 +254,11 @@ def _unpacked(data: bytes) -> Outcome | None:
         return None
 
 
-def _reduced(spark: SparkSession, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
+def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
     found = PassSums(tiling)
     size = 16 * (tiling.cuts.ranges + len(tiling))
     function = _sums(tiling, salt)
-    for row in digests.partials(spark, base.sound, base.layout, function, "sums binary", size=size):
+    for row in digests.partials(steps, base.sound, base.layout, function, _SUM, size=size):
         found.merge(PassSums.from_bytes(row["sums"], tiling))
     digests.check_rows(base.sound, found.ranges.total.count)
     return found

@@ -190,7 +190,7 @@ def _apply(job: Job, compared: Compared) -> Applied:
     if touched:
         folder = job.folder("rewritten")
         rewritten, before = rewrite(
-            job.spark, job.store, job.name, folder, touched, p.layout, removal=removal
+            job.steps, job.store, job.name, folder, touched, p.layout, removal=removal
         )
     shipped = _shipped(job, p, staged, before, updated)
     published, changed = set(base), set(touched)
@@ -236,7 +236,7 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
                 return None, []
             below, files = ByK(ks, embedding, p.salt), within_bounds(p.files, difference)
             if len(ks) < CHANGES_PER_FILE * len(files):
-                files = files_holding(job.spark, files, p.layout, below)
+                files = files_holding(job.steps, files, p.layout, below)
             return below, files
         case ListedRows(rows):
             numbers = set(rows.file.tolist())
@@ -249,7 +249,7 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
                 for i, f in enumerate(p.files)
                 if i not in numbers and (f.bounds is None or emptied.meets(*f.bounds))
             ]
-            hit = set(files_holding(job.spark, near, p.layout, removal))
+            hit = set(files_holding(job.steps, near, p.layout, removal))
             return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
 
 
@@ -259,8 +259,9 @@ def _shipped(
     """Write the staged rows, verified, with the statistics of the rows that they replace."""
     if fits(before):
         return tuple(job.write_staged("shipped", staged, p.layout, p.stamp, before, updated))
-    rows = staging.decoded(job.spark, staged, p.layout, job.key_file)
-    known = rows_of(job.spark, p.layout, [f.uri for f in before])
+    spark = job.steps.spark()
+    rows = staging.decoded(spark, staged, p.layout, job.key_file)
+    known = rows_of(spark, p.layout, [f.uri for f in before])
     rows = row_statistics.joined(rows, known, p.layout, p.stamp, updated=updated)
     return tuple(job.write("shipped", rows, p.layout))
 
@@ -268,11 +269,12 @@ def _shipped(
 def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
     """Prove the new version equal to the source; a failure says where rows were lost."""
     if not out.vouched:
-        rows = rows_of(job.spark, p.layout, [f.uri for f in (*applied.added, *applied.kept)])
+        uris = [f.uri for f in (*applied.added, *applied.kept)]
+        rows = rows_of(job.steps.spark(), p.layout, uris)
         proof.refuse_duplicates(rows, p.layout, name=job.name, exact=out.consistency == "exact")
     try:
         proof.prove(
-            job.spark,
+            job.steps,
             p.layout,
             job.key_file,
             p.salt,
@@ -301,7 +303,7 @@ def _parts(job: Job, p: Prepared, out: Outcome, applied: Applied) -> proof_diagn
     """Return the digests of each step's rows, from which the broken step is found."""
 
     def digest(files: Sequence[DataFile]) -> Digest:
-        return digests.total(job.spark, files, p.layout, p.salt) if files else Digest()
+        return digests.total(job.steps, files, p.layout, p.salt) if files else Digest()
 
     before = applied.before
     return proof_diagnosis.Parts(
@@ -318,7 +320,7 @@ def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
     """Write the change feed; an empty one for a first load and across a change of columns."""
     if p.base is None or schema_change.differs(p.layout, p.base.layout):
         return Feed()
-    place = (job.spark, job.store, job.name, p.base.version + 1)
+    place = (job.steps, job.store, job.name, p.base.version + 1)
     before, after = applied.before, applied.shipped
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added

@@ -11,11 +11,11 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driftline import wire_pb2 as pb
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
@@ -29,6 +29,7 @@ from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrite import BEFORE_FOLDER, write_rows
 from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.steps import StepLog, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Options:
 class Job:
     """A fragment, its warehouse and its report, in one attempt."""
 
-    spark: SparkSession
+    steps: Steps
     store: Store
     fragment: Fragment
     options: Options
@@ -63,6 +64,9 @@ class Job:
     _folder: str = field(default_factory=lambda: f"data-{uuid.uuid4().hex[:12]}")
     _written: list[str] = field(default_factory=list)
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
+
+    def __post_init__(self) -> None:
+        self.steps = replace(self.steps, log=StepLog(self.report.places))
 
     @property
     def name(self) -> str:
@@ -83,8 +87,12 @@ class Job:
     def phase(self, name: str) -> Iterator[Spent]:
         """Emit that a phase begins; add the seconds spent inside to the report."""
         self.emit(PhaseStarted(self.name, name))
-        with self.report.phase(name) as spent:
-            yield spent
+        self.steps.log.phases.append(name)
+        try:
+            with self.report.phase(name) as spent:
+                yield spent
+        finally:
+            self.steps.log.phases.pop()
 
     def rows_read(self, progress: pb.Progress) -> None:
         """Emit the progress that the source reports."""
@@ -115,7 +123,7 @@ class Job:
         updated: int | None = 0,
     ) -> list[DataFile]:
         """Write staged rows as data files in a folder of their own (`staging.write_staged`)."""
-        place = (self.spark, self.store, self.name, self.folder(part))
+        place = (self.steps, self.store, self.name, self.folder(part))
         return stage.write_staged(
             *place, staged, layout, self.key_file, stamp, before=before, updated=updated
         )

@@ -34,12 +34,11 @@ from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files, row_security
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import row_statistics
+from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.row_statistics import Stamp
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -119,12 +118,14 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     )
     changes = record.changes_expected(earlier, rows, now)
     expected = repair.grown(changes, lost, rows)
+    if base is None:
+        job.steps.expect(int(rows_expected * known.prices.copied))
     ours: OurSide | Pass
     if tiles is not None:
         ours = tiles
     else:
         likely, noted = _probability(base, changes, stamp), job.remembered()
-        copy = WorkingCopy(job.spark, job.name, layout, files, salt, job.phase, likely, noted)
+        copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, likely, noted)
         ours = opening_for(known).plan(known, expected).reduce(copy)
     return Prepared(
         base=base,
@@ -245,7 +246,7 @@ def _check_key(layout: Layout, name: str) -> None:
 
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
     """Write the published rows under a changed recipe, with new fingerprints."""
-    restated = schema_change.restate(job.spark, base, layout, job.key_file)
+    restated = schema_change.restate(job.steps.spark(), base, layout, job.key_file)
     return () if restated is None else tuple(job.write("restated", restated, layout))
 
 
@@ -285,18 +286,18 @@ def _merge(
         for number, folder in enumerate(leftovers)
     )
     taken = next(shipped)
-    newest = rows_of(job.spark, layout, [f.uri for f in taken])
+    newest = rows_of(job.steps.spark(), layout, [f.uri for f in taken])
     for one in shipped:
-        rows = rows_of(job.spark, layout, [f.uri for f in one])
+        rows = rows_of(job.steps.spark(), layout, [f.uri for f in one])
         newest = newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows)
     if len(leftovers) > 1:
         taken = job.write("taken", newest.dropDuplicates(keys), layout)
     if not files:
         return tuple(taken)
     # Remove older rows of the same keys, but keep their statistics.
-    rows = rows_of(job.spark, layout, [f.uri for f in taken])
+    rows = rows_of(job.steps.spark(), layout, [f.uri for f in taken])
     new_keys = rows.select(*selected).distinct()
-    old = rows_of(job.spark, layout, [f.uri for f in files])
+    old = rows_of(job.steps.spark(), layout, [f.uri for f in files])
     before, updated = old.join(new_keys, keys, "left_semi"), sum(f.rows for f in taken)
     counted = row_statistics.joined(rows, before, layout, stamp, updated=updated)
     taken = job.write("counted", counted, layout)
@@ -312,16 +313,7 @@ def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partiti
     knots = notes.knots(remembered, "quantiles") if is_of_key else []
     counted = int(notes.number(remembered, "quantiles_rows") or 0)
     if choice.outgrown(knots, counted, rows, data_files.bounds(files)):
-        knots = _quantiles(job, layout, files)
+        shares = [i / choice.QUANTILES for i in range(choice.QUANTILES + 1)]
+        knots = quantiles.samples_of(job.steps, files, layout).quantiles(shares)
         job.remember(quantiles=knots, quantiles_rows=rows, key=layout.names[0])
     return choice.partition_for(knots, rows, integer_key=True)
-
-
-def _quantiles(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> list[int]:
-    shares = ", ".join(str(i / choice.QUANTILES) for i in range(choice.QUANTILES + 1))
-    rows = rows_of(job.spark, layout, [f.uri for f in files])
-    with driver_errors():
-        row = rows.selectExpr(
-            f"percentile_approx({layout.position_sql}, array({shares}), 2000) as q"
-        ).collect()[0]
-    return list(row["q"] or [])

@@ -25,7 +25,6 @@ from dataclasses import replace
 
 import numpy as np
 from driftline.errors import DriftlineError, ProofFailed, WarehouseUnavailable
-from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.history.record import DAMAGED
 from warehouse_agent.planning import sketch_size
@@ -35,12 +34,14 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage import data_files, formats
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import file_damage
+from warehouse_agent.tasks import file_damage, quantiles
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.file_damage import SPARK_FAILURES
+from warehouse_agent.tasks.quantiles import Samples
+from warehouse_agent.tasks.steps import Steps
 
 MISSING_SHARE_MAX = 0.5  # of a version's files; a refresh does not pull more of them unasked
 _GROWN_SCALE = 0.02  # scale of ln d for the lost rows, whose number is known
@@ -67,7 +68,7 @@ def published(job: Job) -> Snapshot | None:
     told = {path for fragment, path in job.options.suspects if fragment == job.name}
     noted = _noted(job.remembered()).keys() | told
     if suspects := [f for f in base.files if f.path in noted and f.path not in wrong]:
-        wrong |= file_damage.examine(job.spark, job.store, job.name, base.layout, suspects)
+        wrong |= file_damage.examine(job.steps, job.store, job.name, base.layout, suspects)
     job.examined.update(wrong, (f.path for f in suspects))
     return replace(base, lost=tuple(f for f in base.files if f.path in wrong))
 
@@ -81,7 +82,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
         return
     try:
         base = formats.head(job.store, job.name)
-        wrong = found(job.spark, job.store, base, job.name) if base else {}
+        wrong = found(job.steps, job.store, base, job.name) if base else {}
         if base is None or wrong.keys() <= job.examined:
             return
         note(job.store, job.name, wrong)
@@ -94,7 +95,7 @@ def note_failure(job: Job, error: DriftlineError) -> None:
     error.is_retryable = True
 
 
-def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> dict[str, str]:
+def found(steps: Steps, store: Store, version: Snapshot, name: str) -> dict[str, str]:
     """Read all files of a version; return what is wrong with them, by path.
 
     Raises:
@@ -103,7 +104,7 @@ def found(spark: SparkSession, store: Store, version: Snapshot, name: str) -> di
     """
     wrong = file_damage.absent(store, name, version.files)
     left = [f for f in version.files if f.path not in wrong]
-    return wrong | file_damage.examine(spark, store, name, version.layout, left)
+    return wrong | file_damage.examine(steps, store, name, version.layout, left)
 
 
 def note(store: Store, name: str, wrong: Mapping[str, str]) -> None:
@@ -154,20 +155,20 @@ def grown(expected: Expected | None, lost: int, rows: int) -> Expected | None:
     )
 
 
-def positions(spark: SparkSession, base: Snapshot) -> DataFrame:
-    """Return the positions, as `position`, of the rows of a version with an integer key.
+def positions(steps: Steps, base: Snapshot, samples: int) -> Samples:
+    """Sample the positions of the rows of a version with an integer key, `samples` of each file.
 
     Lost rows are taken as spread evenly between the bounds of their file.
     """
-    rows = rows_of(spark, base.layout, [f.uri for f in base.sound])
-    found = rows.selectExpr(f"{base.layout.position_sql} as position")
+    found = [quantiles.samples_of(steps, base.sound, base.layout, samples)]
     for file in base.lost:
         if file.bounds is not None:
             least, greatest = file.bounds
-            step = max((greatest - least) // max(file.rows - 1, 1), 1)
-            spread = spark.range(min(file.rows, greatest - least + 1))
-            found = found.union(spread.selectExpr(f"{least}L + id * {step}L as position"))
-    return found
+            count = min(file.rows, quantiles.SAMPLES, greatest - least + 1)
+            step = max((greatest - least) // max(count - 1, 1), 1)
+            spread = np.array([least + step * i for i in range(count)], np.int64)
+            found.append(Samples(spread, np.full(count, file.rows / max(count, 1))))
+    return quantiles.joined(found)
 
 
 def without_feed(store: Store, name: str, feed: Feed, base: Snapshot) -> Feed:

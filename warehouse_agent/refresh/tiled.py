@@ -95,7 +95,7 @@ def _compare(
 ) -> None:
     """Compare a tile, and keep what it found."""
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
-    copy = WorkingCopy(job.spark, job.name, p.layout, p.files, p.salt, job.phase, within=bounds)
+    copy = WorkingCopy(job.steps, job.name, p.layout, p.files, p.salt, job.phase, within=bounds)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
     rows, writer = ours.compared.count, tiles.writer(tile)
     found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)

@@ -52,6 +52,7 @@ from warehouse_agent.spark.executors import mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
@@ -175,11 +176,10 @@ class Runner:
                 described: dict[str, pb.DescribeReply] = {}
                 if isinstance(self.spark, Deferred):
                     described = preflight.ask(link, self.store, fragments, failed)
-                if found := [f for f in fragments if f.name not in failed]:  # only they need Spark
-                    spark = self.spark.get() if isinstance(self.spark, Deferred) else self.spark
-                    for f in found:
-                        report = reports[f.name]
-                        jobs[f.name] = Job(spark, self.store, f, options, report, self._emit)
+                steps = Steps(self.spark, self.config.small_bytes)
+                for f in (f for f in fragments if f.name not in failed):
+                    report = reports[f.name]
+                    jobs[f.name] = Job(steps, self.store, f, options, report, self._emit)
                 self._converse(link, list(jobs.values()), described, compared, failed)
         except DriftlineError as lost:
             failed.update({f.name: lost for f in fragments if f.name not in failed})

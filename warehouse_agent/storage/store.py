@@ -281,7 +281,11 @@ def located(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def read_at(uri: str) -> bytes:
-    """Return the bytes of a file by its URI."""
+    """Return the bytes of a file by its URI.
+
+    Raises:
+        WarehouseUnavailable: the file cannot be read.
+    """
     system, path = located(uri)
-    with system.open_input_stream(path) as source:
+    with file_errors("read", path), system.open_input_stream(path) as source:
         return bytes(source.readall())

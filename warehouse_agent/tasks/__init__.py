@@ -1,1 +1,1 @@
-"""Spark jobs on data files and staged frames."""
+"""Steps over data files and staged frames, run by Spark or in this process."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.errors import ProofFailed
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
@@ -29,6 +29,7 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import key_lookup
 from warehouse_agent.tasks.key_lookup import Known
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
@@ -53,7 +54,7 @@ class Feed:
 
 
 def write(
-    spark: SparkSession,
+    steps: Steps,
     store: Store,
     name: str,
     version: int,
@@ -62,7 +63,7 @@ def write(
     after: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """Write the feed of a version from the files of its removed and its new rows; one Spark job.
+    """Write the feed of a version from the files of its removed and its new rows; one step.
 
     A task holds keys and fingerprints: at most LOTS_MAX · ROWS_MAX of its rows on one side, and
     ROWS_MAX rows of the other side. A row that is the same on both sides is no change.
@@ -74,17 +75,17 @@ def write(
     store.make_folder(*place)
     sides = [[f.uri for f in files] for files in (before, after)]
     function = _write(store.uri(*place), layout, sides[0], sides[1])
-    with driver_errors():
-        rows = spread(spark, [*sides[0], *sides[1]], function, WRITTEN).collect()
+    size = steps.size_of_rows([*before, *after])
+    rows = spread(steps, [*sides[0], *sides[1]], function, WRITTEN, size=size).to_pylist()
     counts = dict.fromkeys(OPERATIONS, 0)
     for row in rows:
-        counts[row.path.partition("-")[0]] += row.rows
+        counts[row["path"].partition("-")[0]] += row["rows"]
     _check(counts, before, after, name)
-    return Feed(folder, tuple(sorted(row.path for row in rows)), counts)
+    return Feed(folder, tuple(sorted(row["path"] for row in rows)), counts)
 
 
 def joined(
-    spark: SparkSession,
+    steps: Steps,
     store: Store,
     name: str,
     version: int,
@@ -98,7 +99,7 @@ def joined(
     Raises:
         ProofFailed: the operations do not add up.
     """
-    before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
+    before, after = (rows_of(steps.spark(), layout, [f.uri for f in files]) for files in (old, new))
     on = [*layout.key_names, HI, LO]
     gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
     images = _imaged(gone, come, layout, *_BEFORE_OPERATIONS).unionByName(

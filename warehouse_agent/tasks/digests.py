@@ -1,4 +1,4 @@
-"""The warehouse's side of a comparison, reduced in Spark (protocol, sections 6 and 7).
+"""The warehouse's side of a comparison, added up task by task (protocol, sections 6 and 7).
 
 Each task reads positions and fingerprint lanes of some files, mixes them with the contract's code
 and returns one small array; the driver adds these up. So both sides use one formula, and the bytes
@@ -22,16 +22,17 @@ from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import CELL_BYTES, Cells, Embedding
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import DATA_FILE, driver_errors
+from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.steps import Steps, size_of_digests
 
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
@@ -39,6 +40,10 @@ Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n
 TASKS_MAX = 64  # each sends its partial sums to the driver
 # All partial sums together. Six tasks at the largest size are still faster than a source.
 PARTIALS_BYTES_MAX = 128 << 20
+_SUMS = pa.schema([("sums", pa.binary()), ("cells", pa.binary()), ("check", pa.int64())])
+_LISTED = pa.schema(
+    [("range", pa.int64()), ("position", pa.int64()), ("hash", pa.int64()), ("file", pa.int32())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +84,14 @@ class Sums:
 
 
 def reduced(
-    spark: SparkSession,
+    steps: Steps,
     files: Files,
     layout: Layout,
     partition: Partition,
     salt: Salt,
     sketch: Sketch | None = None,
 ) -> Sums:
-    """Return the sums over the rows of files; one Spark job.
+    """Return the sums over the rows of files; one step.
 
     Args:
         salt: for mixing fingerprints.
@@ -97,11 +102,11 @@ def reduced(
     """
     found = Sums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
     for row in partials(
-        spark,
+        steps,
         files,
         layout,
         _sums(partition, salt, sketch),
-        "sums binary, cells binary, check bigint",
+        _SUMS,
         size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
     ):
         found.ranges.merge(RangeSums.from_bytes(row["sums"]))
@@ -124,26 +129,34 @@ def check_rows(files: Files, found: int) -> None:
 
 
 def partials(
-    spark: SparkSession, files: Files, layout: Layout, function: Function, schema: str, *, size: int
+    steps: Steps,
+    files: Files,
+    layout: Layout,
+    function: Function,
+    schema: pa.Schema,
+    *,
+    size: int,
 ) -> Iterator[dict[str, Any]]:
-    """Run one Spark job over the lanes of files, and yield the row that each task returns.
+    """Run one step over the lanes of files, and yield the row that each task returns.
 
     Args:
         function: run by each task over its files.
-        schema: of the rows that it returns, as Spark's DDL.
+        schema: of the rows that it returns, in one batch a task.
         size: bytes of such a row; larger rows mean fewer tasks.
     """
     at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
-    scanned = scan(spark, files, layout.lane_schema, function, schema, tasks_max=at_once)
-    with driver_errors():
-        found = scanned.toArrow().to_batches()
+    read = size_of_digests(files)
+    lanes = layout.lane_schema
+    scanned = scan(steps, files, lanes, function, schema, size=read, tasks_max=at_once)
+    found = scanned.to_batches()
+    del scanned
     while found:  # a row is freed after it was yielded
         yield from found.pop().to_pylist()
 
 
-def total(spark: SparkSession, files: Files, layout: Layout, salt: Salt) -> Digest:
+def total(steps: Steps, files: Files, layout: Layout, salt: Salt) -> Digest:
     """Return the digest of the rows of files, from their stored fingerprints."""
-    return reduced(spark, files, layout, everything(), salt).total
+    return reduced(steps, files, layout, everything(), salt).total
 
 
 def in_ranges(
@@ -168,7 +181,7 @@ def in_ranges(
 
 
 def list_rows(
-    spark: SparkSession,
+    steps: Steps,
     files: Files,
     layout: Layout,
     place: Place,
@@ -176,21 +189,14 @@ def list_rows(
     *,
     within: tuple[int, int] | None = None,
 ) -> Listing:
-    """List the rows for whose position `place` is not negative; one Spark job.
+    """List the rows for whose position `place` is not negative; one step.
 
     Files without keys from `within[0]` to `within[1]` are not read; None reads all.
     """
     numbered = {f.path: i for i, f in enumerate(files)}
     near = files if within is None else [f for f in files if f.meets(*within)]
-    scanned = scan(
-        spark,
-        near,
-        layout.lane_schema,
-        _list(place, salt, numbered),
-        "range bigint, position bigint, hash bigint, file int",
-    )
-    with driver_errors():
-        table = scanned.toArrow()
+    function, size = _list(place, salt, numbered), size_of_digests(near)
+    table = scan(steps, near, layout.lane_schema, function, _LISTED, size=size)
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),
@@ -259,7 +265,7 @@ def _list(place: Place, salt: Salt, numbered: dict[str, int]) -> Function:
                     pa.array(hashes.view(np.int64)),
                     pa.array(np.full(len(keep), numbered[piece.file], np.int32)),
                 ],
-                names=["range", "position", "hash", "file"],
+                schema=_LISTED,
             )
 
     return run

@@ -16,20 +16,20 @@ from driftline.errors import DriftlineError, SparkLost, WarehouseUnavailable
 from driftline.frames import Fingerprints
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import HI, LO, Layout
-from warehouse_agent.spark.executors import KeyFile, driver_errors
+from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.digests import numbers
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
+from warehouse_agent.tasks.steps import Steps
 
 # PySpark wraps some failures of its jobs; an unreadable file raises Py4J's own error.
 SPARK_FAILURES = (PySparkException, Py4JError)
 MISSING = "missing"
 NAMED_MAX = 10  # files that an error names in its details
-_FOUND = "path string, damage string, refusal string"
+_FOUND = pa.schema([(name, pa.string()) for name in ("path", "damage", "refusal")])
 _CHUNK_BYTES = 1 << 20  # of a file that is read for its bytes alone
 
 
@@ -50,9 +50,9 @@ def absent(store: Store, name: str, files: Sequence[DataFile]) -> dict[str, str]
 
 
 def examine(
-    spark: SparkSession, store: Store, name: str, layout: Layout, files: Sequence[DataFile]
+    steps: Steps, store: Store, name: str, layout: Layout, files: Sequence[DataFile]
 ) -> dict[str, str]:
-    """Return what is wrong with damaged files, by path; none is missing (`absent`). One Spark job.
+    """Return what is wrong with damaged files, by path; none is missing (`absent`). One step.
 
     Raises:
         WarehouseUnavailable: the storage does not let a file be read.
@@ -63,17 +63,17 @@ def examine(
 
     def examined(some: Sequence[DataFile]) -> dict[str, str]:
         function = _examine(layout, key, known)
-        with driver_errors():
-            rows = spread(spark, [f.uri for f in some], function, _FOUND).collect()
+        uris, size = [f.uri for f in some], sum(f.size for f in some)
+        rows = spread(steps, uris, function, _FOUND, size=size).to_pylist()
         for row in rows:
-            if row.refusal is not None:
+            if row["refusal"] is not None:
                 raise WarehouseUnavailable(
-                    f"Data file {row.path} cannot be read: {row.refusal}",
+                    f"Data file {row['path']} cannot be read: {row['refusal']}",
                     where=name,
                     remedy="Check the disk and its permissions. If the disk can no longer read the "
                     "file, remove the file: the next refresh pulls its rows again.",
                 )
-        return {row.path: row.damage for row in rows}
+        return {row["path"]: row["damage"] for row in rows}
 
     try:
         return examined(files)

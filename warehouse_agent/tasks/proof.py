@@ -1,6 +1,6 @@
 """Prove a version before it is published: read it back, encode it again, add it up (decision 9).
 
-Spark's tasks read every file that a version adds, encode its rows to row bytes and fingerprint them
+Tasks read every file that a version adds, encode its rows to row bytes and fingerprint them
 again. Each fingerprint must be the one that is stored beside the row, so a decoding or time-zone
 bug cannot be published with right fingerprints. The total of these rows and of the untouched files
 must be the source's. A slice of the untouched files is read back as well, each time another.
@@ -18,7 +18,7 @@ from driftline.errors import DuplicateKey, ProofFailed
 from driftline.fingerprints import receipt_hasher
 from driftline.frames import Fingerprints
 from driftline.limits import SAMPLES_MAX
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
@@ -27,14 +27,16 @@ from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.digests import numbers, total
 from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.steps import Steps
 
 _ROWS = f"{RESERVED}rows"
 Hasher = Callable[[], Fingerprints]  # called in a task, where the key is read
+_CHECKED = pa.schema([("count", pa.int64()), ("sum", pa.binary()), ("bad", pa.int64())])
 SLICES = 16  # refreshes in which all untouched files are read back
 
 
 def prove(
-    spark: SparkSession,
+    steps: Steps,
     layout: Layout,
     key: KeyFile,
     salt: Salt,
@@ -60,9 +62,9 @@ def prove(
     read = [*added, *slice_]
     ours = Digest()
     if read:
-        ours += read_back(spark, read, layout, key, salt, name=name)
+        ours += read_back(steps, read, layout, key, salt, name=name)
     if rest:
-        ours += total(spark, rest, layout, salt)
+        ours += total(steps, rest, layout, salt)
     if ours != theirs:
         raise ProofFailed(
             f"The result has {counted(ours.count, 'row')} and the source {theirs.count:,}, or "
@@ -73,7 +75,7 @@ def prove(
 
 
 def read_back(
-    spark: SparkSession,
+    steps: Steps,
     files: Sequence[DataFile],
     layout: Layout,
     key: KeyFile,
@@ -87,7 +89,7 @@ def read_back(
         ProofFailed: a row has another fingerprint than the one stored beside it.
     """
     hasher = partial(key.fingerprints, layout.recipe)
-    found, bad = _digest(spark, files, layout, hasher, salt, stored=(HI, LO))
+    found, bad = _digest(steps, files, layout, hasher, salt, stored=(HI, LO))
     if bad:
         raise ProofFailed(
             f"{counted(bad, 'row')} read back with another fingerprint: data files are damaged, or "
@@ -100,11 +102,11 @@ def read_back(
 
 
 def values_digest(
-    spark: SparkSession, files: Sequence[DataFile], layout: Layout, fragment_key: bytes, salt: Salt
+    steps: Steps, files: Sequence[DataFile], layout: Layout, fragment_key: bytes, salt: Salt
 ) -> Digest:
     """Return the digest of published values under a one-off key, for a receipt."""
     hasher = partial(receipt_hasher, fragment_key, layout.recipe)
-    return _digest(spark, files, layout, hasher, salt)[0]
+    return _digest(steps, files, layout, hasher, salt)[0]
 
 
 def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool) -> None:
@@ -136,7 +138,7 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
 
 
 def _digest(
-    spark: SparkSession,
+    steps: Steps,
     files: Sequence[DataFile],
     layout: Layout,
     hasher: Hasher,
@@ -147,11 +149,10 @@ def _digest(
     columns = pa.schema([layout.file_schema.field(c) for c in (*layout.data_names, *stored)])
     function = _check(layout, hasher, salt, stored)
     found, bad = Digest(), 0
-    with driver_errors():
-        checked = scan(spark, files, columns, function, "count bigint, sum binary, bad bigint")
-        for row in checked.collect():
-            found += Digest(row["count"], int.from_bytes(bytes(row["sum"]), "little"))
-            bad += row["bad"]
+    size = steps.size_of_rows(files)
+    for row in scan(steps, files, columns, function, _CHECKED, size=size).to_pylist():
+        found += Digest(row["count"], int.from_bytes(row["sum"], "little"))
+        bad += row["bad"]
     return found, bad
 
 

@@ -1,4 +1,4 @@
-"""Write data files again without rows that are replaced or deleted, in Spark's tasks.
+"""Write data files again without rows that are replaced or deleted.
 
 Rows that the source sent become files of their own; files that hold removed rows are written again
 without them; all others are kept. So rows that change often gather in young files. A file is
@@ -21,7 +21,7 @@ import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt, mix
 from driftline.sketches import Embedding
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
@@ -30,12 +30,14 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import BelowKeys, Emptied
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.steps import Steps, size_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
 BEFORE_FOLDER = "before"  # for before-images, which are no part of the table
 _GONE = f"{BEFORE_FOLDER}/gone"
+_PATHS = pa.schema([("path", pa.string())])
 
 
 # Decides which rows are replaced or deleted, bool [n], from positions and lanes, int64 [n] each.
@@ -151,10 +153,8 @@ def touched_files(files: Sequence[DataFile], hit: Sequence[DataFile]) -> list[Da
     return [f for f in files if f in wanted]
 
 
-def files_holding(
-    spark: SparkSession, files: Files, layout: Layout, removal: Removal
-) -> list[DataFile]:
-    """Return the files that hold rows to remove; one Spark job."""
+def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) -> list[DataFile]:
+    """Return the files that hold rows to remove; one step."""
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         found: set[str] = set()
@@ -164,14 +164,13 @@ def files_holding(
                 found.add(piece.file)
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(found), pa.string())})
 
-    scanned = scan(spark, files, layout.lane_schema, run, "path string")
-    with driver_errors():
-        hit = {row.path for row in scanned.collect()}
+    size = size_of_digests(files)
+    hit = set(scan(steps, files, layout.lane_schema, run, _PATHS, size=size)["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
 
 def rewrite(
-    spark: SparkSession,
+    steps: Steps,
     store: Store,
     name: str,
     folder: str,
@@ -180,7 +179,7 @@ def rewrite(
     *,
     removal: Removal | None,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """Write the rows of files again into a new folder of the table; one Spark job.
+    """Write the rows of files again into a new folder of the table; one step.
 
     Return the new data files and those of the before-images. `removal` is None if all rows stay.
 
@@ -189,8 +188,8 @@ def rewrite(
     """
     store.make_folder(name, folder, BEFORE_FOLDER)
     function = _rewrite(store.uri(name, folder), layout, removal)
-    with driver_errors():
-        rows = scan(spark, files, layout.file_schema, function, WRITTEN).collect()
+    size = steps.size_of_rows(files)
+    rows = scan(steps, files, layout.file_schema, function, WRITTEN, size=size)
     found = written(rows, store, name, folder)
     check_rows(files, sum(f.rows for f in found))
     before = f"{folder}/{_GONE}"

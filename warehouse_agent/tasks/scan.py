@@ -1,4 +1,4 @@
-"""Read data files by Arrow inside Spark's tasks.
+"""Read data files by Arrow, in Spark's tasks or in this process (`steps`).
 
 Spark decides which task gets which files, and where it runs. The task reads them itself, in batches
 of the wanted columns, so no row goes through the JVM, which would convert it twice. (Orders, 1.5 M
@@ -8,22 +8,30 @@ are checked against the checksums that are written with them. One task reads a f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
+from threading import Event
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
+from warehouse_agent.tasks.steps import Steps
 
 BATCH_ROWS = 16_384
 BATCH_BYTES = 32 << 20  # by the footer, which counts a repeated value once
 BUFFER_BYTES = 1 << 20  # of each column that is being read
+THREADS_MAX = min(4, os.cpu_count() or 1)  # of a step in this process
+THREAD_BYTES = 8 << 20  # of a step, for which another thread is worth while
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +49,25 @@ _PARTS = 3  # last parts of a URI, which differ among the files of a table
 
 
 def scan(
-    spark: SparkSession,
+    steps: Steps,
     files: Sequence[DataFile],
     columns: pa.Schema,
     function: Function,
-    schema: str,
+    schema: pa.Schema,
     *,
+    size: int,
     tasks_max: int | None = None,
-) -> DataFrame:
-    """Return the rows that `function` makes of data files, in the tasks of a lazy Spark job.
+) -> pa.Table:
+    """Return the rows that `function` makes of data files, in one step.
 
     Args:
         columns: to read; statistics that a file lacks are null.
         function: gets the rows of a task's files, file by file.
-        schema: of the rows that it returns, as Spark's DDL.
-        tasks_max: number of tasks at most; None leaves it to Spark.
+        schema: of the rows that it returns.
+        size: bytes that the step reads or writes, by which its place is chosen.
+        tasks_max: number of Spark's tasks at most; None leaves it to Spark.
 
-    Raises (in the job):
+    Raises:
         WarehouseUnavailable: a file cannot be read.
     """
     paths = {f.uri: f.path for f in files}
@@ -67,20 +77,45 @@ def scan(
             Piece(paths[uri], batch) for uri in uris for batch in read_batches(uri, columns)
         )
 
-    return spread(spark, list(paths), run, schema, tasks_max=tasks_max)
+    return spread(steps, list(paths), run, schema, size=size, tasks_max=tasks_max)
 
 
 def spread(
+    steps: Steps,
+    uris: Sequence[str],
+    function: OfFiles,
+    schema: pa.Schema,
+    *,
+    size: int,
+    tasks_max: int | None = None,
+) -> pa.Table:
+    """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
+
+    Raises:
+        DriftlineError: whatever `function` raises.
+    """
+    if not uris:
+        return schema.empty_table()
+    if steps.runs_here(size):
+        threads = min(1 + size // THREAD_BYTES, tasks_max or THREADS_MAX, THREADS_MAX)
+        return _in_threads(uris, function, schema, threads)
+    with driver_errors():
+        spark = steps.spark(size)
+        return spread_frame(spark, uris, function, schema, tasks_max=tasks_max).toArrow()
+
+
+def spread_frame(
     spark: SparkSession,
     uris: Sequence[str],
     function: OfFiles,
-    schema: str,
+    schema: pa.Schema,
     *,
     tasks_max: int | None = None,
 ) -> DataFrame:
     """Return the rows that `function` makes of files, by URI, in the tasks of a lazy Spark job."""
+    kind = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not uris:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], kind)
     known = {_end(uri): uri for uri in uris}
     assert len(known) == len(uris), "two files end alike"
 
@@ -94,7 +129,34 @@ def spread(
         placed = spark.read.format("binaryFile").load(list(uris)).select("path")
     if tasks_max is not None:
         placed = placed.coalesce(tasks_max)
-    return placed.mapInArrow(task(run), schema)
+    return placed.mapInArrow(task(run), kind)
+
+
+def _in_threads(
+    uris: Sequence[str], function: OfFiles, schema: pa.Schema, threads: int
+) -> pa.Table:
+    """Run a step in a few threads of this process, each over neighbouring files.
+
+    Raises:
+        WarehouseUnavailable: the memory does not suffice.
+    """
+    count, stopped = min(threads, len(uris)), Event()
+    cuts = [len(uris) * i // count for i in range(count + 1)]
+
+    def run(first: int, end: int) -> list[pa.RecordBatch]:
+        return list(function(takewhile(lambda _: not stopped.is_set(), uris[first:end])))
+
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            found = list(pool.map(run, cuts[:-1], cuts[1:]))
+        except MemoryError as error:
+            raise WarehouseUnavailable(
+                "The driver's process ran out of memory.",
+                remedy="Set a smaller `small_bytes` in [warehouse], so that Spark does more.",
+            ) from error
+        finally:
+            stopped.set()  # after a failure or Ctrl-C no thread begins another file
+    return pa.Table.from_batches([batch.cast(schema) for one in found for batch in one], schema)
 
 
 def _end(uri: str) -> str:
@@ -125,7 +187,7 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
             rows = _rows_at_once(file.metadata)
             for batch in file.iter_batches(rows, columns=there, use_threads=False):
                 yield _typed(batch, columns)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # a footer may hold no UTF-8
         if isinstance(error, MemoryError):
             raise
         raise WarehouseUnavailable(

@@ -1,4 +1,4 @@
-"""Staged frames: written as received, decoded later in Spark's tasks.
+"""Staged frames: written as received, decoded later.
 
 An exchange has a folder of numbered files, each a sequence of length-prefixed frames, and a note
 that says what was compared, and where (`Fragment.note`). Frames received before an interruption
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 from driftline import frames, keys
@@ -20,13 +21,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
-from warehouse_agent.spark.executors import KeyFile, driver_errors
+from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
 from warehouse_agent.tasks.key_lookup import Known
 from warehouse_agent.tasks.row_statistics import Stamp
-from warehouse_agent.tasks.scan import OfFiles, spread
+from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 from warehouse_agent.transport.frame_admission import Room
 
@@ -133,7 +135,7 @@ class Writer:
 
 
 def write_staged(
-    spark: SparkSession,
+    steps: Steps,
     store: Store,
     name: str,
     folder: str,
@@ -145,7 +147,7 @@ def write_staged(
     before: Sequence[DataFile] = (),
     updated: int | None = 0,
 ) -> list[DataFile]:
-    """Write the rows of staged files, by URI, as data files in a new folder; one Spark job.
+    """Write the rows of staged files, by URI, as data files in a new folder; one step.
 
     Args:
         before: files of the rows that these replace, and perhaps of others; a task holds them all.
@@ -159,8 +161,8 @@ def write_staged(
     uri, weight = store.uri(name, folder), row_statistics.weight(stamp, updated)
     function = _write_decoded(uri, layout, key, stamp, [f.uri for f in before], weight)
     store.make_folder(name, folder)
-    with driver_errors():
-        rows = spread(spark, staged, function, WRITTEN).collect()
+    size = size_of_rows(staged, steps.small_bytes) + steps.size_of_rows(before)
+    rows = spread(steps, staged, function, WRITTEN, size=size)
     return written(rows, store, name, folder)
 
 
@@ -189,7 +191,22 @@ def _write_decoded(
 
 def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
     """Return the rows of staged files as a DataFrame without statistics; see `batches`."""
-    return spread(spark, uris, lambda files: batches(files, layout, key), layout.decoded_ddl)
+    decode = partial(batches, layout=layout, key=key)
+    return spread_frame(spark, uris, decode, layout.decoded_schema)
+
+
+def size_of_rows(uris: Sequence[str], most: int) -> int:
+    """Return the bytes of the rows of staged files, decompressed; stop above `most`.
+
+    Raises:
+        FrameDamaged: a staged file does not consist of frames.
+    """
+    size = 0
+    for uri in uris:
+        size += sum(frames.head(data).body_bytes for data in _frames(read_at(uri)))
+        if size > most:
+            break
+    return size
 
 
 def batches(uris: Iterable[str], layout: Layout, key: KeyFile) -> Iterator[pa.RecordBatch]:

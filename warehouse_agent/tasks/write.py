@@ -1,4 +1,4 @@
-"""Write Parquet data files in Spark's tasks, and return them to the driver."""
+"""Write Parquet data files, and say what was written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pyspark
 from driftline.arrays import Bools
 from pyarrow import fs
-from pyspark.sql import Row
 
 from warehouse_agent.storage.data_files import DataFile, bounds_in
 from warehouse_agent.storage.store import Store, file_errors, located
@@ -24,8 +23,7 @@ DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer ge
 DICTIONARY_VALUE_BYTES = 1024  # mean size; a reader would not see how large the values are
 # Without this key Spark may refuse old dates, because they might not be Gregorian.
 _CALENDAR = {"org.apache.spark.version": pyspark.__version__}
-WRITTEN = "path string, size bigint, rows bigint, least bigint, greatest bigint"
-_WRITTEN = pa.schema(
+WRITTEN = pa.schema(
     [("path", pa.string()), *((n, pa.int64()) for n in ("size", "rows", "least", "greatest"))]
 )
 
@@ -94,8 +92,8 @@ class Sink:
         values = [self._place, size, footer.num_rows, *ends]
         self._is_finished = True
         yield pa.RecordBatch.from_pydict(
-            {name: [value] for name, value in zip(_WRITTEN.names, values, strict=True)},
-            schema=_WRITTEN,
+            {name: [value] for name, value in zip(WRITTEN.names, values, strict=True)},
+            schema=WRITTEN,
         )
 
     def _write(self) -> None:
@@ -138,11 +136,11 @@ def _writer(
     )
 
 
-def written(rows: list[Row], store: Store, name: str, folder: str) -> list[DataFile]:
-    """Return the files that the tasks of a job wrote into a folder of a table, by path."""
+def written(rows: pa.Table, store: Store, name: str, folder: str) -> list[DataFile]:
+    """Return the files that the tasks of a step wrote into a folder of a table, by path."""
     found = []
-    for row in rows:
-        path = f"{folder}/{row.path}"
-        ends = None if row.least is None else (row.least, row.greatest)
-        found.append(DataFile(path, store.uri(name, path), row.size, row.rows, ends))
+    for row in rows.to_pylist():
+        path = f"{folder}/{row['path']}"
+        ends = None if row["least"] is None else (row["least"], row["greatest"])
+        found.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
     return sorted(found, key=lambda file: file.path)

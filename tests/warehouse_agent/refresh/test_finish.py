@@ -56,7 +56,7 @@ def job_of(pair: Pair) -> Job:
     """An attempt of an agent of its own; it holds no lock, as on an object store."""
     config = pair.config()
     (fragment,) = select(config, [NAME], False)
-    return Job(pair.spark, Store(config.path), fragment, Options(), Report(NAME))
+    return Job(pair.steps, Store(config.path), fragment, Options(), Report(NAME))
 
 
 def prepared(job: Job) -> Prepared:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from warehouse_agent.columns.layout import CHANGED, HI, LO, RATE, Layout, lay_out
-from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import scan as read_scan
@@ -27,6 +26,7 @@ from warehouse_agent.tasks import write
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.tasks.rewrite import ByHash, ByK, Removal, files_holding, rewrite
 from warehouse_agent.tasks.scan import Piece, read_batches, scan
+from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import Sink
 
 SALT = Salt(3, 5)
@@ -35,6 +35,7 @@ RECIPE = Recipe(
     tuple(Column(f"c{i}", parse_type(kind), i > 0, i) for i, kind in enumerate(KINDS)), 1
 )
 LAYOUT = lay_out(RECIPE, {}, where="test")
+COUNTS = pa.schema([("n", pa.int32())])
 MANY = st.lists(st.integers(0, 12), max_size=40)
 
 
@@ -180,7 +181,9 @@ def test_a_damaged_page_is_found_as_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("by_hash", [True, False])
-def test_files_are_written_again(spark: SparkSession, tmp_path: Path, by_hash: bool) -> None:
+def test_files_are_written_again(
+    steps: Steps, spark: SparkSession, tmp_path: Path, by_hash: bool
+) -> None:
     """In a folder of an odd name; two files of one name, as parts of one Spark task have."""
     store = Store(str(tmp_path / "wäre house #1 100%25"))
     files = [
@@ -198,8 +201,8 @@ def test_files_are_written_again(spark: SparkSession, tmp_path: Path, by_hash: b
         none = np.zeros(len(gone), np.int64)
         listed = Listing(none, np.array(gone), mix(SALT, *lanes).m0, none.astype(np.int32))
         removal = ByHash.of(listed, SALT)
-    assert files_holding(spark, files, LAYOUT, removal) == files[:2]
-    stays, before = rewrite(spark, store, "t", "new", files, LAYOUT, removal=removal)
+    assert files_holding(steps, files, LAYOUT, removal) == files[:2]
+    stays, before = rewrite(steps, store, "t", "new", files, LAYOUT, removal=removal)
     assert keys_in(before) == [3, 50, 150]
     assert keys_in(stays) == sorted(set(range(300)) - set(gone))
     assert all(f.path.startswith("new/kept-") for f in stays), stays
@@ -209,7 +212,7 @@ def test_files_are_written_again(spark: SparkSession, tmp_path: Path, by_hash: b
         assert file.size == Path(file.uri.removeprefix("file://")).stat().st_size
     written = {p for p in Path(store.table("t"), "new").rglob("*") if p.is_file()}
     assert written == {Path(f.uri.removeprefix("file://")) for f in (*stays, *before)}
-    packed, nothing = rewrite(spark, store, "t", "all", files, LAYOUT, removal=None)
+    packed, nothing = rewrite(steps, store, "t", "all", files, LAYOUT, removal=None)
     assert (keys_in(packed), nothing) == (list(range(300)), [])
     # What was written is what Spark reads, also where it is told to be careful with old dates.
     spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", "EXCEPTION")
@@ -227,38 +230,40 @@ def expected_rows() -> Iterator[pa.RecordBatch]:
     yield batch_of(list(range(200, 300)))
 
 
-@pytest.mark.spark
-def test_what_fails_in_a_task_is_typed_and_leaves_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_what_fails_in_a_step_is_typed_and_leaves_nothing(steps: Steps, tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     folder = tmp_path / "t" / "a"
     good = put(folder, "good.parquet", pa.Table.from_batches([batch_of(list(range(100)))]))
     (folder / "bad.parquet").write_bytes(b"PAR1 this is none PAR1")
     bad = DataFile("a/bad.parquet", f"file://{folder}/bad.parquet", 22, 1)
     with pytest.raises(WarehouseUnavailable, match=r"bad\.parquet cannot be read") as caught:
-        rewrite(spark, store, "t", "new", [good, bad], LAYOUT, removal=None)
+        rewrite(steps, store, "t", "new", [good, bad], LAYOUT, removal=None)
     assert "driftline verify" in (caught.value.remedy or "")
-    with pytest.raises(DriftlineError), driver_errors():
-        scan(spark, [bad], LAYOUT.lane_schema, _count, "n int").collect()
-    assert scan(spark, [], LAYOUT.lane_schema, _count, "n int").collect() == []
+    with pytest.raises(DriftlineError):
+        scan(steps, [bad], LAYOUT.lane_schema, _count, COUNTS, size=1)
+    assert scan(steps, [], LAYOUT.lane_schema, _count, COUNTS, size=1).num_rows == 0
     gone = DataFile("a/gone.parquet", f"file://{folder}/gone.parquet", 22, 1)
-    with pytest.raises(WarehouseUnavailable, match="is not there"):
-        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None)
+    is_here = steps.small_bytes > 0
+    absent = r"gone\.parquet cannot be read" if is_here else "is not there"
+    empty = r"gone\.parquet cannot be read" if is_here else "hold 100 rows and held 101"
+    with pytest.raises(WarehouseUnavailable, match=absent):
+        rewrite(steps, store, "t", "new", [good, gone], LAYOUT, removal=None)
     (folder / "gone.parquet").write_bytes(b"")  # which Spark does not list
-    with pytest.raises(WarehouseUnavailable, match="hold 100 rows and held 101"):
-        rewrite(spark, store, "t", "new", [good, gone], LAYOUT, removal=None)
+    with pytest.raises(WarehouseUnavailable, match=empty):
+        rewrite(steps, store, "t", "new", [good, gone], LAYOUT, removal=None)
     (tmp_path / "t" / "file").write_bytes(b"")
     with pytest.raises(WarehouseUnavailable, match="cannot be made"):
-        rewrite(spark, store, "t", "file", [good], LAYOUT, removal=None)
+        rewrite(steps, store, "t", "file", [good], LAYOUT, removal=None)
 
 
 @pytest.mark.spark
-def test_not_a_number_is_found_by_every_reader(spark: SparkSession, tmp_path: Path) -> None:
+def test_not_a_number_is_found_by_every_reader(
+    steps: Steps, spark: SparkSession, tmp_path: Path
+) -> None:
     """The greatest of all values, for Spark and for DuckDB; Arrow's bounds would leave it out."""
     store, rows = Store(str(tmp_path)), batch_of(list(range(100)))
     file = put(tmp_path / "t" / "a", "a.parquet", pa.Table.from_batches([rows]))
-    (made,), _ = rewrite(spark, store, "t", "new", [file], LAYOUT, removal=None)
+    (made,), _ = rewrite(steps, store, "t", "new", [file], LAYOUT, removal=None)
     found = spark.read.parquet(made.uri)
     path = made.uri.removeprefix("file://")
     for where in ("c4 > 1000", "isnan(c4)", "c4 = cast('NaN' as double)", "not c4 <= 1000"):

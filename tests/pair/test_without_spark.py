@@ -1,0 +1,143 @@
+"""Small tables are loaded, refreshed and verified where no Spark can start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair
+from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from warehouse_agent.cli.verify import damaged
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import Report
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage.formats import head
+from warehouse_agent.storage.store import Store
+
+ROWS = 3000
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    for table in (ORDERS, ITEMS):
+        legacy.execute(table.format(**TYPES["sqlite"]))
+    fill(legacy, ROWS)
+    nowhere = Deferred({"spark.master": "no such master"})
+    relations = {"orders": 'table = "orders"', "items": 'table = "items"'}
+    with Pair(nowhere, legacy, tmp_path / "pair", relations) as made:
+        made.small_bytes = 32 << 20
+        yield made
+    legacy.close()
+
+
+def check(pair: Pair) -> None:
+    """Compare what a reader without Spark and without Driftline sees with the source."""
+    table = DeltaTable(str(pair.warehouse / "orders")).to_pyarrow_table()
+    names = ["id", "status", "price", "placed", "note"]
+    ours = zip(*(table[name].to_pylist() for name in names), strict=True)
+    theirs = pair.legacy.rows("orders")
+    assert Counter(map(plain, ours)) == Counter(map(plain, theirs))
+
+
+def plain(row: object) -> tuple[str, ...]:
+    assert isinstance(row, tuple)
+    key, status, price, placed, note = row
+    return (str(key), status, f"{Decimal(str(price)):.2f}", placed, note)
+
+
+def refresh(pair: Pair) -> Report:
+    report = pair.refresh("orders", options=Options(allow_shrink=True))
+    assert set(report.places.values()) <= {"driver"}
+    check(pair)
+    return report
+
+
+def test_load_refresh_nothing_verify(pair: Pair) -> None:
+    loaded = refresh(pair)
+    assert (loaded.version, loaded.rows_inserted) == (0, ROWS)
+    assert loaded.places == {"apply": "driver", "prove": "driver"}
+    for _ in range(2):
+        same = refresh(pair)
+        assert same.version == 0
+        assert same.places == {"reduce": "driver"}
+    for seed in range(3):
+        inserted, updated, deleted = edit(pair.legacy, seed)
+        found = refresh(pair)
+        assert (found.rows_inserted, found.rows_deleted) == (inserted, deleted)
+        assert found.rows_updated <= updated
+        assert found.places["apply"] == found.places["prove"] == "driver"
+    pair.legacy.execute("DELETE FROM orders")
+    assert refresh(pair).rows_total == 0
+    fill_again = [(1, "O", "1.00", "1996-01-02", "again")]
+    pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", fill_again)
+    assert refresh(pair).rows_inserted == 1
+
+
+def test_a_text_key_of_two_columns_damage_and_its_repair(pair: Pair) -> None:
+    pair.refresh("items")
+    pair.legacy.execute("UPDATE items SET note = 'x' WHERE code LIKE '%1'")
+    pair.legacy.execute("DELETE FROM items WHERE code LIKE '%2' AND line = 1")
+    report = pair.refresh("items")
+    assert set(report.places.values()) == {"driver"}
+    table = DeltaTable(str(pair.warehouse / "items")).to_pyarrow_table()
+    ours = zip(
+        *(table[name].to_pylist() for name in ("code", "line", "amount", "note")), strict=True
+    )
+    assert Counter(ours) == Counter(pair.legacy.rows("items"))
+    Path(DeltaTable(str(pair.warehouse / "items")).file_uris()[0]).unlink()
+    mended = pair.refresh("items", options=Options(repair=True))
+    assert mended.repaired_files == 1
+    table = DeltaTable(str(pair.warehouse / "items")).to_pyarrow_table()
+    assert table.num_rows == len(pair.legacy.rows("items"))
+
+
+def test_a_damaged_file_is_found_and_repaired(pair: Pair) -> None:
+    """A byte of a column's name in the footer, which then is no UTF-8; a byte of a value."""
+    refresh(pair)
+    edit(pair.legacy, 1)
+    refresh(pair)
+    for is_footer in (True, False):
+        file = Path(DeltaTable(str(pair.warehouse / "orders")).file_uris()[0])
+        data = bytearray(file.read_bytes())
+        footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        at = data.index(b"_driftline_hi", footer) if is_footer else footer // 2
+        data[at] ^= 0xFF
+        file.write_bytes(data)
+        report = pair.refresh("orders", options=Options(repair=True), attempts=3)
+        if report.repaired_files == 0:  # in a column that a comparison does not read
+            steps, now = pair.steps, head(Store(str(pair.warehouse)), "orders")
+            assert now is not None
+            assert damaged(steps, Store(str(pair.warehouse)), "orders", now)
+            report = pair.refresh("orders", options=Options(repair=True), attempts=3)
+        assert report.repaired_files == 1
+        check(pair)
+
+
+def test_a_large_load_asks_for_spark_before_it_asks_for_rows(pair: Pair) -> None:
+    pair.legacy.execute("ANALYZE")  # from which SQLite knows how many rows there are
+    pair.small_bytes = 1000
+    error = pair.error("orders")
+    assert error["details"]["Spark is needed"].startswith("for a step of `reduce`: it has at least")
+    audit = pair.folder / "audit.jsonl"
+    assert not audit.exists() or "Exchange" not in audit.read_text()
+
+
+def test_a_step_that_is_too_large_says_what_needs_spark(pair: Pair) -> None:
+    refresh(pair)
+    pair.small_bytes = 100
+    error = pair.error("orders")
+    assert error["code"] == "CONFIGURATION"
+    said = error["details"]["Spark is needed"]
+    assert (
+        said
+        == f"for a step of `reduce`: it has at least {ROWS * 3:,} bytes, and `small_bytes` is 100"
+    )
+    pair.small_bytes = 32 << 20
+    assert refresh(pair).version == 0

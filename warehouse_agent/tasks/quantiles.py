@@ -1,0 +1,120 @@
+"""Quantiles of the positions of a version's rows, from a sample of each file.
+
+A task sorts the positions of one file after the other and returns evenly spaced ones. The driver
+merges these samples by weight. The rank of a result is off by at most rows / (2 · samples of a
+file), as each file's is by its own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from driftline.arrays import Integers
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.digests import numbers
+from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.steps import Steps, size_of_digests
+
+SAMPLES = 2048  # of a file
+SAMPLES_MIN = 64
+SAMPLES_MAX = 4 << 20  # of all files, in the driver: 64 MiB
+_SAMPLE = pa.schema([("positions", pa.binary()), ("rows", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Positions, int64 [n], each of which stands for `weights` rows, float64 [n]."""
+
+    positions: Integers
+    weights: npt.NDArray[np.float64]
+
+    def quantiles(self, shares: Sequence[float]) -> list[int]:
+        """Return the position at each share of the rows, 0 to 1; the extremes exactly.
+
+        Returns:
+            As many positions as shares; none if there are no rows.
+        """
+        if not len(self.positions):
+            return []
+        order = np.argsort(self.positions, kind="stable")
+        ranks = np.cumsum(self.weights[order])
+        wanted = np.asarray(shares)
+        at = np.searchsorted(ranks, wanted * ranks[-1], "left")
+        at[wanted >= 1] = len(order) - 1
+        return [int(p) for p in self.positions[order][at]]
+
+
+def sample(positions: Integers, samples: int, offset: float = 0.5) -> Integers:
+    """Return at most samples + 2 of the positions, int64 [n]: the extremes, and evenly spaced ones.
+
+    Args:
+        offset: where in its share of the rows each sample lies, from 0 to below 1; files with
+            interleaved keys need different ones, or all are sampled at the same places.
+
+    Returns:
+        int64 [m], ascending; all positions if they are few.
+    """
+    ordered = np.sort(positions)
+    if len(ordered) <= samples + 2:
+        return ordered
+    at = ((np.arange(samples) + offset) * len(ordered) / samples).astype(np.int64)
+    return np.concatenate([ordered[:1], ordered[at], ordered[-1:]])
+
+
+def weighed(positions: Integers, rows: int) -> Samples:
+    """Return the sample of `rows` rows, int64 [n] ascending, with its weights.
+
+    If it has been thinned out, the extremes weigh nothing: the others stand for all rows.
+    """
+    weights = np.full(len(positions), 1.0)
+    if rows > len(positions):
+        weights[:] = rows / (len(positions) - 2)
+        weights[[0, -1]] = 0.0
+    return Samples(positions, weights)
+
+
+def samples_of(
+    steps: Steps, files: Sequence[DataFile], layout: Layout, samples: int = SAMPLES
+) -> Samples:
+    """Sample the positions of the rows of files, in one step.
+
+    Args:
+        samples: positions wanted of each file; fewer where there are many files.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read.
+    """
+    each = max(SAMPLES_MIN, min(max(samples, SAMPLES), SAMPLES_MAX // max(len(files), 1)))
+    size = size_of_digests(files)
+    column = pa.schema([layout.lane_schema.field(0)])
+    rows = scan(steps, files, column, _sampled(each), _SAMPLE, size=size).to_pylist()
+    return joined([weighed(np.frombuffer(r["positions"], np.int64), r["rows"]) for r in rows])
+
+
+def joined(samples: Sequence[Samples]) -> Samples:
+    """Return all samples as one."""
+    return Samples(
+        np.concatenate([np.zeros(0, np.int64), *(s.positions for s in samples)]),
+        np.concatenate([np.zeros(0), *(s.weights for s in samples)]),
+    )
+
+
+def _sampled(samples: int) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        for file, of_file in groupby(pieces, lambda piece: piece.file):
+            found = np.concatenate([numbers(piece.batch, 0) for piece in of_file])
+            offset = zlib.crc32(file.encode()) / (1 << 32)
+            some = sample(found, samples, offset).tobytes()
+            yield pa.RecordBatch.from_pydict(
+                {"positions": [some], "rows": [len(found)]}, schema=_SAMPLE
+            )
+
+    return run

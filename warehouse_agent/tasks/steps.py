@@ -1,0 +1,130 @@
+"""Choose where a step of a refresh runs: as Spark's tasks, or in this process.
+
+A step is one function over Arrow batches (`scan`). Large steps run as Spark's tasks. A step that
+reads or writes few bytes runs in a few threads of this process, because Spark's fixed price (a
+session, a job) would be most of its time. Both places run the same function on the same files.
+
+Spark is started when the first step needs it. A step that builds DataFrames always needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from driftline.errors import ConfigurationError
+from pyspark.sql import SparkSession
+
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import located
+
+DIGEST_BYTES = 24  # of a row: its position and both lanes of its fingerprint
+# Steps that read digests alone move no rows, and may read as many times small_bytes.
+DIGESTS_FACTOR = 8
+
+
+class StepPlace(StrEnum):
+    """A place in which a step runs."""
+
+    DRIVER = "driver"
+    SPARK = "spark"
+
+
+@dataclass(slots=True)
+class StepLog:
+    """The places in which the steps of a refresh ran.
+
+    Attributes:
+        places: by phase; Spark, if any step of the phase ran there.
+        phases: the phases that the refresh is in, the innermost last.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
+
+    def note(self, place: StepPlace) -> None:
+        """Note where a step of the current phase runs."""
+        if self.phases and self.places.get(self.phases[-1]) != StepPlace.SPARK:
+            self.places[self.phases[-1]] = place.value
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Choose the place of each step.
+
+    Attributes:
+        session: Spark's session, or one that starts when it is first needed.
+        small_bytes: the most bytes that a step may read or write in this process; with 0 every
+            step runs on Spark.
+        log: of the places.
+    """
+
+    session: SparkSession | Deferred
+    small_bytes: int = 0
+    log: StepLog = field(default_factory=StepLog)
+
+    def spark(self, size: int | None = None) -> SparkSession:
+        """Return the session for a step on Spark of `size` bytes; start it if this is the first.
+
+        Raises:
+            ConfigurationError: Spark does not start; the details say which step needs it and why.
+        """
+        self.log.note(StepPlace.SPARK)
+        return self._start(size)
+
+    def expect(self, size: int) -> None:
+        """Start Spark if a later step of `size` bytes needs it: better now than after the exchange.
+
+        Raises:
+            ConfigurationError: as of `spark`.
+        """
+        if size > self.small_bytes:
+            self._start(size)
+
+    def _start(self, size: int | None) -> SparkSession:
+        if not isinstance(self.session, Deferred):
+            return self.session
+        try:
+            return self.session.get()
+        except ConfigurationError as error:
+            why = "it joins or sorts rows"
+            if size is not None:
+                why = f"it has at least {size:,} bytes, and `small_bytes` is {self.small_bytes:,}"
+            step = self.log.phases[-1] if self.log.phases else "reading"
+            error.details["Spark is needed"] = f"for a step of `{step}`: {why}"
+            raise
+
+    def runs_here(self, size: int) -> bool:
+        """Return True if a step of `size` bytes runs in this process, and note it."""
+        if size > self.small_bytes or not self.small_bytes:
+            return False
+        self.log.note(StepPlace.DRIVER)
+        return True
+
+    def size_of_rows(self, files: Sequence[DataFile]) -> int:
+        """Return the uncompressed bytes of files by their footers; what is large is not opened.
+
+        A value that repeats within a row group counts once; a file that cannot be opened counts by
+        its size, and whoever reads it says why.
+        """
+        size = sum(f.size for f in files)
+        return size if size > self.small_bytes else max(size, sum(map(_uncompressed, files)))
+
+
+def size_of_digests(files: Sequence[DataFile]) -> int:
+    """Return the bytes that count for a step that reads only the digests of files."""
+    return sum(f.rows for f in files) * DIGEST_BYTES // DIGESTS_FACTOR
+
+
+def _uncompressed(file: DataFile) -> int:
+    system, path = located(file.uri)
+    try:
+        with system.open_input_file(path) as source:
+            footer = pq.read_metadata(source)
+    except (OSError, ValueError, pa.ArrowException):
+        return file.size
+    return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
