@@ -129,6 +129,20 @@ def test_a_large_load_asks_for_spark_before_it_asks_for_rows(pair: Pair) -> None
     assert not audit.exists() or "Exchange" not in audit.read_text()
 
 
+def test_a_key_that_nobody_vouches_for(pair: Pair) -> None:
+    """A SELECT has no unique constraint, so its result is looked through for duplicates."""
+    lines = 'query = "SELECT code, line, note FROM items"\nkey = ["code"]'
+    pair.publish("codes", lines)
+    error = pair.error("codes")
+    assert error["code"] == "DUPLICATE_KEY"
+    assert len(error["details"]) == 10
+    assert error["details"]["sample 1"].startswith("code = 'Ä0")
+    pair.publish("codes", lines.replace('["code"]', '["code", "line"]'))
+    loaded = pair.refresh("codes")
+    assert loaded.rows_total == ROWS
+    assert loaded.places == {"apply": "driver", "prove": "driver"}
+
+
 def test_a_step_that_is_too_large_says_what_needs_spark(pair: Pair) -> None:
     refresh(pair)
     pair.small_bytes = 100

@@ -269,9 +269,9 @@ def _shipped(
 def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
     """Prove the new version equal to the source; a failure says where rows were lost."""
     if not out.vouched:
-        uris = [f.uri for f in (*applied.added, *applied.kept)]
-        rows = rows_of(job.steps.spark(), p.layout, uris)
-        proof.refuse_duplicates(rows, p.layout, name=job.name, exact=out.consistency == "exact")
+        is_exact = out.consistency == "exact"
+        files = (*applied.added, *applied.kept)
+        proof.refuse_duplicates(job.steps, files, p.layout, name=job.name, exact=is_exact)
     try:
         proof.prove(
             job.steps,

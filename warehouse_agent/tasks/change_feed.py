@@ -27,7 +27,7 @@ from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import key_lookup
-from warehouse_agent.tasks.key_lookup import Known
+from warehouse_agent.tasks.key_lookup import KeyedRows
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink
@@ -153,8 +153,8 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
                 some = [uri for uri in side if uri in mine]
                 if not some:
                     continue
-                lots = Known.lots(others, lanes, key, lot_rows)
-                codes = _compared(Known.read(some, lanes, key), lots)
+                lots = KeyedRows.lots(others, lanes, key, lot_rows)
+                codes = _compared(KeyedRows.read(some, lanes, key), lots)
                 at = 0
                 for batch in (batch for uri in some for batch in read_batches(uri, data)):
                     its = codes[at : at + len(batch)]
@@ -171,7 +171,7 @@ def _write(folder: str, layout: Layout, before: list[str], after: list[str]) -> 
     return run
 
 
-def _compared(rows: Known, others: Iterable[Known]) -> npt.NDArray[np.uint8]:
+def _compared(rows: KeyedRows, others: Iterable[KeyedRows]) -> npt.NDArray[np.uint8]:
     """Compare each row with the other side's row of its key: uint8 [n], SAME, PAIRED or ALONE."""
     keys = rows.columns[rows.key]
     lanes = [rows.columns[name].to_numpy() for name in (HI, LO)]

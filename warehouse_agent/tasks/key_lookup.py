@@ -23,7 +23,7 @@ ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KeyedRows:
     """Columns of rows that can be looked up by the column `key`, which has no nulls."""
 
     columns: pa.Table

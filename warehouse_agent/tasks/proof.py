@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import DuplicateKey, ProofFailed
 from driftline.fingerprints import receipt_hasher
@@ -24,9 +25,9 @@ from pyspark.sql import functions as F
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import DATA_FILE, KeyFile, driver_errors
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.tasks.digests import numbers, total
-from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.scan import Function, Piece, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
 
 _ROWS = f"{RESERVED}rows"
@@ -109,23 +110,23 @@ def values_digest(
     return _digest(steps, files, layout, hasher, salt)[0]
 
 
-def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool) -> None:
-    """Raise DuplicateKey, with up to SAMPLES_MAX keys, if two rows have one key."""
-    keys = [quoted(k) for k in layout.key_names]
-    shown = [quoted(layout.names[i]) for i in range(layout.recipe.key_columns)]
-    grouped = rows.groupBy(*keys).agg(
-        F.count(F.lit(1)).alias(_ROWS),
-        *(F.first(c).alias(f"{RESERVED}{i}") for i, c in enumerate(shown)),
-    )
-    with driver_errors():
-        found = grouped.where(f"{_ROWS} > 1").limit(SAMPLES_MAX).collect()
+def refuse_duplicates(
+    steps: Steps, files: Sequence[DataFile], layout: Layout, *, name: str, exact: bool
+) -> None:
+    """Raise DuplicateKey, with up to SAMPLES_MAX keys, if two rows of files have one key."""
+    size = steps.size_of_rows(files)
+    if steps.runs_here(size):
+        found = _repeated_here(files, layout)
+    else:
+        found = _repeated(rows_of(steps.spark(size), layout, [f.uri for f in files]), layout)
     if not found:
         return
     samples = {
         f"sample {n + 1}": ", ".join(
-            f"{c.name} = {row[f'{RESERVED}{i}']!r}" for i, c in enumerate(layout.recipe.key)
+            f"{column.name} = {value!r}"
+            for column, value in zip(layout.recipe.key, values, strict=True)
         )
-        for n, row in enumerate(found)
+        for n, values in enumerate(found)
     }
     cause = "" if exact else " (or the table changed while it was read, which this engine allows)"
     raise DuplicateKey(
@@ -135,6 +136,31 @@ def refuse_duplicates(rows: DataFrame, layout: Layout, *, name: str, exact: bool
         remedy="Ask the DBA to serve the relation with a key that is unique.",
         details=samples,
     )
+
+
+def _repeated(rows: DataFrame, layout: Layout) -> list[list[object]]:
+    """Return the values of up to SAMPLES_MAX keys that more than one row has."""
+    shown = [quoted(layout.names[i]) for i in range(layout.recipe.key_columns)]
+    grouped = rows.groupBy(*map(quoted, layout.key_names)).agg(
+        F.count(F.lit(1)).alias(_ROWS),
+        *(F.first(c).alias(f"{RESERVED}{i}") for i, c in enumerate(shown)),
+    )
+    with driver_errors():
+        found = grouped.where(f"{_ROWS} > 1").limit(SAMPLES_MAX).collect()
+    return [[row[f"{RESERVED}{i}"] for i in range(len(shown))] for row in found]
+
+
+def _repeated_here(files: Sequence[DataFile], layout: Layout) -> list[list[object]]:
+    """Return the same as `_repeated` in this process."""
+    (key,) = layout.key_names
+    shown = [layout.names[i] for i in range(layout.recipe.key_columns)]
+    columns = pa.schema([layout.file_schema.field(c) for c in dict.fromkeys((key, *shown))])
+    batches = [batch for f in files for batch in read_batches(f.uri, columns)]
+    rows = pa.Table.from_batches(batches, columns)
+    counts = rows.group_by(key).aggregate([([], "count_all")])
+    repeated = counts.filter(pc.greater(counts["count_all"], 1))[key][:SAMPLES_MAX]
+    first = pc.index_in(repeated, value_set=rows[key])
+    return [list(row.values()) for row in rows.take(first).select(shown).to_pylist()]
 
 
 def _digest(

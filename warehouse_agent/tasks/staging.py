@@ -25,7 +25,7 @@ from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
-from warehouse_agent.tasks.key_lookup import Known
+from warehouse_agent.tasks.key_lookup import KeyedRows
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
 from warehouse_agent.tasks.steps import Steps
@@ -174,7 +174,7 @@ def _write_decoded(
     columns = pa.schema([schema.field(name) for name in (key_name, *_BEFORE)])
 
     def run(staged: Iterator[str]) -> Iterator[pa.RecordBatch]:
-        known = Known.read(before, columns, key_name) if before else None
+        known = KeyedRows.read(before, columns, key_name) if before else None
         with Sink(folder, "shipped", schema, layout.integer_key) as out:
             for rows in batches(staged, layout, key):
                 if known is None:

@@ -310,7 +310,7 @@ def test_keys_are_found_where_they_are_first(there: list[bytes], asked: list[byt
         pa.record_batch([pa.array(half, pa.binary()), pa.array(range(len(half)))], schema=schema)
         for half in halves
     ]
-    found = key_lookup.Known(pa.Table.from_batches(batches, schema), "k")
+    found = key_lookup.KeyedRows(pa.Table.from_batches(batches, schema), "k")
     where = found.find(pa.array(asked, pa.binary()))
     assert where.tolist() == [there.index(k) if k in there else -1 for k in asked]
     (numbers,) = found.at(where, ["n"])
@@ -326,10 +326,10 @@ def test_what_became_of_a_row_is_told_by_lots(ours: dict, theirs: dict, size: in
     """Of each side's rows, whatever lots the other comes in."""
     lanes = pa.schema([("k", pa.int64()), (HI, pa.int64()), (LO, pa.int64())])
 
-    def of(rows: list[tuple[int, int]]) -> key_lookup.Known:
+    def of(rows: list[tuple[int, int]]) -> key_lookup.KeyedRows:
         columns = [[k for k, _ in rows], [h for _, h in rows], [h // 2 for _, h in rows]]
         arrays = [pa.array(c, pa.int64()) for c in columns]
-        return key_lookup.Known(pa.Table.from_arrays(arrays, schema=lanes), "k")
+        return key_lookup.KeyedRows(pa.Table.from_arrays(arrays, schema=lanes), "k")
 
     others = list(theirs.items())
     lots = [of(others[at : at + size]) for at in range(0, len(others), size)]
@@ -356,7 +356,8 @@ def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> No
             pq.write_table(pa.table([keys], schema=schema), f"{folder}/{number}.parquet")
             uris.append(f"file://{folder}/{number}.parquet")
         found = [
-            lot.columns["k"].to_pylist() for lot in key_lookup.Known.lots(uris, schema, "k", rows)
+            lot.columns["k"].to_pylist()
+            for lot in key_lookup.KeyedRows.lots(uris, schema, "k", rows)
         ]
     assert [key for lot in found for key in lot] == list(range(total))
     assert all(rows <= len(lot) < rows + at_once for lot in found[:-1])
