@@ -13,11 +13,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from driftline import frames, keys
 from driftline.errors import FrameDamaged
-from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
@@ -31,6 +31,9 @@ from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 from warehouse_agent.transport.frame_admission import Room
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
 FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
@@ -62,12 +65,10 @@ class Staging:
         return found
 
     def begin(self, note: Mapping[str, object]) -> Writer:
-        """Make a folder for an exchange."""
+        """Return the writer of an exchange; its folder and note are written with its first file."""
         before = self.store.folders(PRIVATE, "staging", self.name)
         number = int(before[-1]) + 1 if before else 1
-        folder = f"{number:06d}"
-        self.store.write(json.dumps(note).encode(), PRIVATE, "staging", self.name, folder, _NOTE)
-        return Writer(self.store, self.name, folder)
+        return Writer(self.store, self.name, f"{number:06d}", json.dumps(note).encode())
 
     def clear(self) -> None:
         """Remove all staged frames, after they were published or became useless."""
@@ -102,11 +103,16 @@ class Staging:
 
 @dataclass
 class Writer:
-    """Writer of one exchange's frames; holds at most FILE_BYTES and a frame."""
+    """Writer of one exchange's frames; holds at most FILE_BYTES and a frame.
+
+    `note` is written before the first file, so an exchange without rows costs no write; empty: the
+    folder has none.
+    """
 
     store: Store
     name: str
     folder: str
+    note: bytes = b""
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0
     _number: int = 0
@@ -122,10 +128,12 @@ class Writer:
         """Write the held frames; call it after the last frame, and when the line is cut."""
         if not self._pieces:
             return
-        self.store.refuse_full(self._bytes, PRIVATE, "staging", self.name, self.folder)
+        place = (PRIVATE, "staging", self.name, self.folder)
+        self.store.refuse_full(self._bytes, *place)
+        if self.note and not self._number:
+            self.store.write(self.note, *place, _NOTE)
         self._number += 1
-        file = f"{self._number:06d}.frames"
-        self.store.write(b"".join(self._pieces), PRIVATE, "staging", self.name, self.folder, file)
+        self.store.write(b"".join(self._pieces), *place, f"{self._number:06d}.frames")
         self._pieces, self._bytes = [], 0
 
     def drop(self) -> None:
