@@ -99,7 +99,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept:
         return _Kept()
     if (noted := restored.newer(known, head)) is not None:
         restored.refuse(name, head, noted)
-    entries = [e for e in formats.entries(store, name) if e.version <= head.version]
+    entries = [e for e in formats.entries(store, name, head) if e.version <= head.version]
     if not entries:
         raise WarehouseUnavailable("The table's log cannot be read.", where=name)
     oldest = oldest_kept([(e.version, e.committed) for e in reversed(entries)], since)

@@ -65,7 +65,7 @@ class Status:
 
 
 def status(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
-    """Show what is published, how fresh it is and how it was proven."""
+    """Print the published state of each fragment, as a table or as JSON."""
     store, shown = Store(config.path), []
 
     def one(fragment: Fragment) -> None:
@@ -156,7 +156,7 @@ def status_of(store: Store, name: str) -> Status:
     record = snapshot.record
     notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
-    entries = formats.entries(store, name)
+    entries = formats.entries(store, name, snapshot)
     interval = interval_s([e.record.published_at for e in entries if e.record])
     recipe = snapshot.layout.recipe
     probability = None if record.proof == "part" else miss_probability(record.rows_changed, recipe)
@@ -192,8 +192,8 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     """Print the versions of a fragment, newest first."""
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
-    published(store, fragment.name)
-    ours = [(e.version, e.record) for e in formats.entries(store, fragment.name) if e.record]
+    entries = formats.entries(store, fragment.name, published(store, fragment.name))
+    ours = [(e.version, e.record) for e in entries if e.record]
     for version, record in ours[:limit]:
         if as_json:
             print(json.dumps({k: v for k, v in record.body.items() if k not in _OURS}))

@@ -8,14 +8,14 @@ refresh faster and may be lost at any time.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftline import wire_pb2 as pb
-from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
@@ -30,6 +30,11 @@ from warehouse_agent.tasks import staging as stage
 from warehouse_agent.tasks.rewrite import BEFORE_FOLDER, write_rows
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import StepLog, Steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger("driftline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,11 @@ class Job:
         A commit may fail after it was made (a checkpoint on a full disk), so the log decides which
         files are needed. If it cannot be read, nothing is removed and `gc` removes them later.
         """
-        newest = formats.head(self.store, self.name)
+        try:
+            newest = formats.head(self.store, self.name)
+        except Exception:  # also of metadata that is no JSON; the error of the attempt says more
+            _log.debug("what %s wrote could not be tidied up", self.name, exc_info=True)
+            return
         self.tidy(newest.files if newest else ())
 
     def tidy(self, files: Sequence[DataFile]) -> None:

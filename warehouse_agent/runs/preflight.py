@@ -61,10 +61,9 @@ def ask(
     described = {}
     for fragment in fragments:
         try:
-            is_first = formats.head(store, fragment.name) is None
             # The source itself says what is wrong with a name that is not in the list.
-            if is_first or fragment.relation not in served:
+            if not formats.has_log(store, fragment.name) or fragment.relation not in served:
                 described[fragment.name] = link.describe(fragment.relation)
-        except Exception as problem:  # an error of one table, such as unreadable metadata
+        except Exception as problem:  # of one table, such as a folder that cannot be listed
             failed[fragment.name] = mistake(problem, fragment.name)
     return described

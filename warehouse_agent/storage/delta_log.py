@@ -81,9 +81,10 @@ class DeltaLog:
         files = _files(table, store, name, layout)
         return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
 
-    def entries(self, store: Store, name: str) -> list[LogEntry]:
+    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
         try:
-            history = DeltaTable(store.table(name)).history()
+            table = DeltaTable(store.table(name)) if newest is None else _pinned(newest)
+            history = table.history()
         except TableNotFoundError:
             return []
         written = {e.place[-1]: e.modified for e in store.walk(name, self.log)}
@@ -157,8 +158,12 @@ def _write(store: Store, name: str, new: NewVersion, properties: CommitPropertie
         now = int(time.time() * 1000)
         mode = "append"
         actions = [*adds, *(RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)]
-    assert isinstance(base.pin, DeltaTable), "a snapshot of this format"
-    base.pin.create_write_transaction(actions, mode, schema, commit_properties=properties)
+    _pinned(base).create_write_transaction(actions, mode, schema, commit_properties=properties)
+
+
+def _pinned(version: Snapshot) -> DeltaTable:
+    assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
+    return version.pin
 
 
 def _is_there(store: Store, name: str) -> bool:

@@ -24,9 +24,14 @@ def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | N
     return format_of(store, name).head(store, name, version)
 
 
-def entries(store: Store, name: str) -> list[LogEntry]:
+def has_log(store: Store, name: str) -> bool:
+    """Return True if a table was begun; its log is not opened, and may be damaged."""
+    return bool(store.files(name, format_of(store, name).log))
+
+
+def entries(store: Store, name: str, newest: Snapshot | None = None) -> list[LogEntry]:
     """Return the commits of a table's log (`TableFormat.entries`)."""
-    return format_of(store, name).entries(store, name)
+    return format_of(store, name).entries(store, name, newest)
 
 
 def added(store: Store, name: str, version: int) -> set[str]:

@@ -180,8 +180,12 @@ class TableFormat(Protocol):
                 version, or its content is not what its files hold.
         """
 
-    def entries(self, store: Store, name: str) -> list[LogEntry]:
-        """Return the commits of the log, newest first; none if there is no log."""
+    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
+        """Return the commits of the log, newest first; none if there is no log.
+
+        Args:
+            newest: the newest version, if it was just read: its log is not opened again.
+        """
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths of a version's new files. Raises WarehouseUnavailable if it is gone."""

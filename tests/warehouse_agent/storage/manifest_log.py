@@ -49,7 +49,7 @@ class ManifestLog:
         layout = from_json(body["record"]["layout"])
         return Snapshot(number, body["table"], files, layout, record, pin=None)
 
-    def entries(self, store: Store, name: str) -> list[LogEntry]:
+    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
         """Return the commits, newest first (`TableFormat.entries`)."""
         found = []
         for number in reversed(self._numbers(store, name)):

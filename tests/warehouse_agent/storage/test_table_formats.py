@@ -129,7 +129,7 @@ def commit(
 
 
 def test_a_first_commit(form: TableFormat, store: Store) -> None:
-    assert (form.head(store, NAME, None), form.entries(store, NAME)) == (None, [])
+    assert (form.head(store, NAME, None), form.entries(store, NAME, None)) == (None, [])
     assert form.head(store, NAME, 0) is None
     file = put(store, "data-1/a.parquet", [5, 7, -3])
     assert file.bounds == (-3, 7)
@@ -167,7 +167,8 @@ def test_the_log_is_told_newest_first(form: TableFormat, store: Store) -> None:
     first = commit(form, store, None, [put(store, "data-1/a.parquet", [1])])
     file = put(store, "data-2/a.parquet", [2])
     second = commit(form, store, first, [file], record=replace(RECORD, rows=4))
-    entries = form.entries(store, NAME)
+    entries = form.entries(store, NAME, None)
+    assert form.entries(store, NAME, second) == entries
     assert [(e.version, e.record) for e in entries] == [(1, second.record), (0, first.record)]
     times = [e.committed for e in reversed(entries)]
     assert [began, *times] == sorted([began, *times])
@@ -207,7 +208,7 @@ def test_an_entry_of_somebody_else_is_refused(kind: str, store: Store) -> None:
     with pytest.raises(WarehouseUnavailable):
         form.head(store, NAME, None)
     assert form.head(store, NAME, 0) == first
-    entries = [(e.version, e.record) for e in form.entries(store, NAME)]
+    entries = [(e.version, e.record) for e in form.entries(store, NAME, None)]
     assert entries == [(1, None), (0, first.record)]
     with pytest.raises(Locked):
         commit(form, store, first, [put(store, "data-2/a.parquet", [2])])
