@@ -3,7 +3,7 @@
 stdout has the result of a command (a report, a script, JSON); everything else goes to stderr. An
 error of the user, the database or the network is one line of what, where, why and what to do, with
 an exit code of docs/errors.md; a traceback appears with --debug only. Each command imports its
-modules itself: `enroll` needs no database driver, and `--help` no gRPC.
+modules itself: `enroll` needs no database driver, and `--help` neither SQLAlchemy nor gRPC.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 import click
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
-from source_agent.config import SourceConfig, load
-
 if TYPE_CHECKING:
+    from source_agent.config import SourceConfig
     from source_agent.engines.interface import Engine
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
@@ -32,6 +31,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 def _connected(path: Path) -> tuple[SourceConfig, Engine]:
     """Return the configuration and its engine; do not contact the database yet."""
+    from source_agent.config import load
     from source_agent.engines.registry import connect
 
     config = load(path)
@@ -117,6 +117,7 @@ def serve(config: Path, port_file: Path | None) -> None:
     """Answer warehouses until SIGTERM. SIGHUP reads limits and relations again."""
     # SIGHUP never ends the agent; before `run` it needs no answer, because `run` reads the file.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from source_agent.config import load
     from source_agent.server.service import run
 
     run(lambda: load(config), port_file=port_file)

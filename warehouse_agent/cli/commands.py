@@ -1,7 +1,6 @@
 """The commands behind the command line: each works on fragments and prints the answer.
 
-A command returns an exit code for each fragment, 0 for success; `main` makes one of them. The
-docstring of a command is also its help.
+A command returns an exit code for each fragment, 0 for success; `main` makes one of them.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
-from warehouse_agent.spark.executors import mistake
+from warehouse_agent.spark.executors import failures, mistake
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import proof
-from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 from warehouse_agent.tasks.steps import StepLog, Steps
 
 _log = logging.getLogger("driftline")
@@ -48,7 +46,7 @@ def refresh(
     spark: session.Deferred | None = None,
     **allowed: Any,
 ) -> list[int]:
-    """Make fragments, by default all, equal to their relations; prove it; publish."""
+    """Refresh fragments, and print the report of each as soon as it is done."""
     with Display(len(chosen)) as display:
         answers = Answers(display, as_json=as_json)
         runner = Runner(spark or session.Deferred(config.spark), config, (display, answers))
@@ -58,10 +56,7 @@ def refresh(
 
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
-    """Show what a refresh of fragments, by default of all, would do and cost.
-
-    This reads no row of the source.
-    """
+    """Print a forecast of a refresh of each fragment; read no row of the source."""
 
     def one(fragment: Fragment) -> int:
         predicted = forecast(Store(config.path), fragment)
@@ -74,7 +69,8 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) 
 def verify(
     config: WarehouseConfig, chosen: Sequence[Fragment], *, repair: bool, as_json: bool
 ) -> list[int]:
-    """Read every published file and check each row against its fingerprint."""
+    """Read the published files of fragments, and check each row; with `repair`, refresh what is
+    damaged."""
     store = Store(config.path)
     spark = session.Deferred(config.spark)
     to_repair: list[Fragment] = []
@@ -121,7 +117,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     layout = snapshot.layout
     try:
         digest = proof.values_digest(steps, snapshot.files, layout, one_off, salt)
-    except SPARK_FAILURES as problem:
+    except failures() as problem:
         raise mistake(problem, fragment.name) from problem
     body = {
         "relation": fragment.relation,
@@ -149,7 +145,7 @@ def gc(
     yes: bool,
     as_json: bool,
 ) -> list[int]:
-    """Remove data files that no kept version needs."""
+    """Count the data files that no kept version needs; with `yes`, remove them."""
     store = Store(config.path)
 
     def one(fragment: Fragment) -> None:

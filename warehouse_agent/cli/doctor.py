@@ -42,11 +42,10 @@ from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import java, session
-from warehouse_agent.spark.executors import Batches, cause, mistake, task
+from warehouse_agent.spark.executors import Batches, cause, failures, mistake, task
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
@@ -160,7 +159,7 @@ def _spark(config: WarehouseConfig) -> str:
     try:
         spark = session.start(dict(config.spark))
         row = spark.range(1, numPartitions=1).mapInArrow(task(_worker), "python string").first()
-    except SPARK_FAILURES as error:
+    except failures() as error:
         raise ConfigurationError(
             f"Spark does not work: {cause(error)}",
             where="[spark]",

@@ -2,27 +2,26 @@
 
 stdout carries the answer, with `--json` one object per line; stderr carries everything else. A
 mistake of the user never shows a traceback; with `--debug` the log has one for every error.
+
+The texts of all commands are here, because `--help` prints them. A command imports its modules when
+it runs: `--help` needs none of them, `status` neither gRPC nor PySpark.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from warehouse_agent.cli import commands
-from warehouse_agent.cli import init as first_file
-from warehouse_agent.cli import status as published
-from warehouse_agent.config import load, select
-from warehouse_agent.report import say_error
 from warehouse_agent.spark import foreign_output
-from warehouse_agent.spark.executors import mistake
+
+if TYPE_CHECKING:
+    from warehouse_agent.config import Fragment, WarehouseConfig
 
 USAGE = 2
 PARTIAL = 3  # some fragments failed, some did not
@@ -33,6 +32,8 @@ _log = logging.getLogger("driftline")
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
+        import importlib.metadata
+
         try:
             found = importlib.metadata.version("driftline")
         except importlib.metadata.PackageNotFoundError:
@@ -45,7 +46,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=first_file.USUAL,
+    default=Path("warehouse.toml"),
     show_default=True,
     help="The data engineer's file.",
 )
@@ -74,24 +75,32 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object pe
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _on_fragments(action: Callable[..., list[int]], *options: Callable[[Any], Any]) -> None:
-    """Add a command on fragments: select them by NAMES and --all; exit with one code for all.
+def _on_fragments(
+    *options: Callable[[Any], Any], is_named: bool = False
+) -> Callable[[Callable[..., list[int]]], None]:
+    """Make a command of an action on fragments: select them by NAMES and --all; exit with one code.
 
-    The docstring of `action` is the command's help.
+    Args:
+        options: of the command, passed to the action by name.
+        is_named: its fragments must be named; without, none named means all.
     """
 
-    def command(file: Path, names: Sequence[str], all_: bool, **chosen: Any) -> None:
-        config = load(file)
-        # gc removes files, so its fragments must be named.
-        all_ |= not names and action is not commands.gc
-        codes = action(config, select(config, names, all_), **chosen)
-        if failed := [code for code in codes if code]:
-            sys.exit(PARTIAL if len(failed) < len(codes) else _common(failed))
+    def add_command(action: Callable[..., list[int]]) -> None:
+        def command(file: Path, names: Sequence[str], all_: bool, **chosen: Any) -> None:
+            from warehouse_agent.config import load, select
 
-    decorated: Any = command
-    for add in (_json, *options, _all, click.argument("names", nargs=-1), click.pass_obj):
-        decorated = add(decorated)
-    cli.command(action.__name__, help=action.__doc__)(decorated)
+            config = load(file)
+            all_ |= not names and not is_named
+            codes = action(config, select(config, names, all_), **chosen)
+            if failed := [code for code in codes if code]:
+                sys.exit(PARTIAL if len(failed) < len(codes) else _common(failed))
+
+        decorated: Any = command
+        for add in (_json, *options, _all, click.argument("names", nargs=-1), click.pass_obj):
+            decorated = add(decorated)
+        cli.command(action.__name__, help=action.__doc__)(decorated)
+
+    return add_command
 
 
 def _common(codes: Sequence[int]) -> int:
@@ -113,6 +122,8 @@ def _common(codes: Sequence[int]) -> int:
 @click.pass_obj
 def init(config: Path, /, force: bool, address: str | None, **options: Any) -> None:
     """Write a first warehouse.toml: a template, or, with --source, all that it serves."""
+    from warehouse_agent.cli import init as first_file
+
     sys.exit(first_file.init(config, first_file.source_of(address, **options), force=force))
 
 
@@ -121,13 +132,24 @@ def init(config: Path, /, force: bool, address: str | None, **options: Any) -> N
 @click.pass_obj
 def doctor(config: Path, as_json: bool) -> None:
     """Check configuration, storage, Java, certificates, sources and relations."""
+    from warehouse_agent.cli import commands
+
     if failed := [code for code in commands.doctor(config, as_json=as_json) if code]:
         sys.exit(_common(failed))
 
 
-_on_fragments(commands.plan)
-_on_fragments(
-    commands.refresh,
+@_on_fragments()
+def plan(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+    """Show what a refresh of fragments, by default of all, would do and cost.
+
+    This reads no row of the source.
+    """
+    from warehouse_agent.cli import commands
+
+    return commands.plan(config, chosen, **options)
+
+
+@_on_fragments(
     click.option(
         "--accept-restored",
         is_flag=True,
@@ -138,10 +160,21 @@ _on_fragments(
     ),
     click.option("--accept-schema", is_flag=True, help="Accept changed columns or a changed key."),
 )
-_on_fragments(
-    commands.verify,
+def refresh(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+    """Make fragments, by default all, equal to their relations; prove it; publish."""
+    from warehouse_agent.cli import commands
+
+    return commands.refresh(config, chosen, **options)
+
+
+@_on_fragments(
     click.option("--repair", is_flag=True, help="Pull the rows of missing or damaged files again."),
 )
+def verify(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+    """Read every published file and check each row against its fingerprint."""
+    from warehouse_agent.cli import commands
+
+    return commands.verify(config, chosen, **options)
 
 
 @cli.command()
@@ -150,10 +183,18 @@ _on_fragments(
 @click.pass_obj
 def receipt(config: Path, name: str, output: Path | None) -> None:
     """Compute a total of the published values, which the DBA can recompute."""
+    from warehouse_agent.cli import commands
+    from warehouse_agent.config import load
+
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
-_on_fragments(published.status)
+@_on_fragments()
+def status(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+    """Show what is published, how fresh it is and how it was proven."""
+    from warehouse_agent.cli import status as published
+
+    return published.status(config, chosen, **options)
 
 
 @cli.command()
@@ -163,11 +204,13 @@ _on_fragments(published.status)
 @click.pass_obj
 def history(config: Path, name: str, limit: int, as_json: bool) -> None:
     """List the versions of a fragment, newest first."""
+    from warehouse_agent.cli import status as published
+    from warehouse_agent.config import load
+
     published.history(load(config), name, limit, as_json=as_json)
 
 
-_on_fragments(
-    commands.gc,
+@_on_fragments(
     click.option("--yes", is_flag=True, help="Remove the files. Without it, only count them."),
     click.option(
         "--keep-hours",
@@ -175,7 +218,13 @@ _on_fragments(
         show_default=True,
         help="Hours for which a version stays readable after the next one was published.",
     ),
+    is_named=True,
 )
+def gc(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+    """Remove data files that no kept version needs."""
+    from warehouse_agent.cli import commands
+
+    return commands.gc(config, chosen, **options)
 
 
 @cli.command()
@@ -205,6 +254,9 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INTERRUPTED)
     except Exception as problem:
+        from warehouse_agent.report import say_error
+        from warehouse_agent.spark.executors import mistake
+
         _log.debug("the command failed", exc_info=problem)
         failure = mistake(problem, "")
         say_error(failure)

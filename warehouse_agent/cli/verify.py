@@ -17,11 +17,10 @@ from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import cause
+from warehouse_agent.spark.executors import cause, failures
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage
-from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 from warehouse_agent.tasks.steps import Steps
 
 _REMEDY = "Run `driftline verify {} --repair`, or the next refresh: it pulls their rows again."
@@ -73,7 +72,7 @@ def damaged(
     """
     try:
         wrong = damage.found(steps, store, snapshot, name)
-    except SPARK_FAILURES as error:
+    except failures() as error:
         message = f"The files cannot be read: {cause(error)}"
         raise WarehouseUnavailable(message, where=name) from error
     if wrong:

@@ -13,9 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
-
-from driftline import wire_pb2 as pb
+from typing import TYPE_CHECKING, Any
 
 from warehouse_agent.config import Require, Source
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
@@ -24,7 +22,11 @@ from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.transport.channel import Link, Stream
+
+if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor messages
+    from driftline import wire_pb2 as pb
+
+    from warehouse_agent.transport.channel import Link, Stream
 
 # Keys of a fragment's notes.
 CHECKED = "checked"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,15 @@ from driftline.arrays import U64, Bools, Floats
 from driftline.digests import Digest, Mixed, Salt, mix, xx_array
 from driftline.sketches import Embedding
 from driftline.units import UnitRun, UnitSums
-from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import HI, LO, Layout
 from warehouse_agent.methods.groups import UnitPiece
 from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
 from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
 from warehouse_agent.tasks.digests import k_column, numbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _P, _K = "_driftline_p", "_driftline_k"
 # What a task returns: units, or in its last row the rows that are in none, and digests.

@@ -7,11 +7,11 @@ that every row has its turn, and room for rows after the largest key.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from driftline.errors import ConfigurationError
 from driftline.ranges import POSITION_MAX, POSITION_MIN
-from pyspark.sql import DataFrame
 
 from warehouse_agent.methods import unit_assignment
 from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
@@ -24,6 +24,9 @@ from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 TURN = "turn_from"  # key of a fragment's notes: the position after the last part
 LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows

@@ -32,14 +32,13 @@ from warehouse_agent.planning.change_forecast import Expected, expect
 from warehouse_agent.refresh import restored
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import DATA_FILE
+from warehouse_agent.spark.executors import DATA_FILE, failures
 from warehouse_agent.storage import data_files, formats
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import file_damage, quantiles
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.file_damage import SPARK_FAILURES
 from warehouse_agent.tasks.quantiles import Samples
 from warehouse_agent.tasks.steps import Steps
 
@@ -211,4 +210,4 @@ def _is_of_reading(error: DriftlineError) -> bool:
     if isinstance(error, ProofFailed | WarehouseUnavailable):
         return DATA_FILE in error.details
     why = error.__cause__
-    return isinstance(why, SPARK_FAILURES) and any(word in str(why) for word in _UNREADABLE)
+    return any(word in str(why) for word in _UNREADABLE) and isinstance(why, failures())

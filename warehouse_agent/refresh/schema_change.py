@@ -9,6 +9,7 @@ start as NULL.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from driftline import wire_pb2 as pb
@@ -18,8 +19,6 @@ from driftline.keys import null_keys
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.peer_text import one_line
 from driftline.types import Column, Recipe, parse_type
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import STATISTICS, Layout, lay_out, quoted
 from warehouse_agent.config import Fragment
@@ -28,6 +27,9 @@ from warehouse_agent.spark.executors import Batches, KeyFile, Task, task
 from warehouse_agent.storage.data_files import by_place, rows_of
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def recipe_of(description: pb.Description) -> Recipe:
@@ -119,6 +121,8 @@ def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -
 
     None: a key column is new or has another type.
     """
+    from pyspark.sql import functions as F
+
     old = base.layout
     known = {
         c.name: (c, carrier, name)

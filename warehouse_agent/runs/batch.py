@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import tenacity
 from driftline import wire_pb2 as pb
@@ -25,7 +26,6 @@ from driftline.errors import (
     ValueDoesNotFit,
     WarehouseUnavailable,
 )
-from pyspark.sql import SparkSession
 
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import (
@@ -54,6 +54,9 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import Link, Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 ATTEMPTS = 4  # of a refresh, if its errors are retryable

@@ -25,7 +25,6 @@ from driftline.errors import (
 from driftline.fingerprints import fingerprints, position_seed
 from driftline.frames import Fingerprints
 from driftline.types import Recipe
-from pyspark.errors import PySparkException
 
 from warehouse_agent.storage.store import read_at
 
@@ -115,7 +114,7 @@ def meaning(problem: Exception) -> DriftlineError | None:
             "Spark's Java process ended: it was killed, or ran out of memory.", remedy=_MORE_MEMORY
         )
     # A failed write comes as py4j's own exception, which Spark Connect does not even have.
-    if not isinstance(problem, PySparkException) and type(problem).__name__ != "Py4JJavaError":
+    if not _is_of_pyspark(problem) and type(problem).__name__ != "Py4JJavaError":
         return None
     if match := _MARKED.search(text):
         code, message, remedy, where, details = json.loads(bytes.fromhex(match[1][1:-1]))
@@ -142,7 +141,7 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
     """Return a failure as a typed error at a place: its meaning if known, else INTERNAL."""
     error = meaning(problem)
     if error is None:
-        is_of_spark = isinstance(problem, PySparkException) or "Py4J" in type(problem).__name__
+        is_of_spark = _is_of_pyspark(problem) or "Py4J" in type(problem).__name__
         what = "Spark failed" if is_of_spark else type(problem).__name__
         # A Python worker runs our code; any other message is about Spark's settings or storage.
         is_ours = not is_of_spark or "Traceback (most recent" in str(problem)
@@ -153,6 +152,23 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
         error.__cause__ = problem
         error.where = error.where or where
     return error
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return the exceptions of a failed job, for `except`.
+
+    PySpark wraps some failures of its jobs; an unreadable file raises Py4J's own error.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError
+
+
+def _is_of_pyspark(problem: Exception) -> bool:
+    from pyspark.errors import PySparkException
+
+    return isinstance(problem, PySparkException)
 
 
 def _has_no_jvm(problem: Exception, text: str) -> bool:

@@ -42,7 +42,6 @@ def divert() -> None:
         sys.stderr = os.fdopen(kept, "w", buffering=1, errors="backslashreplace")
         _diverted.append(file)
     warnings.simplefilter("ignore")
-    _quiet_pyspark()
 
 
 def is_ours(record: logging.LogRecord) -> bool:
@@ -70,8 +69,10 @@ def reason(after: int) -> str:
     return ""
 
 
-def _quiet_pyspark() -> None:
-    """Make PySpark's accumulator server log, not print, that its JVM is gone."""
+def quiet_pyspark() -> None:
+    """Make PySpark's accumulator server log, not print, that its JVM is gone; after `divert`."""
+    if not _diverted:
+        return
     from pyspark import accumulators
 
     def log(_self: object, _request: object, _address: object) -> None:

@@ -12,15 +12,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from driftline.errors import ConfigurationError, DriftlineError
-from pyspark import SparkContext
-from pyspark.errors import PySparkRuntimeError
-from pyspark.sql import SparkSession
 
 from warehouse_agent.spark.executors import cause, meaning
-from warehouse_agent.spark.foreign_output import diverted_bytes, reason
+from warehouse_agent.spark.foreign_output import diverted_bytes, quiet_pyspark, reason
 from warehouse_agent.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
@@ -48,8 +49,11 @@ def start(settings: dict[str, str]) -> SparkSession:
         ConfigurationError: no Java, or Spark does not start with these settings.
         SparkLost: its JVM ended meanwhile.
     """
+    from pyspark.sql import SparkSession
+
     if "spark.remote" not in settings:
         ensure_java()
+    quiet_pyspark()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder
@@ -70,6 +74,8 @@ def start(settings: dict[str, str]) -> SparkSession:
 
 def _did_not_start(error: Exception, written: int) -> DriftlineError:
     """Return why Spark did not start; `written` bytes were diverted from stderr before."""
+    from pyspark.errors import PySparkRuntimeError
+
     remedy = "Correct the settings in [spark]; --debug shows all that it wrote."
     if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED":
         why = reason(written).rstrip(".") or "it says why above"
@@ -98,8 +104,7 @@ class Deferred:
 
     def get(self) -> SparkSession:
         """Return the session. Raises ConfigurationError without a Java, or as `start`."""
-        jvm = getattr(SparkContext._gateway, "proc", None)  # the process that PySpark started
-        if self._session is not None and jvm is not None and jvm.poll() is not None:
+        if self._session is not None and _has_ended():
             _forget()
             self._session = None
         if self._session is None:
@@ -107,8 +112,19 @@ class Deferred:
         return self._session
 
 
+def _has_ended() -> bool:
+    """Return True if PySpark started a JVM that is gone."""
+    from pyspark import SparkContext
+
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    return jvm is not None and jvm.poll() is not None
+
+
 def _forget() -> None:
     """Clear PySpark's references to its JVM, so that it starts another."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
     SparkContext._active_spark_context = None
     SparkContext._gateway = None
     SparkContext._jvm = None

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage, RecipeChanged
 from driftline.limits import NAME_BYTES_MAX, POLICIES_MAX
 from driftline.peer_text import visible
 
 from warehouse_agent.storage.table import Snapshot
+
+if TYPE_CHECKING:
+    from driftline import wire_pb2 as pb
 
 META = "row_security"  # key of a fragment's notes
 _DIGEST_BYTES, _POLICY_BYTES = 16, 8

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.errors import ProofFailed
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.spark.executors import driver_errors
@@ -31,6 +30,9 @@ from warehouse_agent.tasks.key_lookup import KeyedRows
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 OPERATIONS = ("insert", "update_before", "update_after", "delete")
 # The operations of rows that are PAIRED and ALONE.
@@ -99,6 +101,9 @@ def joined(
     Raises:
         ProofFailed: the operations do not add up.
     """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
     before, after = (rows_of(steps.spark(), layout, [f.uri for f in files]) for files in (old, new))
     on = [*layout.key_names, HI, LO]
     gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")

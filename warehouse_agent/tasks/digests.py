@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,6 @@ from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import CELL_BYTES, Cells, Embedding
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.choice import everything
@@ -33,6 +31,9 @@ from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
@@ -207,6 +208,8 @@ def list_rows(
 
 def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
     """Return k of a row in Spark SQL, for rows inside the embedding (protocol, section 7)."""
+    from pyspark.sql import functions as F
+
     position = F.expr(position_sql)
     if embedding.base is not None:
         return position - F.lit(embedding.base).cast("bigint")

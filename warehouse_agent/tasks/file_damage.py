@@ -14,19 +14,15 @@ import numpy as np
 import pyarrow as pa
 from driftline.errors import DriftlineError, SparkLost, WarehouseUnavailable
 from driftline.frames import Fingerprints
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 
 from warehouse_agent.columns.layout import HI, LO, Layout
-from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.spark.executors import KeyFile, failures
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store, located
 from warehouse_agent.tasks.digests import numbers
 from warehouse_agent.tasks.scan import OfFiles, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
 
-# PySpark wraps some failures of its jobs; an unreadable file raises Py4J's own error.
-SPARK_FAILURES = (PySparkException, Py4JError)
 MISSING = "missing"
 NAMED_MAX = 10  # files that an error names in its details
 _FOUND = pa.schema([(name, pa.string()) for name in ("path", "damage", "refusal")])
@@ -77,8 +73,8 @@ def examine(
 
     try:
         return examined(files)
-    except (SparkLost, *SPARK_FAILURES):
-        if len(files) == 1:
+    except Exception as error:
+        if len(files) == 1 or not isinstance(error, (SparkLost, *failures())):
             raise
     found: dict[str, str] = {}
     for file in files:  # one file may have ended the process that read them all

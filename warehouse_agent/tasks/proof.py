@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,6 @@ from driftline.errors import DuplicateKey, ProofFailed
 from driftline.fingerprints import receipt_hasher
 from driftline.frames import Fingerprints
 from driftline.limits import SAMPLES_MAX
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, Layout, quoted
 from warehouse_agent.report import counted
@@ -29,6 +28,9 @@ from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.tasks.digests import numbers, total
 from warehouse_agent.tasks.scan import Function, Piece, read_batches, scan
 from warehouse_agent.tasks.steps import Steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _ROWS = f"{RESERVED}rows"
 Hasher = Callable[[], Fingerprints]  # called in a task, where the key is read
@@ -140,6 +142,8 @@ def refuse_duplicates(
 
 def _repeated(rows: DataFrame, layout: Layout) -> list[list[object]]:
     """Return the values of up to SAMPLES_MAX keys that more than one row has."""
+    from pyspark.sql import functions as F
+
     shown = [quoted(layout.names[i]) for i in range(layout.recipe.key_columns)]
     grouped = rows.groupBy(*map(quoted, layout.key_names)).agg(
         F.count(F.lit(1)).alias(_ROWS),

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt, mix
 from driftline.sketches import Embedding
-from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
@@ -32,6 +31,9 @@ from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, num
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
 from warehouse_agent.columns.layout import HI, LO, RESERVED, STATISTICS, Layout, quoted
 from warehouse_agent.planning.change_forecast import Past
@@ -42,6 +41,9 @@ from warehouse_agent.planning.update_probability import (
 from warehouse_agent.spark.executors import Batches, task
 from warehouse_agent.storage.data_files import by_place
 from warehouse_agent.storage.table import Snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _BEFORE = f"{RESERVED}before_"
 _NAMES = tuple(name for name, _ in STATISTICS)

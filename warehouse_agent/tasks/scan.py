@@ -14,18 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import Event
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
 from warehouse_agent.tasks.steps import Steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 BATCH_ROWS = 16_384
 BATCH_BYTES = 32 << 20  # by the footer, which counts a repeated value once
@@ -113,6 +115,8 @@ def spread_frame(
     tasks_max: int | None = None,
 ) -> DataFrame:
     """Return the rows that `function` makes of files, by URI, in the tasks of a lazy Spark job."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     kind = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not uris:
         return spark.createDataFrame([], kind)

@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError
-from pyspark.sql import SparkSession
 
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DIGEST_BYTES = 24  # of a row: its position and both lanes of its fingerprint
 # Steps that read digests alone move no rows, and may read as many times small_bytes.

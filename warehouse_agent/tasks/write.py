@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +13,6 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pyspark
 from driftline.arrays import Bools
 from pyarrow import fs
 
@@ -21,8 +22,7 @@ from warehouse_agent.storage.store import Store, file_errors, located
 GROUP_BYTES = 64 << 20  # of a row group in Arrow, which a task holds for each file
 DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer gets a dictionary
 DICTIONARY_VALUE_BYTES = 1024  # mean size; a reader would not see how large the values are
-# Without this key Spark may refuse old dates, because they might not be Gregorian.
-_CALENDAR = {"org.apache.spark.version": pyspark.__version__}
+_CALENDAR = "org.apache.spark.version"  # key of a file's metadata
 WRITTEN = pa.schema(
     [("path", pa.string()), *((n, pa.int64()) for n in ("size", "rows", "least", "greatest"))]
 )
@@ -84,7 +84,7 @@ class Sink:
             return
         system, path = located(f"{self.folder}/{self._place}")
         with file_errors("written", path):
-            self._writer.add_key_value_metadata(_CALENDAR)
+            self._writer.add_key_value_metadata({_CALENDAR: _spark_version()})
             self._writer.close()
             size = system.get_file_info(path).size
         (footer,) = self._footers
@@ -144,3 +144,17 @@ def written(rows: pa.Table, store: Store, name: str, folder: str) -> list[DataFi
         ends = None if row["least"] is None else (row["least"], row["greatest"])
         found.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
     return sorted(found, key=lambda file: file.path)
+
+
+@functools.cache
+def _spark_version() -> str:
+    """Return the version of PySpark, without importing it where pip installed it.
+
+    A file must name it: else Spark may refuse old dates, because they might not be Gregorian.
+    """
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:  # Spark's own folder, as on a cluster
+        from pyspark import __version__
+
+        return __version__
