@@ -5,9 +5,9 @@ Users import `read` and `changes`. The folders are layers (docs/architecture.md)
 `transport`, `spark` and `storage`; `planning` decides without I/O, and `columns` converts bytes to
 Spark's values.
 
-PySpark takes 0.1 s to import and small commands need none of it, so a function that calls it imports
-it itself; types of PySpark are imported for the type checker alone. `readers` gets a session from
-its caller and imports it at once.
+PySpark takes 0.1 s to import, and small commands need none of it. So a function that calls it
+imports it itself, and its types are imported for the type checker alone. Only `readers`, which gets
+a session from its caller, imports it at once.
 """
 
 from __future__ import annotations
