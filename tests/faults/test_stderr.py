@@ -62,7 +62,7 @@ class Site:
     def dial(self, address: str) -> None:
         certs = self.folder / "certs"
         self.warehouse_toml.write_text(
-            f'[warehouse]\npath = "{self.folder}/warehouse"\n'
+            f'[warehouse]\npath = "{self.folder}/warehouse"\nsmall_bytes = 0\n'
             '[spark]\n"spark.master" = "local[1]"\n"spark.driver.memory" = "1g"\n'
             f'[sources.erp]\naddress = "{address}"\nca = "{certs}/ca.pem"\n'
             f'certificate = "{certs}/warehouse.pem"\nkey = "{certs}/warehouse.key"\n'
