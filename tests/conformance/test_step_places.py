@@ -19,12 +19,12 @@ from driftline.ranges import uniform
 from driftline.sketches import Embedding
 from pyspark.sql import SparkSession
 
+from tests.harness.no_spark import NoSpark
 from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import change_feed, digests, proof, quantiles, staging
@@ -140,7 +140,7 @@ def run(steps: Steps, folder: Path) -> dict[str, Any]:
 
 
 def in_driver(small_bytes: int = 1 << 30) -> Steps:
-    return Steps(Deferred({"spark.master": "no such master"}), small_bytes)
+    return Steps(NoSpark(), small_bytes)
 
 
 def test_steps_in_this_process(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_steps_on_spark_do_the_same(spark: SparkSession, tmp_path: Path) -> None
 
 def test_the_place_follows_the_size(tmp_path: Path) -> None:
     log = StepLog(phases=["exchange", "list"])
-    steps = Steps(Deferred({"spark.master": "no such master"}), 1000, log)
+    steps = Steps(NoSpark(), 1000, log)
     assert steps.runs_here(1000)
     assert not steps.runs_here(1001)
     assert log.places == {"list": "driver"}

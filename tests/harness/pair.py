@@ -127,8 +127,10 @@ class Pair:
         """Write the data engineer's file. `source_lines`, once set, are those of [sources.erp]."""
         file = self.folder / "warehouse.toml"
         lines = self.source_lines or f'address = "{self.address}"\ninsecure = true'
+        is_usual = self.small_bytes == configure.SMALL_BYTES  # which older releases do not know
+        small = "" if is_usual else f"small_bytes = {self.small_bytes}\n"
         parts = [
-            f'[warehouse]\npath = "{self.warehouse}"\nsmall_bytes = {self.small_bytes}\n{more}\n',
+            f'[warehouse]\npath = "{self.warehouse}"\n{small}{more}\n',
             f"[sources.erp]\n{lines}\n",
             *(
                 f'[fragments.{name}]\nsource = "erp"\n{self.fragment_lines.get(name, "")}\n'

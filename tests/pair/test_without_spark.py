@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
 from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 
@@ -29,7 +29,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     for table in (ORDERS, ITEMS):
         legacy.execute(table.format(**TYPES["sqlite"]))
     fill(legacy, ROWS)
-    nowhere = Deferred({"spark.master": "no such master"})
+    nowhere = NoSpark()
     relations = {"orders": 'table = "orders"', "items": 'table = "items"'}
     with Pair(nowhere, legacy, tmp_path / "pair", relations) as made:
         made.small_bytes = 32 << 20

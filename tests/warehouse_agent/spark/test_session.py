@@ -31,7 +31,7 @@ def test_spark_that_does_not_start(tmp_path: Path, setting: str, says: str) -> N
     file = tmp_path / "warehouse.toml"
     address = f'address = "127.0.0.1:{server.port}"\ninsecure = true\n'
     file.write_text(
-        f'[warehouse]\npath = "{tmp_path}/warehouse"\n[spark]\n{setting}\n'
+        f'[warehouse]\npath = "{tmp_path}/warehouse"\nsmall_bytes = 0\n[spark]\n{setting}\n'
         f"[sources.one]\n{address}[sources.two]\n{address}"
         '[fragments.first]\nsource = "one"\nrelation = "orders"\n'
         '[fragments.second]\nsource = "two"\nrelation = "orders"\n'

@@ -377,9 +377,7 @@ def test_a_feed_that_does_not_add_up_is_not_published(
         patch.setattr(
             change_feed,
             "spread",
-            lambda *_: pair.spark.createDataFrame(
-                [("insert-x", 2), ("update_before-x", 2)], "path string, rows bigint"
-            ),
+            lambda *_, **__: pa.table({"path": ["insert-x", "update_before-x"], "rows": [2, 2]}),
         )
         error = pair.error("orders")
     assert (error["code"], error["safe_to_retry"]) == ("PROOF", True)
