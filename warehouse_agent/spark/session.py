@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -97,19 +98,24 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 @dataclass
 class Deferred:
-    """A session that starts when it is first used, and again if its JVM has ended."""
+    """A session that starts when it is first used, and again if its JVM has ended.
+
+    Threads share it: the first one starts it, and the others wait.
+    """
 
     settings: Mapping[str, str]
     _session: SparkSession | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def get(self) -> SparkSession:
         """Return the session. Raises ConfigurationError without a Java, or as `start`."""
-        if self._session is not None and _has_ended():
-            _forget()
-            self._session = None
-        if self._session is None:
-            self._session = start(dict(self.settings))
-        return self._session
+        with self._lock:
+            if self._session is not None and _has_ended():
+                _forget()
+                self._session = None
+            if self._session is None:
+                self._session = start(dict(self.settings))
+            return self._session
 
 
 def _has_ended() -> bool:
