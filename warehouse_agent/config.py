@@ -29,12 +29,15 @@ from warehouse_agent.planning.tiling import Incremental
 E = TypeVar("E", bound=Enum)
 
 SMALL_BYTES = 32 << 20
+AHEAD = 4  # fragments
+SOURCES_AT_ONCE = 4
+_ALL = "all"  # of `ahead`
 _TOP = ("warehouse", "spark", "sources", "fragments")
-_WAREHOUSE = ("path", "small_bytes")
+_WAREHOUSE = ("path", "small_bytes", "ahead", "sources_at_once")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = (
     "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
-    "staging_at_most",
+    "staging_at_most", "priority",
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -77,6 +80,7 @@ class Fragment:
     `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
     changed, and some in turn; None: all rows are compared.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
+    `priority`: fragments with a higher one are refreshed first.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Fragment:
     read_at_most: int | None = None
     incremental: Incremental | None = None
     staging_at_most: int | None = None
+    priority: int = 0
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
         """Return what identifies an unfinished exchange: what it compared, and where."""
@@ -107,6 +112,8 @@ class WarehouseConfig:
     Attributes:
         path: a folder, or any Hadoop path (with `://`).
         small_bytes: the most bytes that a step reads or writes without Spark.
+        ahead: the most fragments of a source that share a snapshot; None: all of a command.
+        sources_at_once: sources that are refreshed side by side.
     """
 
     file: Path
@@ -115,6 +122,8 @@ class WarehouseConfig:
     spark: Mapping[str, str]
     sources: Mapping[str, Source]
     fragments: Mapping[str, Fragment]
+    ahead: int | None = AHEAD
+    sources_at_once: int = SOURCES_AT_ONCE
 
 
 def load(path: Path | str) -> WarehouseConfig:
@@ -138,6 +147,8 @@ def load(path: Path | str) -> WarehouseConfig:
         spark=MappingProxyType(top.text_map("spark")),
         sources=MappingProxyType(sources),
         fragments=MappingProxyType(fragments),
+        ahead=_ahead(warehouse),
+        sources_at_once=warehouse.integer("sources_at_once", default=SOURCES_AT_ONCE, least=1),
     )
 
 
@@ -191,6 +202,15 @@ def _place(warehouse: TomlTable) -> str:
             f"Name a folder whose path has none of {' '.join(_PATH_REFUSED)}.",
         )
     return path
+
+
+def _ahead(warehouse: TomlTable) -> int | None:
+    """Return the most fragments that share a snapshot; None: all."""
+    if not isinstance(warehouse.values.get("ahead"), str):
+        return warehouse.integer("ahead", default=AHEAD, least=1)
+    if (text := warehouse.text("ahead")) != _ALL:
+        raise warehouse.error("ahead", f'{text!r} is neither a number of fragments nor "{_ALL}".')
+    return None
 
 
 def _source(name: str, table: TomlTable) -> Source:
@@ -255,6 +275,7 @@ def _fragment(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fra
         read_at_most=_read_at_most(table),
         incremental=_incremental(table),
         staging_at_most=_staging_at_most(table),
+        priority=table.integer("priority", default=0, least=None),
     )
     _check_part(table, fragment)
     _check_incremental(table, fragment)

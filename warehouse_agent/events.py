@@ -1,12 +1,13 @@
 """Typed events of a refresh, and the interface of those that listen to them.
 
-`runs.batch.Runner` passes each event to its listeners, one after the other, in its own thread: the
-history of runs first, so that a report is on disk before it is printed, then those that the command
-chose (the terminal, the answers). A metric or a notification is one more listener.
+`runs.batch.Runner` passes each event to its listeners, one after the other: the history of runs
+first, so that a report is on disk before it is printed, then those that the command chose (the
+terminal, the answers). A metric or a notification is one more listener. Events of several sources
+come from several threads and are mixed; one event is passed at a time.
 
 Every fragment of a command gets exactly one `RefreshCommitted` or `RefreshFailed`, directly after
-its own commit or last failure and before the next fragment is applied. A refresh does not depend on
-its listeners: see `Runner`.
+its own commit or last failure and before the next fragment of its source is applied. A refresh does
+not depend on its listeners: see `Runner`.
 
 The report is not built from events: that would repeat its 30 counts in the types below. The last
 event of a fragment carries the finished report.

@@ -126,10 +126,10 @@ class TomlTable:
         """Return a truth value, False by default."""
         return bool(self._get(key, bool))
 
-    def integer(self, key: str, *, default: int, least: int) -> int:
-        """Return an integer that is at least `least`."""
+    def integer(self, key: str, *, default: int, least: int | None) -> int:
+        """Return an integer that is at least `least`; None: any."""
         value = self._get(key, int)
-        if value is not None and value < least:
+        if value is not None and least is not None and value < least:
             raise self.error(key, f"It must be at least {least}, not {value}.")
         return default if value is None else value
 

@@ -116,6 +116,11 @@ class Pair:
         return session.prepare(self._session)
 
     @property
+    def store(self) -> Store:
+        """The warehouse's folder, as its agent sees it."""
+        return Store(str(self.warehouse))
+
+    @property
     def steps(self) -> Steps:
         """Where steps run that a test calls itself, as in a refresh."""
         return Steps(self._session, self.small_bytes)

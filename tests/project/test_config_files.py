@@ -200,6 +200,7 @@ def test_a_url_that_is_none(tmp_path: Path) -> None:
 def test_the_data_engineers_file(tmp_path: Path) -> None:
     config = load_warehouse(tmp_path, WAREHOUSE)
     assert config.path == str(tmp_path / "warehouse")
+    assert (config.ahead, config.sources_at_once) == (4, 4)
     assert config.spark == {"spark.master": "local[*]"}
     erp = warehouse.Source(
         "erp",
@@ -216,6 +217,8 @@ def test_every_setting_of_the_data_engineers_file(tmp_path: Path) -> None:
     text = """
 [warehouse]
 path = "s3a://lake/erp"
+ahead = "all"
+sources_at_once = 9
 [sources.erp]
 address = "[::1]:7443"
 insecure = true
@@ -224,11 +227,14 @@ source = "erp"
 carriers = {price = "string", day = "native"}
 method = "full"
 require = "fuzzy"
+priority = -3
 """
     config = load_warehouse(tmp_path, text)
     assert config.path == "s3a://lake/erp"
+    assert (config.ahead, config.sources_at_once) == (None, 9)
     fragment = config.fragments["a.b-c_1"]
     assert fragment.relation == "a.b-c_1"
+    assert fragment.priority == -3
     assert fragment.carriers == {"price": Carrier.STRING, "day": Carrier.NATIVE}
     assert (fragment.method, fragment.require) == (Method.FULL, warehouse.Require.FUZZY)
     assert fragment.source == warehouse.Source("erp", "[::1]:7443", insecure=True)
@@ -297,6 +303,19 @@ require = "fuzzy"
         ('path = "warehouse"', 'path = "w"\nsmall_bytes = -1', "warehouse.small_bytes",
          "at least 0"),
         ('path = "warehouse"', 'path = "w"\nsmall_bytes = "1M"', "warehouse.small_bytes",
+         "must be an integer"),
+        ('path = "warehouse"', 'path = "w"\nahead = 0', "warehouse.ahead", "at least 1"),
+        ('path = "warehouse"', 'path = "w"\nahead = 1.5', "warehouse.ahead", "must be an integer"),
+        ('path = "warehouse"', 'path = "w"\nahead = true', "warehouse.ahead", "must be an integer"),
+        ('path = "warehouse"', 'path = "w"\nahead = "most"', "warehouse.ahead",
+         """'most' is neither a number of fragments nor "all".""" ),
+        ('path = "warehouse"', 'path = "w"\nsources_at_once = 0', "warehouse.sources_at_once",
+         "at least 1"),
+        ('path = "warehouse"', 'path = "w"\nsources_at_once = "all"', "warehouse.sources_at_once",
+         "must be an integer"),
+        ('relation = "orders"', 'priority = "high"', "fragments.orders.priority",
+         "must be an integer"),
+        ('relation = "orders"', 'priority = 1.0', "fragments.orders.priority",
          "must be an integer"),
         ('path = "warehouse"', 'pth = "w"', "warehouse.pth", "'path'"),
         ('path = "warehouse"', 'path = "lake[1]"', "warehouse.path", "lake[1] holds [ ]"),

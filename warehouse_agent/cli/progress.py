@@ -1,8 +1,9 @@
 """Progress of a command: a bar on a terminal, elsewhere a line every ten seconds at most.
 
-There is one bar, because one fragment is refreshed at a time. It shows the fragment, the step, and
-the rows where they are counted. Rate and remaining time follow from the rows that the source
-reports and those that it expects. Answers and notes stay; they are printed above the bar.
+There is one bar. It shows the fragment of which something happened last, the step, and the rows
+where they are counted; fragments of several sources take turns in it. Rate and remaining time
+follow from the rows that the source reports and those that it expects. Answers and notes stay; they
+are printed above the bar.
 
 Everything but the answer goes to stderr. Only a terminal gets control characters, even if
 `FORCE_COLOR` is set.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 
 from driftline.peer_text import one_line
 from rich.console import Console
@@ -32,16 +34,29 @@ PHASE_CHARACTERS_MAX = 20  # of the source's word for its work
 STEPS = ("reduce", "exchange", "apply", "prove", "publish")
 
 
+@dataclass(slots=True)
+class _Work:
+    """The step of a fragment, the source's word for its work, and the bar if one was drawn.
+
+    Times are seconds of a monotonic clock.
+    """
+
+    began: float
+    step: str = ""
+    phase: str = ""
+    phase_began: float = 0.0
+    bar: TaskID | None = None
+
+
 class Display:
     """Listener that shows which fragment is refreshed, and the step. Use as a context manager."""
 
     def __init__(self, fragments: int = 1) -> None:
         """Show the progress of `fragments` fragments."""
         self._fragments, self._done = fragments, 0
-        self._name = self._step = self._phase = ""
-        self._began: dict[str, float] = {}  # fragments
-        self._phase_began = self._said = time.monotonic()
-        self._bar: TaskID | None = None
+        self._name = ""  # the fragment in the bar
+        self._works: dict[str, _Work] = {}  # of fragments that have begun
+        self._said = time.monotonic()
         self._progress: Progress | None = None
 
     def __enter__(self) -> Display:
@@ -86,7 +101,7 @@ class Display:
             case PhaseStarted(name, phase) if phase in STEPS:
                 self._show(name, phase, phase)
             case RowsRead(name, phase):
-                step = self._step if name == self._name else "exchange"
+                step = self._works[name].step if name in self._works else "exchange"
                 self._show(name, step, one_line(phase, PHASE_CHARACTERS_MAX), event)
             case RefreshRetried():
                 self.note(event.text)
@@ -95,43 +110,56 @@ class Display:
 
     def _finish(self, name: str) -> None:
         self._done += 1
-        self._began.pop(name, None)
-        if self._progress is not None and self._bar is not None:
-            self._progress.remove_task(self._bar)
-            self._bar = None
+        work = self._works.pop(name, None)
+        if self._progress is not None and work is not None and work.bar is not None:
+            self._progress.remove_task(work.bar)
 
     def _show(self, name: str, step: str, phase: str, rows: RowsRead | None = None) -> None:
         now = time.monotonic()
-        self._began.setdefault(name, now)
-        is_new = (name, step, phase) != (self._name, self._step, self._phase)
+        work = self._works.setdefault(name, _Work(now))
+        is_new = (step, phase) != (work.step, work.phase)
         if is_new:
-            self._name, self._step, self._phase, self._phase_began = name, step, phase, now
-        amount = "" if rows is None else _amount(rows, now - self._phase_began)
+            work.step, work.phase, work.phase_began = step, phase, now
+        amount = "" if rows is None else _amount(rows, now - work.phase_began)
         if self._progress is not None:
-            self._draw(self._progress, rows, amount, is_new=is_new)
-        elif now - max(self._said, self._began[name]) >= LINE_EVERY_S:
+            self._draw(self._progress, name, rows, amount, is_new=is_new)
+        elif now - max(self._said, work.began) >= LINE_EVERY_S:
             self._said = now
-            self.note(self._doing() + (f", {amount}" if amount else ""))
+            self.note(self._doing(name) + (f", {amount}" if amount else ""))
 
-    def _doing(self) -> str:
+    def _doing(self, name: str) -> str:
         """Return `orders: apply, step 3 of 5`, or `orders: scan` for a part of a step."""
-        is_step = self._phase == self._step
-        which = f", step {STEPS.index(self._step) + 1} of {len(STEPS)}" if is_step else ""
+        work = self._works[name]
+        is_step = work.phase == work.step
+        which = f", step {STEPS.index(work.step) + 1} of {len(STEPS)}" if is_step else ""
         before = f"{self._done} of {self._fragments} done, " if self._fragments > 1 else ""
-        return f"{before}{self._name}: {self._phase}{which}"
+        return f"{before}{name}: {work.phase}{which}"
 
     def _draw(
-        self, progress: Progress, rows: RowsRead | None, amount: str, *, is_new: bool
+        self, progress: Progress, name: str, rows: RowsRead | None, amount: str, *, is_new: bool
     ) -> None:
-        """Draw a bar of rows, or one that only moves if no rows are counted."""
+        """Draw a bar of rows, or one that only moves if no rows are counted; hide the other."""
+        work, before = self._works[name], self._works.get(self._name)
+        if name != self._name and before is not None and before.bar is not None:
+            progress.update(before.bar, visible=False)
         total = float(rows.rows_expected) or None if rows is not None else None
-        if is_new and self._bar is not None:
-            progress.remove_task(self._bar)
-            self._bar = None
-        if self._bar is None:
-            self._bar = progress.add_task(self._doing(), total=total, amount=amount)
+        if is_new and work.bar is not None:
+            progress.remove_task(work.bar)
+            work.bar = None
+        if work.bar is None:
+            work.bar = progress.add_task(self._doing(name), total=total, amount=amount)
         completed = float(rows.rows) if rows is not None else 0.0
-        progress.update(self._bar, total=total, completed=completed, amount=amount, refresh=is_new)
+        is_new |= name != self._name
+        self._name = name
+        progress.update(
+            work.bar,
+            description=self._doing(name),
+            total=total,
+            completed=completed,
+            amount=amount,
+            visible=True,
+            refresh=is_new,
+        )
 
 
 def _amount(rows: RowsRead, seconds: float) -> str:

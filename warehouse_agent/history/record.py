@@ -33,6 +33,7 @@ CHECKED = "checked"
 DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 RTT_DAYS = 7  # between measurements, each of which opens a connection
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of reading a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,26 @@ def runs(store: Store, name: str) -> list[Run]:
     return parse(store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
 
 
+def refreshed_at(store: Store, name: str) -> datetime | None:
+    """Return when the last successful refresh, or part of one, had compared; None: never."""
+    lines = store.read(PRIVATE, "runs", f"{name}.jsonl") or b""
+    for line in reversed(lines.splitlines()):
+        try:
+            body = json.loads(line)
+            if body["error"] is None and body["command"] == "refresh":
+                return _moment(body["checked_at"])
+        except _DAMAGED:
+            continue
+    return None
+
+
 def parse(lines: bytes) -> list[Run]:
     """Return the successful refreshes since the last load, oldest first; skip damaged lines."""
     found: list[Run] = []
     for line in lines.splitlines():
         try:
             run = _run(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except _DAMAGED:
             continue
         if run is not None:
             found = [run] if run.is_load else [*found, run]
@@ -195,9 +209,8 @@ def _run(body: dict[str, Any]) -> Run | None:
         return None
     if body.get("rows_left"):  # a partial refresh counts only some of the changes
         return None
-    at = datetime.fromisoformat(body["checked_at"])
     return Run(
-        at if at.tzinfo else at.replace(tzinfo=UTC),
+        _moment(body["checked_at"]),
         int(_amount(body["rows_inserted"])),
         int(_amount(body["rows_updated"])),
         int(_amount(body["rows_deleted"])),
@@ -208,6 +221,11 @@ def _run(body: dict[str, Any]) -> Run | None:
         sum(map(_amount, body["seconds"].values())),
         not body.get("schema_changed"),
     )
+
+
+def _moment(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _amount(found: float) -> float:

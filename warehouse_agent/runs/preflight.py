@@ -57,7 +57,7 @@ def ask(
     Raises:
         DriftlineError: the source cannot be asked at all.
     """
-    served = set(link.describe("").relations)
+    served = link.relations()
     described = {}
     for fragment in fragments:
         try:

@@ -87,13 +87,28 @@ class Link:
             self._channel = grpc.secure_channel(source.address, credentials, options)
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
+        self._relations: frozenset[str] | None = None
         self.bytes_sent = self.bytes_received = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls that wait end with an error."""
         self._channel.close()
+
+    def relations(self) -> frozenset[str]:
+        """Return the names of the relations that the source serves to us; ask once.
+
+        Raises:
+            DriftlineError: as `describe`.
+        """
+        if self._relations is None:
+            self._relations = frozenset(self.describe("").relations)
+        return self._relations
 
     def round_trip_s(self) -> float | None:
         """Return the seconds that a TCP connection takes; None if none can be made directly."""

@@ -214,11 +214,11 @@ def test_an_unreachable_source(tmp_path: Path, run: Run) -> None:
     ended = run("refresh", "--all", "--json", config=config)
     assert ended.code == 4
     assert [(r["name"], r["error"]["code"], r["attempts"]) for r in ended.lines] == [
-        ("orders", "UNREACHABLE", 1),
         ("items", "UNREACHABLE", 1),
+        ("orders", "UNREACHABLE", 1),
     ]
     assert ended.err.count(NOBODY) == 1, "one cause is said once"
-    assert "items: same cause as orders." in ended.err
+    assert "orders: same cause as items." in ended.err
     assert "Trying again" not in ended.err
     assert "Traceback" not in ended.err
     planned = run("plan", "--json", config=config)
@@ -350,9 +350,9 @@ def test_every_step_is_shown_and_the_total_of_all(
     ended = run("refresh", config=pair.warehouse_toml())
     assert ended.code == 0, ended.err
     for number, step in enumerate(("reduce", "exchange", "apply", "prove", "publish"), start=1):
-        assert f"0 of 2 done, orders: {step}, step {number} of 5" in ended.err
-    assert "1 of 2 done, items: apply, step 3 of 5" in ended.err, "each is settled in its turn"
-    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["orders", "items"]
+        assert f"0 of 2 done, items: {step}, step {number} of 5" in ended.err
+    assert "1 of 2 done, orders: apply, step 3 of 5" in ended.err, "each is settled in its turn"
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["items", "orders"]
     assert "2 fragments in " in ended.err.splitlines()[-1]
     assert "600 rows changed" in ended.err.splitlines()[-1]
     assert "none failed" in ended.err.splitlines()[-1]

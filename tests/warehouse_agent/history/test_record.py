@@ -25,6 +25,7 @@ from warehouse_agent.history.record import (
     note_line,
     parse,
     pasts,
+    refreshed_at,
 )
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
@@ -107,6 +108,23 @@ def test_a_round_trip_measured_in_the_future_is_measured_again(tmp_path: Path) -
     measured = Measured(source, 0.2, None)
     note_line(store, cast("Link", measured), cast("Stream", measured))
     assert line(store, source, {}).rtt_s == 0.2
+
+
+def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
+    """Failures, other commands and damaged lines do not count; a part does."""
+    store = Store(str(tmp_path))
+    assert refreshed_at(store, "orders") is None
+    lines = [
+        said(checked_at="2026-01-01T00:00:00Z"),
+        said(checked_at="2026-01-02T00:00:00Z", rows_left=7),
+        said(checked_at="2026-01-03T00:00:00Z", error={"code": "VALUE"}),
+        said(checked_at="2026-01-04T00:00:00Z", command="verify"),
+        said(checked_at="soon"), said(checked_at=None), "{cut off", "7",
+    ]  # fmt: skip
+    store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
+    assert refreshed_at(store, "orders") == datetime(2026, 1, 2, tzinfo=UTC)
+    store.write("\n".join(lines[2:]).encode(), PRIVATE, "runs", "orders.jsonl")
+    assert refreshed_at(store, "orders") is None
 
 
 def test_a_new_load_begins_a_new_history() -> None:

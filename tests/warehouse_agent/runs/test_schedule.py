@@ -1,0 +1,105 @@
+"""The order of the fragments of a command, and their division into runs."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.runs.schedule import SourceSchedule, schedule
+
+ERP, CRM = Source("erp", "erp:1"), Source("crm", "crm:1")
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+def fragment(
+    name: str, source: Source = ERP, priority: int = 0, *, tiled: bool = False
+) -> Fragment:
+    incremental = Incremental() if tiled else None
+    return Fragment(name, source, name, incremental=incremental, priority=priority)
+
+
+def names(planned: SourceSchedule) -> list[list[str]]:
+    return [[f.name for f in run] for run in planned.shared] + [[f.name] for f in planned.tiled]
+
+
+def test_priority_then_age_then_name() -> None:
+    fragments = [
+        fragment("yesterday"), fragment("last week"), fragment("b never"), fragment("a never"),
+        fragment("urgent", priority=7), fragment("last", priority=-1),
+    ]  # fmt: skip
+    refreshed_at = {
+        "yesterday": NOW - timedelta(days=1),
+        "last week": NOW - timedelta(days=7),
+        "urgent": NOW,
+        "a never": None,
+    }
+    random.Random(1).shuffle(fragments)
+    (planned,) = schedule(fragments, refreshed_at, ahead=4)
+    assert names(planned) == [
+        ["urgent", "a never", "b never", "last week"],
+        ["yesterday", "last"],
+    ]
+    assert planned.source == ERP
+
+
+def test_a_pass_is_alone_and_last() -> None:
+    fragments = [fragment("a", tiled=True, priority=9), fragment("b"), fragment("c", tiled=True)]
+    (planned,) = schedule(fragments, {}, ahead=None)
+    assert names(planned) == [["b"], ["a"], ["c"]]
+    assert [f.name for f in planned.tiled] == ["a", "c"]
+
+
+def test_the_source_of_the_first_fragment_is_first() -> None:
+    fragments = [fragment("a"), fragment("b", CRM, 1), fragment("c"), fragment("d", CRM)]
+    first, second = schedule(fragments, {}, ahead=1)
+    assert (first.source, names(first)) == (CRM, [["b"], ["d"]])
+    assert (second.source, names(second)) == (ERP, [["a"], ["c"]])
+
+
+def test_nothing() -> None:
+    assert schedule([], {}, ahead=4) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([ERP, CRM]), st.integers(-2, 2), st.booleans()), max_size=30
+    ),
+    st.none() | st.integers(1, 9),
+)
+def test_each_fragment_is_in_one_run(
+    chosen: list[tuple[Source, int, bool]], ahead: int | None
+) -> None:
+    fragments = [
+        fragment(str(number), source, priority, tiled=tiled)
+        for number, (source, priority, tiled) in enumerate(chosen)
+    ]
+    planned = schedule(fragments, {}, ahead=ahead)
+    done = [name for one in planned for run in names(one) for name in run]
+    assert sorted(done) == sorted(f.name for f in fragments)
+    for one in planned:
+        assert all(f.source == one.source for run in one.shared for f in run)
+        sizes = [len(run) for run in one.shared]
+        assert all(sizes)
+        if ahead is None:
+            assert len(sizes) <= 1
+        else:
+            assert all(size == ahead for size in sizes[:-1])
+            assert max(sizes, default=0) <= ahead
+        shared = [f.priority for run in one.shared for f in run]
+        assert shared == sorted(shared, reverse=True)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, None])
+def test_the_order_does_not_depend_on_that_of_the_file(ahead: int | None) -> None:
+    fragments = [fragment(f"{i % 3}-{i}", priority=i % 2) for i in range(7)]
+    refreshed_at = {f.name: NOW - timedelta(days=i % 3) for i, f in enumerate(fragments)}
+    expected = schedule(fragments, refreshed_at, ahead=ahead)
+    for seed in range(5):
+        random.Random(seed).shuffle(fragments)
+        assert schedule(fragments, refreshed_at, ahead=ahead) == expected

@@ -1,0 +1,62 @@
+"""Order the fragments of a command and divide them into runs, without I/O.
+
+A run is the fragments of one source that share a snapshot. Fragments of higher priority come first;
+of one priority those that were refreshed longest ago, and before them those that never were; then
+the name decides. The source of the first fragment comes first.
+
+A refresh in tiles takes long and shares no snapshot. So it is a run of its own after the other runs
+of its source, whatever its priority, and lets other sources go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from warehouse_agent.config import Fragment, Source
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSchedule:
+    """The runs of one source in their order.
+
+    Attributes:
+        shared: runs of fragments that share a snapshot.
+        tiled: fragments that are refreshed in tiles, each in a run of its own, after the others.
+    """
+
+    source: Source
+    shared: tuple[tuple[Fragment, ...], ...]
+    tiled: tuple[Fragment, ...]
+
+
+def schedule(
+    fragments: Iterable[Fragment],
+    refreshed_at: Mapping[str, datetime | None],
+    *,
+    ahead: int | None,
+) -> list[SourceSchedule]:
+    """Return the runs of each source, the source of the first fragment first.
+
+    Args:
+        refreshed_at: by name, when a fragment was last equal to its source; None or absent: never.
+        ahead: the most fragments in a run; None puts all of a source into one.
+    """
+
+    def rank(fragment: Fragment) -> tuple[int, datetime, str]:
+        return -fragment.priority, refreshed_at.get(fragment.name) or _NEVER, fragment.name
+
+    by_source: dict[str, list[Fragment]] = {}
+    for fragment in sorted(fragments, key=rank):
+        by_source.setdefault(fragment.source.name, []).append(fragment)
+    found = []
+    for ordered in by_source.values():
+        shared = [f for f in ordered if not f.incremental]
+        size = ahead or max(len(shared), 1)
+        runs = (tuple(shared[at : at + size]) for at in range(0, len(shared), size))
+        tiled = tuple(f for f in ordered if f.incremental)
+        found.append(SourceSchedule(ordered[0].source, tuple(runs), tiled))
+    return found
