@@ -129,7 +129,7 @@ def test_source_killed_while_it_ships(spark: SparkSession, tmp_path: Path) -> No
     with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
         with SourceProcess(pair.source_toml()) as source, Relay(source.address) as relay:
             pair.address = relay.address
-            relay.cut_after(down=2_500_000, then=source.kill)
+            relay.cut_after(down=3_500_000, then=source.kill)
             error = pair.error("orders")
             assert relay.cuts == 1
             assert (error["code"], error["safe_to_retry"]) == ("UNREACHABLE", True)

@@ -6,6 +6,7 @@ Nine small tables of one source, served through a relay. Spark cannot start but 
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
-from tests.harness.relay import Relay
+from tests.harness.relay import Ending, Relay
 from warehouse_agent.config import load, select
 from warehouse_agent.events import (
     Event,
@@ -310,3 +311,24 @@ def test_answers_that_nobody_reads_end_the_command(served: Served, spark: SparkS
     # Spark takes up what was compared in the same run and not yet published.
     assert [r.error for r in served.refresh(Log(), spark=spark)] == [None] * len(NAMES)
     served.check(*NAMES)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ahead", ["ahead = 4", "ahead = 1"])
+def test_a_relation_that_breaks_every_stream_stops_no_other(
+    served: Served, spark: SparkSession, ahead: str
+) -> None:
+    """It is the first of its run, and never gets through; a retry begins with the others."""
+    rng = random.Random(7)
+    rows = [(key, rng.getrandbits(62)) for key in range(ROWS, 150_000)]
+    served.pair.legacy.many("INSERT INTO t0 VALUES (?, ?)", rows)
+    served.relay.end_each(down=100_000, ending=Ending.RST)
+    log = Log()
+    reports = served.refresh(log, more=ahead, spark=spark)
+    assert refused(reports[0]) == "UNREACHABLE"
+    assert reports[0].attempts == 4
+    assert [(r.name, r.error, r.version) for r in reports[1:]] == [
+        (name, None, 0) for name in NAMES[1:]
+    ]
+    assert sorted(log.ends) == NAMES
+    served.check(*NAMES[1:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -249,10 +250,10 @@ def main() -> NoReturn:
         sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
         print("Interrupted. Nothing unproven was published.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        _leave(INTERRUPTED)
     except BrokenPipeError:  # the reader of our answer closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(INTERRUPTED)
+        _leave(INTERRUPTED)
     except Exception as problem:
         from warehouse_agent.report import say_error
         from warehouse_agent.spark.executors import mistake
@@ -262,3 +263,12 @@ def main() -> NoReturn:
         say_error(failure)
         sys.exit(failure.exit_code)
     sys.exit(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process; do not wait for a source's thread that did not stop in time."""
+    if any(thread.name.startswith("driftline-source") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # Python would wait for what the thread has started, such as a proof
+    sys.exit(code)

@@ -78,6 +78,7 @@ class Display:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+            self._progress = None  # a thread that ends late must not start it again
 
     def note(self, text: str) -> None:
         """Print a line that stays, on stderr."""

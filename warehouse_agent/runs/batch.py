@@ -76,7 +76,7 @@ class Runner:
         Returns:
             A report for every fragment, in the order of `fragments`; failures are in the reports.
         """
-        announcer = _Announcer((RunHistory(self.store), *self.listeners))
+        announcer = _Announcer(RunHistory(self.store), self.listeners)
         command = Command(
             steps=Steps(self.spark, self.config.small_bytes),
             store=self.store,
@@ -106,11 +106,12 @@ class _Stopped(BaseException):
 class _Announcer:
     """Pass the events of all threads to the listeners, one after the other.
 
-    The history comes first, so that a report is on disk before it is printed.
+    The history comes first, so that a report is on disk before it is printed, and outside the lock,
+    so that no report waits for a reader of the answers.
     """
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = listeners
+    def __init__(self, history: Listener, listeners: Sequence[Listener]) -> None:
+        self._history, self._listeners = history, listeners
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -121,16 +122,12 @@ class _Announcer:
             BrokenPipeError: nobody reads the answers any more.
             _Stopped: the command was interrupted, and the event publishes nothing.
         """
+        if self._stopped.is_set() and not isinstance(event, RefreshCommitted):
+            raise _Stopped
+        _tell(self._history, event)
         with self._lock:
-            if self._stopped.is_set() and not isinstance(event, RefreshCommitted):
-                raise _Stopped
             for listener in self._listeners:
-                try:
-                    listener(event)
-                except BrokenPipeError:
-                    raise
-                except Exception as problem:
-                    _log.debug("a listener failed on %s", type(event).__name__, exc_info=problem)
+                _tell(listener, event)
 
     def stop(self) -> None:
         """End every thread at its next event, and waits at once."""
@@ -140,6 +137,16 @@ class _Announcer:
         """Wait for `seconds`. Raise _Stopped if the command is interrupted meanwhile."""
         if self._stopped.wait(seconds):
             raise _Stopped
+
+
+def _tell(listener: Listener, event: Event) -> None:
+    """Pass an event to a listener. Raise BrokenPipeError: nobody reads the answers any more."""
+    try:
+        listener(event)
+    except BrokenPipeError:
+        raise
+    except Exception as problem:
+        _log.debug("a listener failed on %s", type(event).__name__, exc_info=problem)
 
 
 class _Turns:

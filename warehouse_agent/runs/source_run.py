@@ -185,14 +185,25 @@ class SourceRuns:
         attempts = 1 if self._is_away else self._command.attempts
         for attempt in self._command.retrying(attempts):
             failed = self._attempt(left, reports, attempts)
-            left = [f for f in left if f.name in failed]
+            left = _broken_last([f for f in left if f.name in failed], failed)
             attempt.retry_state.set_result(failed)
         for fragment in left:
             self._command.finished(reports[fragment.name])
         away = [error for error in failed.values() if isinstance(error, _OF_SOURCE)]
-        self._is_away = len(away) == len(fragments)
-        lost = (error for error in failed.values() if isinstance(error, SourceUnreachable))
-        self._lost = next(lost, None)
+        was_away, self._is_away = self._is_away, len(away) == len(fragments)
+        lost = [error for error in failed.values() if isinstance(error, SourceUnreachable)]
+        # One relation may break every stream: then the source still answers.
+        if lost and not was_away and not self._answers():
+            self._lost = lost[0]
+
+    def _answers(self) -> bool:
+        """Return True if the source answers on a new connection."""
+        try:
+            with Link(self.source) as link:
+                link.describe("")
+        except DriftlineError:
+            return False
+        return True
 
     def _attempt(
         self, fragments: list[Fragment], reports: dict[str, Report], attempts: int
@@ -228,6 +239,15 @@ class SourceRuns:
         if self._link is None:
             self._link = Link(self.source)
         return self._link
+
+
+def _broken_last(fragments: list[Fragment], failed: dict[str, DriftlineError]) -> list[Fragment]:
+    """Return fragments in the order of the next attempt: the one that broke the stream comes last.
+
+    The fragments behind it in the run have its error, so that it is the first with one.
+    """
+    broken = [f for f in fragments if isinstance(failed[f.name], SourceUnreachable)][:1]
+    return [f for f in fragments if f not in broken] + broken
 
 
 class _Attempt:

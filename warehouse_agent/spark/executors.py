@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -166,9 +167,9 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def _is_of_pyspark(problem: Exception) -> bool:
-    from pyspark.errors import PySparkException
-
-    return isinstance(problem, PySparkException)
+    """Return True for an exception of PySpark; import nothing, as this may run out of files."""
+    errors = sys.modules.get("pyspark.errors")
+    return errors is not None and isinstance(problem, errors.PySparkException)
 
 
 def _has_no_jvm(problem: Exception, text: str) -> bool:

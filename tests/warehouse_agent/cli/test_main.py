@@ -332,7 +332,7 @@ def test_some_went_well(pair: Pair, run: Run) -> None:
     pair.fragment_lines["items"] = 'relation = "secret"'
     ended = run("refresh", "--all", "--json", config=pair.warehouse_toml())
     assert ended.code == 3
-    good, bad = ended.lines
+    bad, good = ended.lines
     assert list(good) == list(bad) == REPORT
     assert (good["name"], good["error"], good["rows_total"]) == ("orders", None, 300)
     assert list(bad["error"]) == ERROR
