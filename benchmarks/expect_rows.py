@@ -48,7 +48,7 @@ DECADES = np.array([1e-5, 1e-4, 1e-3, 1e-2])
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a refresh found: rows by number, int64."""
+    """The result of a refresh: rows by number, int64 [n]."""
 
     at_s: float
     inserted: Integers
@@ -128,7 +128,7 @@ def outlook_of(table: Table, elapsed_s: float, share: float) -> update_probabili
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a prediction is made from; `at` are the rows that are there, int64 [n]."""
+    """The input of a prediction; `at` are the rows that exist, int64 [n]."""
 
     table: Table
     at: Integers
@@ -185,7 +185,7 @@ ESTIMATORS: dict[str, Callable[[Before], Floats]] = {
 
 @dataclass
 class Score:
-    """Of one estimator on one history, summed over refreshes."""
+    """The score of one estimator on one history, summed over refreshes."""
 
     usual_nats: float = 0.0
     bulk_nats: float = 0.0
@@ -274,7 +274,7 @@ def score(name: str, schedule: Schedule) -> Result:
 
 
 def forecast(table: Table, elapsed_s: float) -> Expected:
-    """Of the updates of the next refresh."""
+    """Forecast the updates of the next refresh."""
     rows = int(table.present.sum())
     return update_probability.updates_expected(
         table.history[-HISTORY_MAX:], rows=rows, elapsed_s=elapsed_s

@@ -61,7 +61,7 @@ class Result:
 
     @property
     def run(self) -> tuple[object, ...]:
-        """What makes it this run and no other."""
+        """Return the values that identify the run."""
         return (
             *(self.scale, self.table, self.pattern, self.rtt_ms, self.rate_mbit, self.rate),
             *(self.tool, self.refreshes_before if self.is_warming else None),
@@ -91,8 +91,10 @@ def _place(result: Result) -> tuple[object, ...]:
 
 
 def best(results: Iterable[Result]) -> list[Result]:
-    """Of each family the right run with the fewest bytes and the fastest; the failed, if all are.
-    Driftline's tools are methods, not settings: all of them."""
+    """Choose of each family the correct runs with the fewest bytes and the fewest seconds.
+
+    If all runs of a family failed, these. Driftline's tools are methods: all of them are chosen.
+    """
     chosen = []
     for family, found in _grouped(results, lambda result: result.family):
         right = [result for result in found if result.is_right]
@@ -116,7 +118,7 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 
 
 def wins(results: Sequence[Result]) -> Iterator[str]:
-    """Where a peer is better than the best of Driftline's, a sentence each."""
+    """Return a sentence for each cell in which a peer beats the best of Driftline's."""
     right = [result for result in results if result.is_right]
     ours = [result for result in right if result.family == OURS]
     for name, measure in MEASURES.items():

@@ -3,11 +3,11 @@
     python -m benchmarks.replay [--history ourairports_runways] [--upto N] [--objective seconds]
 
 Both halves are the product's own: `Comparison` reads a SQLite file that SQL brings from commit to
-commit; `compare` opens with the partition, sketch and prediction that `prepare` would open
-with, and learns from each refresh what `settle` would. Between them is a queue that serialises
-every message. Left out is Spark: our side is reduced and applied by the contract's numpy code
-(`replay_sides`), because 1,474 refreshes in Spark take an hour; the messages are the same, and
-`tests/pair/test_replay.py` takes some of these commits through all of the product.
+commit; `compare` opens with the partition, sketch and prediction of `prepare`, and learns from each
+refresh what `commit` would. Between them is a queue that carries every message. Left out is Spark:
+our side is reduced and applied by the contract's numpy code (`replay_sides`), because 1,474
+refreshes in Spark take an hour; the messages are the same, and `tests/pair/test_replay.py` takes
+some of these commits through all of the product.
 
  1. After every refresh ours − removed + shipped is, byte for byte, the state that the curators
     recorded; its digest is the one that the source told; the changes counted are the commit's.
@@ -125,7 +125,7 @@ class Warehouse:
         )
 
     def _known(self, shape: Shape, at: datetime) -> Known:
-        """As `prepare` knows before the refresh."""
+        """Return what `refresh.prepare` knows before the refresh."""
         copy, rows = self.copy, len(self.copy.rows)
         level = self.line.level(rows)
         return Known(
@@ -147,14 +147,14 @@ class Warehouse:
     def _modelled(
         self, known: Known, expected: Expected | None, out: Outcome, changed: int
     ) -> int | None:
-        """As `settle` notes it."""
+        """Return the model of costs as `refresh.commit` reports it."""
         if not known.rows or out.method is not Method.SKETCH or out.is_equal:
             return None
         found = modelled(known, expected, changed, out.method, out.theirs.count)
         return None if found is None else found.bytes
 
     def _side(self, known: Known, expected: Expected | None, salt: Salt) -> OurSide:
-        """As `prepare` reduces it."""
+        """Reduce our side as `refresh.prepare` does."""
         lister = Rows(self.copy, salt)
         costs = Costs(known.prices, known.line, known.integer_key)
         if not known.rows:
@@ -184,7 +184,7 @@ class Warehouse:
     def _learn(
         self, out: Outcome, at: datetime, before: int, inserted: int, updated: int, deleted: int
     ) -> None:
-        """As `settle` learns; `before` are our rows then."""
+        """Learn prices as `refresh.commit` does; `before` are our rows then."""
         is_load, changed = not self.runs, inserted + updated + deleted
         rows = len(self.copy.rows)
         run = Run(at, inserted, updated, deleted, rows, is_load, out.method.value, out.scans, 0.0)
@@ -244,7 +244,7 @@ def replay(
 
 
 def times_of(name: str) -> dict[int, datetime]:
-    """When each commit was made; 0 is the load."""
+    """Return the time of each commit; 0 is the load."""
     with (DATA / name / "versions.csv").open(newline="") as file:
         times = {0: datetime.fromisoformat(next(csv.DictReader(file))["committer_date"])}
     with (DATA / name / "changes_all_commits.csv").open(newline="") as file:

@@ -49,7 +49,7 @@ SQL_TYPES = {"INTEGER": "INTEGER", "DOUBLE": "REAL", "VARCHAR": "TEXT"}
 
 
 class Recorded:
-    """What the curators recorded, row by row: as values, as row bytes, as lines of CSV."""
+    """Recorded rows of one commit: as values, as row bytes, as lines of CSV."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -141,7 +141,7 @@ class Copy:
         self._hi = self._lo = np.zeros(0, np.uint64)
 
     def bounds(self) -> tuple[int, int] | None:
-        """As the files' own statistics say."""
+        """Return the bounds that the files' own statistics give."""
         return (int(self._where.min()), int(self._where.max())) if self.recipe.integer_key else None
 
     def quantiles(self) -> list[int]:
@@ -192,7 +192,7 @@ class Copy:
         return len(after - before), len(after & before), len(before - after)
 
     def load_bytes(self, salt: Salt) -> int:
-        """Of the messages in which a load would ship all of this, in the order of the keys."""
+        """Return the bytes of the messages of a load of all rows, in the order of their keys."""
         builder = FrameBuilder(self.recipe, salt, level=LOAD_LEVEL)
         order = np.argsort(self._where if self.recipe.integer_key else self.rows)
         mixed = mix(salt, self._hi[order], self._lo[order])
@@ -227,7 +227,7 @@ class Wire(Pair):
         return sum(reply.ByteSize() + FRAMING_BYTES for reply in self.received)
 
     def end_bytes(self) -> int:
-        """Of the end that says: nothing changed."""
+        """Return the bytes of the reply that nothing changed."""
         finished = pb.Finished()
         finished.CopyFrom(self.received[-1].finished)
         finished.equal, finished.scans, finished.rows_read = True, 1, finished.count
