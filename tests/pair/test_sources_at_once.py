@@ -187,6 +187,7 @@ def test_sources_are_compared_side_by_side(sources: Sources) -> None:
     sources.check()
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_answer_delays_nobody(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_an_unforeseen_error_in_a_thread_is_raised(
     assert not [t for t in threading.enumerate() if t.name.startswith("driftline-source")]
 
 
+@pytest.mark.slow
 def test_an_interrupted_command(sources: Sources) -> None:
     """Ctrl-C while a source is silent: the command ends at once, and loses nothing."""
     sources.refresh(Alone())
