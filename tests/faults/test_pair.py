@@ -11,6 +11,7 @@ import contextlib
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -123,14 +124,35 @@ def test_source_down(pair: Pair) -> None:
     converges(pair)
 
 
-def test_source_killed_while_it_ships(spark: SparkSession, tmp_path: Path) -> None:
-    """SIGKILL to the source agent's process; the next one goes on where it stopped."""
+def test_source_killed_while_it_ships(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL to the source agent's process; the next one goes on where it stopped.
+
+    A reset drops what gRPC holds and the agent has not read, so the kill waits for its reader.
+    """
+    kept, is_read = [0], threading.Event()
+    add = staging.Writer.add
+
+    def counted(writer: staging.Writer, frame: bytes) -> None:
+        add(writer, frame)
+        kept[0] += len(frame)
+        if kept[0] > 1_100_000:
+            is_read.set()
+
+    monkeypatch.setattr(staging.Writer, "add", counted)
     legacy = big_table(tmp_path, rows=8000)
     with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
         with SourceProcess(pair.source_toml()) as source, Relay(source.address) as relay:
             pair.address = relay.address
-            relay.cut_after(down=3_500_000, then=source.kill)
+
+            def kill() -> None:
+                assert is_read.wait(30)
+                source.kill()
+
+            relay.cut_after(down=2_500_000, then=kill)
             error = pair.error("orders")
+            assert is_read.is_set()
             assert relay.cuts == 1
             assert (error["code"], error["safe_to_retry"]) == ("UNREACHABLE", True)
         with SourceProcess(pair.source_toml()) as source:

@@ -31,7 +31,8 @@ def test_spark_that_does_not_start(tmp_path: Path, setting: str, says: str) -> N
     file = tmp_path / "warehouse.toml"
     address = f'address = "127.0.0.1:{server.port}"\ninsecure = true\n'
     file.write_text(
-        f'[warehouse]\npath = "{tmp_path}/warehouse"\nsmall_bytes = 0\n[spark]\n{setting}\n'
+        f'[warehouse]\npath = "{tmp_path}/warehouse"\nsmall_bytes = 0\nsources_at_once = 1\n'
+        f"[spark]\n{setting}\n"
         f"[sources.one]\n{address}[sources.two]\n{address}"
         '[fragments.first]\nsource = "one"\nrelation = "orders"\n'
         '[fragments.second]\nsource = "two"\nrelation = "orders"\n'
@@ -50,7 +51,7 @@ def test_spark_that_does_not_start(tmp_path: Path, setting: str, says: str) -> N
         server.stop()
     assert done.returncode == 2, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert sorted(report["name"] for report in reports) == ["first", "second"], done.stdout
+    assert [report["name"] for report in reports] == ["first", "second"], done.stdout
     for report in reports:
         assert report["error"]["code"] == "CONFIGURATION"
         assert report["error"]["where"] == "[spark]"
