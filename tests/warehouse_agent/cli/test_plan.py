@@ -8,9 +8,10 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import product
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
 from driftline.errors import ConfigurationError, NotFound
@@ -379,8 +380,33 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert predicted(pair).candidates[0].seconds is not None
 
 
+class Daily(datetime):
+    """A clock that a test moves on, by a day."""
+
+    days: ClassVar[int] = 0
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        """Return the same moment until the next day."""
+        return cls.fromtimestamp(LOADED.timestamp() + 86_400 * cls.days, tz)
+
+
+@pytest.fixture
+def daily_clock(monkeypatch: pytest.MonkeyPatch) -> type[Daily]:
+    """Give refreshes a clock: what they expect to change follows the time since the last one.
+
+    By the true clock, and whole seconds, two refreshes of a test may be 0, 1 or 5 seconds apart.
+    """
+    for module in ("cli.plan", "refresh.prepare", "report"):
+        monkeypatch.setattr(f"warehouse_agent.{module}.datetime", Daily)
+    monkeypatch.setattr(Daily, "days", 0)
+    return Daily
+
+
 @pytest.mark.parametrize("method", [None, *Method])
-def test_what_is_found_is_what_was_modelled(pair: Pair, method: Method | None) -> None:
+def test_what_is_found_is_what_was_modelled(
+    pair: Pair, daily_clock: type[Daily], method: Method | None
+) -> None:
     """Predicted before it, and of what was found, and what it took stand in every report."""
     if method is not None:
         pair.fragment_lines["orders"] = f'method = "{method.value}"'
@@ -390,6 +416,7 @@ def test_what_is_found_is_what_was_modelled(pair: Pair, method: Method | None) -
         )
         foretold = predicted(pair)
         report = pair.refresh()
+        daily_clock.days += 1
         assert report.predicted is not None
         assert report.predicted["what"] == foretold.chosen
     found, moved = report.modelled, report.bytes_sent + report.bytes_received
