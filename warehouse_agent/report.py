@@ -6,6 +6,7 @@ The same object is kept in `runs/<name>.jsonl`.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import sys
@@ -114,6 +115,13 @@ class Report:
         self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
         self.proof, self.checked_at = done.proof, done.checked_at
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
+
+    def with_result(self, done: Published) -> Report:
+        """Return what this report becomes once `done` is published."""
+        found = copy.deepcopy(self)
+        found.took(done)
+        found.recovered()
+        return found
 
     def to_json(self) -> str:
         """Return the report as one line of JSON."""

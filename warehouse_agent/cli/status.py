@@ -21,7 +21,7 @@ from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
 
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
-_OURS = ("layout", "clock", "changes_files")  # fields of a version for Driftline alone
+_OURS = ("layout", "clock", "changes_files", "report")  # fields of a version for Driftline alone
 HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
 NEVER = "nothing published yet"
 _NUMBERS = ("version", "rows")

@@ -1,19 +1,25 @@
 """Records of earlier refreshes, from which the next one decides.
 
 The table ω− of Lu, Liu and Hyland is the fragment's history of runs: one line for every refresh,
-also for those that found no change. Notes beside it have the prices of a row (`prices`) and the
-speed of the line. If records are lost, the next refresh costs more, and its result is the same.
+also for those that found no change. The commit of a version holds its line too: if the command was
+killed before it wrote the line, the next one does (`complete`). Notes beside the history have the
+prices of a row (`prices`) and the speed of the line. If records are lost, the next refresh costs
+more, and its result is the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Require, Source
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
@@ -33,6 +39,7 @@ CHECKED = "checked"
 DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 RTT_DAYS = 7  # between measurements, each of which opens a connection
+_IDENTITY = ("version", "previous_version", "as_of", "checked_at")  # of the report of a version
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of reading a line
 
 
@@ -88,6 +95,46 @@ class RunHistory:
             self.store.append_line(line, PRIVATE, "runs", f"{name}.jsonl")
 
 
+def complete(store: Store, name: str, newest: Snapshot | None) -> None:
+    """Write the line of the newest version if the command that published it could not.
+
+    Hold the fragment's lock. A line that cannot be written now is written by a later command.
+    """
+    report = newest.record.report if newest else None
+    # Older releases copy the report of another version when they publish its rows again.
+    if newest is None or report is None or report.get("version") != newest.version:
+        return
+    place = (PRIVATE, "runs", f"{name}.jsonl")
+    with contextlib.suppress(WarehouseUnavailable):
+        if is_missing(store.lines_backwards(*place), report):
+            store.append_line(json.dumps(report), *place)
+
+
+def is_missing(lines: Iterable[bytes], report: Mapping[str, Any]) -> bool:
+    """Return True if a history has no line of the report with which its newest version was
+    published, and never had one.
+
+    Refreshes that found this version equal to its source say that the line was written, though it
+    may be older than what is kept: each of them would have written it. The version may have the
+    number of one in an earlier table of the same name.
+
+    Args:
+        lines: of the history, the newest first.
+    """
+    version = report.get("version")
+    is_followed = has_others = False
+    for body in _succeeded(lines):
+        if all(body.get(key) == report.get(key) for key in _IDENTITY):
+            return False
+        if body.get("version") == body.get("previous_version") == version:
+            is_followed |= not has_others
+        elif is_followed:
+            return bool(body.get("version") == version)
+        else:
+            has_others = True
+    return not is_followed
+
+
 def runs(store: Store, name: str) -> list[Run]:
     """Return the successful refreshes since the last load, the load first."""
     return parse(store.read(PRIVATE, "runs", f"{name}.jsonl") or b"")
@@ -95,14 +142,9 @@ def runs(store: Store, name: str) -> list[Run]:
 
 def refreshed_at(store: Store, name: str) -> datetime | None:
     """Return when the last successful refresh, or part of one, had compared; None: never."""
-    lines = store.read(PRIVATE, "runs", f"{name}.jsonl") or b""
-    for line in reversed(lines.splitlines()):
-        try:
-            body = json.loads(line)
-            if body["error"] is None and body["command"] == "refresh":
-                return _moment(body["checked_at"])
-        except _DAMAGED:
-            continue
+    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*_DAMAGED):
+            return _moment(body["checked_at"])
     return None
 
 
@@ -202,6 +244,18 @@ def _noted(store: Store, source: Source) -> dict[str, object]:
 def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
     body = json.dumps(noted | {"address": source.address}).encode()
     store.write(body, PRIVATE, "sources", f"{source.name}.json")
+
+
+def _succeeded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the reports of refreshes that went well; skip others and damaged lines."""
+    for line in lines:
+        try:
+            body = json.loads(line)
+            is_one = body["error"] is None and body["command"] == "refresh"
+        except _DAMAGED:
+            continue
+        if is_one:
+            yield body
 
 
 def _run(body: dict[str, Any]) -> Run | None:

@@ -123,6 +123,7 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
         method=out.method.value,
         clock=p.stamp.clock_after,
         row_security=None if proven.security is None else proven.security.to_json(),
+        report=asdict(job.report.with_result(done)),
     )
 
 

@@ -87,6 +87,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         ConfigurationError, RecipeChanged, WarehouseUnavailable: see the steps.
     """
     base = repair.published(job)
+    record.complete(job.store, job.name, base)
     layout, rows_expected = _layout(job, base, describe)
     if (wanted := job.fragment.incremental) is not None:
         _check_key(layout, job.name)

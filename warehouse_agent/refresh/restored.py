@@ -107,6 +107,7 @@ def _numbered(job: Job, head: Snapshot, *, upto: int) -> Snapshot:
             repaired_files=0,
             repaired_rows=0,
             restored=head.version,
+            report=None,
         )
         new = NewVersion(newest, newest.layout, added=(), removed=(), record=record)
         formats.commit(job.store, job.name, new)

@@ -107,18 +107,23 @@ class Command:
         """Emit the last event of a fragment."""
         self.emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
 
-    def refused(self, report: Report, error: DriftlineError) -> None:
-        """Emit the report of a fragment on which no work began."""
-        self.published(report)
+    def refused(self, report: Report, error: DriftlineError, *, is_ours: bool) -> None:
+        """Emit the report of a fragment on which no work began; `is_ours`: we hold its lock."""
+        self.published(report, is_ours=is_ours)
         report.fail(error)
         self.finished(report)
 
-    def published(self, report: Report) -> None:
-        """Note the published version of a fragment that is not worked on."""
+    def published(self, report: Report, *, is_ours: bool = True) -> None:
+        """Note the published version of a fragment that is not worked on.
+
+        If we hold its lock, also complete its history.
+        """
         with contextlib.suppress(Exception):  # the report has the error of the table
             if (snapshot := formats.head(self.store, report.name)) is not None:
                 report.version = report.previous_version = snapshot.version
                 report.rows_total = snapshot.rows
+            if is_ours:
+                record.complete(self.store, report.name, snapshot)
 
 
 class SourceRuns:
@@ -146,12 +151,13 @@ class SourceRuns:
         """
         reports = {f.name: Report(f.name) for f in fragments}
         with contextlib.ExitStack() as locks:
-            left = list(fragments) if self._lost else self._locked(fragments, reports, locks)
+            is_ours = self._lost is None
+            left = self._locked(fragments, reports, locks) if is_ours else list(fragments)
             self._reach()
             if self._lost is not None:
                 for fragment in left:
                     reports[fragment.name].attempts = 0 if self._is_reached else 1
-                    self._command.refused(reports[fragment.name], self._lost)
+                    self._command.refused(reports[fragment.name], self._lost, is_ours=is_ours)
             elif left:
                 self._tried(left, reports)
         return list(reports.values())
@@ -166,7 +172,7 @@ class SourceRuns:
                 locks.enter_context(self._command.store.lock(fragment.name))
                 ours.append(fragment)
             except DriftlineError as locked:
-                self._command.refused(reports[fragment.name], locked)
+                self._command.refused(reports[fragment.name], locked, is_ours=False)
         return ours
 
     def _reach(self) -> None:

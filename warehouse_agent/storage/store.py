@@ -35,6 +35,7 @@ _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, 
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 50
 LINES_BYTES_MAX = 4 << 20  # of a file of lines: some 2,500 refreshes
+END_BYTES = 1 << 16  # of a file of lines that is read from its end, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +93,23 @@ class Store:
                 raise
 
     def append_line(self, line: str, *parts: str) -> None:
-        """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first."""
+        """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first.
+
+        A line that was cut in the middle of its writing is ended, so that it spoils no other.
+        """
         system, path = self._at(*parts)
         with file_errors("written", path):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             size = system.get_file_info(path).size or 0
             if self.is_local and size < LINES_BYTES_MAX:
-                with Path(path).open("a", encoding="utf-8") as out:
-                    out.write(line + "\n")
+                with Path(path).open("ab+") as out:
+                    if size:
+                        out.seek(-1, os.SEEK_END)
+                    cut = out.read(1) not in (b"", b"\n")
+                    out.write(b"\n" * cut + line.encode() + b"\n")
                 return
             before = self.read(*parts) or b""
+            before += b"\n" * (before[-1:] not in (b"", b"\n"))
             if size >= LINES_BYTES_MAX:
                 before = before[len(before) // 2 :].partition(b"\n")[2]
             self.write(before + line.encode() + b"\n", *parts)
@@ -150,6 +158,21 @@ class Store:
                 with system.open_input_stream(path) as source:
                     return bytes(source.readall())
         return None
+
+    def lines_backwards(self, *parts: str) -> Iterator[bytes]:
+        """Yield the lines of a file from the last to the first; read only what is asked for."""
+        system, path = self._at(*parts)
+        with file_errors("read", path), contextlib.suppress(FileNotFoundError):
+            if system.get_file_info(path).type is not fs.FileType.File:
+                return
+            with system.open_input_file(path) as source:
+                begin, rest = source.size(), b""
+                while begin:
+                    end, begin = begin, max(begin - END_BYTES, 0)
+                    source.seek(begin)
+                    rest, *lines = (source.read(end - begin) + rest).split(b"\n")
+                    yield from reversed(lines)
+                yield rest
 
     def read_json(self, *parts: str) -> dict[str, object]:
         """Return a small JSON file that may be lost; empty if it is not there or damaged."""

@@ -40,6 +40,8 @@ class VersionRecord:
         clock: when versions were published; None in tables without row statistics.
         row_security: JSON of `row_security.PolicyDigests`; None if the source sent none.
         restored: the version whose rows were published again; else None.
+        report: JSON of the report of the command that published it, without the time of the commit;
+            None in older tables and where rows were published again.
         body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
@@ -62,6 +64,7 @@ class VersionRecord:
     clock: Clock | None = None
     row_security: dict[str, Any] | None = None
     restored: int | None = None
+    report: dict[str, Any] | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -88,11 +91,12 @@ class VersionRecord:
         known["changes_files"] = list(self.changes_files)
         known["clock"] = None if self.clock is None else self.clock.to_json()
         kept = {k: v for k, v in known.items() if v is not None or k not in _LATER}
-        return {**self.body, **kept}
+        merged = {**self.body, **kept}
+        return {k: v for k, v in merged.items() if k in kept or k not in known}
 
 
 _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
-_LATER = ("clock", "row_security", "restored")  # left out of the JSON where they are None
+_LATER = ("clock", "row_security", "restored", "report")  # left out of the JSON where they are None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from warehouse_agent.history.record import (
     Checked,
     changes_expected,
     checked,
+    is_missing,
     line,
     note_checked,
     note_limits,
@@ -125,6 +126,41 @@ def test_when_a_fragment_was_last_refreshed(tmp_path: Path) -> None:
     assert refreshed_at(store, "orders") == datetime(2026, 1, 2, tzinfo=UTC)
     store.write("\n".join(lines[2:]).encode(), PRIVATE, "runs", "orders.jsonl")
     assert refreshed_at(store, "orders") is None
+
+
+# Histories, the oldest line first: (previous version, version, checked at); None: a failure.
+HISTORIES: dict[str, tuple[bool, list[tuple[int | None, int, int] | None]]] = {
+    "no line": (True, []),
+    "only failures": (True, [None, None]),
+    "written": (False, [(None, 0, 1), (4, 5, 9)]),
+    "written, then failures": (False, [(4, 5, 9), None, None]),
+    "written, then nothing changed": (False, [(3, 4, 8), (4, 5, 9), (5, 5, 10), None]),
+    "missing": (True, [(None, 0, 1), (3, 4, 8)]),
+    "missing, failures": (True, [(3, 4, 8), (4, 4, 8), None]),
+    "only unchanged ones are kept": (False, [None, (5, 5, 10), (5, 5, 11)]),
+    "lost by an older release": (False, [(3, 4, 8), (5, 5, 10)]),
+    "of an earlier table": (True, [(3, 4, 1), (4, 5, 2)]),
+    "of an earlier table, and nothing changed": (True, [(4, 5, 2), (5, 5, 3)]),
+    "of an earlier table that went on": (True, [(4, 5, 2), (5, 5, 3), (5, 6, 4)]),
+    "a table restored without its notes": (False, [(4, 5, 9), (5, 6, 10), (6, 6, 11)]),
+    "a wrong clock": (False, [(4, 5, 9), (5, 5, 2)]),
+}
+
+
+@pytest.mark.parametrize("case", HISTORIES)
+def test_whether_the_line_of_a_version_is_missing(case: str) -> None:
+    def at(moment: int) -> dict[str, str]:
+        return {"checked_at": f"2026-01-{moment:02}T00:00:00Z", "as_of": f"2026-01-{moment:02}"}
+
+    lines = [
+        said(error={"code": "LOCKED"}, version=5, previous_version=5)
+        if told is None
+        else said(previous_version=told[0], version=told[1], **at(told[2]))
+        for told in HISTORIES[case][1]
+    ]
+    report = json.loads(said(previous_version=4, version=5, **at(9)))
+    newest_first = [b"", b'{"torn": ', *(line.encode() for line in reversed(lines))]
+    assert is_missing(newest_first, report) is HISTORIES[case][0]
 
 
 def test_a_new_load_begins_a_new_history() -> None:

@@ -63,6 +63,25 @@ def test_lines_are_added(store: Store) -> None:
     assert store.read(PRIVATE, "runs", "a.jsonl") == "one\nzwölf\n".encode()
 
 
+def test_a_line_that_was_cut_spoils_no_other(store: Store) -> None:
+    store.write(b"one\ntw", PRIVATE, "runs", "a.jsonl")
+    for line in ("three", "four"):
+        store.append_line(line, PRIVATE, "runs", "a.jsonl")
+    assert store.read(PRIVATE, "runs", "a.jsonl") == b"one\ntw\nthree\nfour\n"
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 16])
+def test_lines_are_read_from_the_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("warehouse_agent.storage.store.END_BYTES", block)
+    assert [*store.lines_backwards("a.jsonl")] == []
+    for text in ("", "\n", "one", "one\n", "one\n\nzwölf\nthree", "a\nb\nc\n" * 9):
+        store.write(text.encode(), "a.jsonl")
+        found = [line.decode() for line in store.lines_backwards("a.jsonl") if line]
+        assert found == [line for line in text.split("\n")[::-1] if line]
+
+
 def test_old_lines_go_when_there_are_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warehouse_agent.storage.store.LINES_BYTES_MAX", 100)
     for number in range(1000):

@@ -64,6 +64,7 @@ RECORD = VersionRecord(
     clock=Clock((0, 2), (1.5, 1e9 + 0.1)),
     row_security={"digest": "00", "policies": [["t", "p", "01"]]},
     restored=7,
+    report={"version": 1, "seconds": {"apply": 0.5}},
 )
 
 
