@@ -5,9 +5,9 @@ first, so that a report is on disk before it is printed, then those that the com
 terminal, the answers). A metric or a notification is one more listener. Events of several sources
 come from several threads and are mixed; one event is passed at a time.
 
-Every fragment of a command gets exactly one `RefreshCommitted` or `RefreshFailed`, directly after
-its own commit or last failure and before the next fragment of its source is applied. A refresh does
-not depend on its listeners: see `Runner`.
+Every fragment of a command gets exactly one `RefreshNotStarted`, `RefreshCommitted` or
+`RefreshFailed`; the last two directly after its own commit or last failure and before the next
+fragment of its source is applied. A refresh does not depend on its listeners: see `Runner`.
 
 The report is not built from events: that would repeat its 30 counts in the types below. The last
 event of a fragment carries the finished report.
@@ -78,5 +78,13 @@ class RefreshFailed:
     report: Report
 
 
-Event = RefreshStarted | PhaseStarted | RowsRead | RefreshRetried | RefreshCommitted | RefreshFailed
+@dataclass(frozen=True, slots=True)
+class RefreshNotStarted:
+    """The fragment was left as it is, because of the command's deadline."""
+
+    report: Report
+
+
+RefreshEnded = RefreshCommitted | RefreshFailed | RefreshNotStarted
+Event = RefreshStarted | PhaseStarted | RowsRead | RefreshRetried | RefreshEnded
 Listener = Callable[[Event], None]

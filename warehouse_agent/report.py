@@ -24,6 +24,7 @@ from driftline.types import Recipe
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
+PARTIAL = 3  # exit code: some fragments failed, some did not; or some were not started
 
 _log = logging.getLogger("driftline")
 
@@ -100,12 +101,20 @@ class Report:
     tiles: int | None = None  # in the pass; None: one exchange
     tiles_done: int | None = None
     resumed_at: int | None = None  # tiles that earlier commands had finished
+    not_started: str | None = None  # why, with a deadline; nothing was asked or written
     error: dict[str, Any] | None = None
 
     @property
     def rows_changed(self) -> int:
         """Return the number of inserted, updated and deleted rows."""
         return self.rows_inserted + self.rows_updated + self.rows_deleted
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of a command on this fragment alone."""
+        if self.not_started is not None:
+            return PARTIAL
+        return int(self.error["exit_code"]) if self.error else 0
 
     def took(self, done: Published) -> None:
         """Note the version that readers see now and what it took."""

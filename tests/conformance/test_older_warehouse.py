@@ -50,7 +50,11 @@ OF_A_DAY = {"as_of", "checked_at", "published_at", "clock"}  # of a version
 
 Rows = list[tuple[Any, ...]]
 Run = Callable[..., list[dict[str, Any]]]
-SINCE = {"places", "report"}  # keys of the report and of a commit that are younger than the fixture
+SINCE = {
+    "places",
+    "not_started",
+    "report",
+}  # keys of the report and of a commit that are younger than the fixture
 
 
 def told(value: Any) -> Any:

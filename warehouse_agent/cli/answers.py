@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 
 from warehouse_agent.cli.progress import Display
-from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
+from warehouse_agent.events import Event, RefreshEnded
 from warehouse_agent.report import Report, counted
 
-FAILED_NAMED_MAX = 10  # fragments, in the line at the end
+NAMED_MAX = 10  # fragments that failed, or were not started, in the line at the end
 
 
 class Answers:
@@ -33,7 +33,7 @@ class Answers:
         Raises:
             BrokenPipeError: nobody reads the answers any more.
         """
-        if not isinstance(event, RefreshCommitted | RefreshFailed):
+        if not isinstance(event, RefreshEnded):
             return
         self._reports.append(event.report)
         try:
@@ -81,19 +81,26 @@ class Answers:
 def total_of(reports: Sequence[Report], seconds: float) -> str:
     """Return one line for a person about all fragments of a refresh that took `seconds`."""
     failed = [report.name for report in reports if report.error is not None]
+    late = [report.name for report in reports if report.not_started is not None]
     changed = sum(report.rows_changed for report in reports if report.error is None)
     moved = sum(report.bytes_sent + report.bytes_received for report in reports)
-    names = ", ".join(failed[:FAILED_NAMED_MAX])
-    more = ", …" if len(failed) > FAILED_NAMED_MAX else ""
     return (
         f"{counted(len(reports), 'fragment')} in {seconds:,.1f} s: {counted(changed, 'row')} "
-        f"changed, {counted(moved, 'byte')}, {len(failed) or 'none'} failed"
-        f"{f' ({names}{more})' if failed else ''}"
+        f"changed, {counted(moved, 'byte')}, {len(failed) or 'none'} failed{_named(failed)}"
+        f"{f', {len(late)} not started{_named(late)}' if late else ''}"
     )
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return the first names in brackets, nothing if there is none."""
+    more = ", …" if len(names) > NAMED_MAX else ""
+    return f" ({', '.join(names[:NAMED_MAX])}{more})" if names else ""
 
 
 def text_of(report: Report) -> str:
     """Return one line for a person about what a refresh did."""
+    if report.not_started is not None:
+        return f"{report.name}: not started. {report.not_started}"
     took = [
         counted(report.bytes_sent + report.bytes_received, "byte"),
         counted(report.round_trips, "round trip"),

@@ -55,7 +55,7 @@ def refresh(
         runner = Runner(spark or session.Deferred(config.spark), config, (display, answers))
         reports = runner.refresh(chosen, Options(**allowed))
         answers.end()
-    return [int(report.error["exit_code"]) if report.error else 0 for report in reports]
+    return [report.exit_code for report in reports]
 
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from warehouse_agent.config import Fragment, WarehouseConfig
 
 USAGE = 2
-PARTIAL = 3  # some fragments failed, some did not
 INTERRUPTED = 130
+
+_DURATION = re.compile("(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
+_UNITS_S = (86_400, 3600, 60, 1)
 
 _log = logging.getLogger("driftline")
 
@@ -71,6 +74,17 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     context.obj = config
 
 
+def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Return a duration, such as `2h` or `1h30m`, in seconds; refuse one that is shorter than 1."""
+    found = _DURATION.fullmatch(text or "")
+    amounts = [int(amount or 0) for amount in found.groups()] if found else [0]
+    seconds = sum(a * b for a, b in zip(amounts, _UNITS_S, strict=False))
+    if text is not None and not seconds:
+        message = f"{text!r} is no duration. Write it like 2h, 90m, 1h30m or 1d."
+        raise click.BadParameter(message, param=parameter)
+    return seconds or None
+
+
 _all = click.option("--all", "all_", is_flag=True, help="Every fragment of the file.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -89,12 +103,14 @@ def _on_fragments(
     def add_command(action: Callable[..., list[int]]) -> None:
         def command(file: Path, names: Sequence[str], all_: bool, **chosen: Any) -> None:
             from warehouse_agent.config import load, select
+            from warehouse_agent.report import PARTIAL
 
             config = load(file)
             all_ |= not names and not is_named
             codes = action(config, select(config, names, all_), **chosen)
             if failed := [code for code in codes if code]:
-                sys.exit(PARTIAL if len(failed) < len(codes) else _common(failed))
+                is_partial = len(failed) < len(codes) or PARTIAL in failed
+                sys.exit(PARTIAL if is_partial else _common(failed))
 
         decorated: Any = command
         for add in (_json, *options, _all, click.argument("names", nargs=-1), click.pass_obj):
@@ -160,6 +176,13 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) ->
         "--allow-shrink", is_flag=True, help="Accept that more than half the rows are gone."
     ),
     click.option("--accept-schema", is_flag=True, help="Accept changed columns or a changed key."),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        metavar="DURATION",
+        callback=_seconds,
+        help="Start nothing that by its history would end later, such as 2h or 1h30m from now.",
+    ),
 )
 def refresh(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
     """Make fragments, by default all, equal to their relations; prove it; publish."""

@@ -24,6 +24,7 @@ from warehouse_agent.events import (
     PhaseStarted,
     RefreshCommitted,
     RefreshFailed,
+    RefreshNotStarted,
     RefreshRetried,
     RowsRead,
 )
@@ -106,7 +107,7 @@ class Display:
                 self._show(name, step, one_line(phase, PHASE_CHARACTERS_MAX), event)
             case RefreshRetried():
                 self.note(event.text)
-            case RefreshCommitted(report) | RefreshFailed(report):
+            case RefreshCommitted(report) | RefreshFailed(report) | RefreshNotStarted(report):
                 self._finish(report.name)
 
     def _finish(self, name: str) -> None:

@@ -148,6 +148,21 @@ def refreshed_at(store: Store, name: str) -> datetime | None:
     return None
 
 
+def durations_s(store: Store, name: str, most: int) -> list[float]:
+    """Return the seconds that the last successful refreshes since a load took, the newest first;
+    if there is none since, those of the load."""
+    found: list[float] = []
+    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*_DAMAGED):
+            seconds = sum(map(_amount, body["seconds"].values()))
+            if body["previous_version"] is None:
+                return found or [seconds]
+            found.append(seconds)
+            if len(found) == most:
+                break
+    return found
+
+
 def parse(lines: bytes) -> list[Run]:
     """Return the successful refreshes since the last load, oldest first; skip damaged lines."""
     found: list[Run] = []

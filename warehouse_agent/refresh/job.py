@@ -46,6 +46,7 @@ class Options:
         allow_shrink: publish a source with less than half of the rows.
         repair: pull lost files again, also if most files of a version are missing.
         accept_restored: go on from a table that is older than what was published.
+        deadline_s: start nothing that is expected to end later, in seconds from the beginning.
         suspects: fragment names and paths of data files to be read again before they are used.
     """
 
@@ -53,6 +54,7 @@ class Options:
     allow_shrink: bool = False
     repair: bool = False
     accept_restored: bool = False
+    deadline_s: float | None = None
     suspects: frozenset[tuple[str, str]] = frozenset()
 
 

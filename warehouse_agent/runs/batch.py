@@ -77,6 +77,7 @@ class Runner:
             A report for every fragment, in the order of `fragments`; failures are in the reports.
         """
         announcer = _Announcer(RunHistory(self.store), self.listeners)
+        deadline_s = options.deadline_s
         command = Command(
             steps=Steps(self.spark, self.config.small_bytes),
             store=self.store,
@@ -85,6 +86,7 @@ class Runner:
             sleep=self.sleep or announcer.wait,
             attempts=self.attempts,
             wait_s_max=WAIT_S_MAX,
+            ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
         )
         refreshed_at = {f.name: _refreshed_at(self.store, f.name) for f in fragments}
         turns = [

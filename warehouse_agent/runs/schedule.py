@@ -4,18 +4,24 @@ A run is the fragments of one source that share a snapshot. Fragments of higher 
 of one priority those that were refreshed longest ago, and before them those that never were; then
 the name decides. The source of the first fragment comes first.
 
+With a deadline, a run has only those of its fragments that by their history end in time. They are
+prepared, compared and finished together, so their durations are added; the median of a fragment's
+last refreshes says how long it takes. Rejected: the longest of them. One slow day would keep a
+fragment out of every later command, whose refresh alone could show that it is fast again.
+
 A refresh in tiles takes long and shares no snapshot. So it is a run of its own after the other runs
 of its source, whatever its priority, and lets other sources go first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from warehouse_agent.config import Fragment, Source
 
+DURATIONS = 5  # of a fragment, from which the next one is expected
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -60,3 +66,26 @@ def schedule(
         tiled = tuple(f for f in ordered if f.incremental)
         found.append(SourceSchedule(ordered[0].source, tuple(runs), tiled))
     return found
+
+
+def expected_s(durations_s: Sequence[float]) -> float:
+    """Return the seconds that a refresh is expected to take: the median of earlier ones, the longer
+    of two; 0 without any, so that a fragment without history is started while any time is left."""
+    return sorted(durations_s)[len(durations_s) // 2] if durations_s else 0.0
+
+
+def in_time(
+    run: Iterable[Fragment], expected_s: Mapping[str, float], left_s: float
+) -> list[Fragment]:
+    """Return the fragments of a run that are expected to end in time, in their order.
+
+    Args:
+        expected_s: seconds, by name.
+        left_s: seconds until the deadline; at 0 no fragment is started.
+    """
+    chosen, takes_s = list[Fragment](), 0.0
+    for fragment in run:
+        if left_s > 0 and takes_s + expected_s[fragment.name] <= left_s:
+            takes_s += expected_s[fragment.name]
+            chosen.append(fragment)
+    return chosen

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,6 +38,7 @@ from warehouse_agent.events import (
     Listener,
     RefreshCommitted,
     RefreshFailed,
+    RefreshNotStarted,
     RefreshRetried,
     RefreshStarted,
 )
@@ -51,7 +52,7 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.prepare import Prepared, prepare
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
-from warehouse_agent.runs import preflight
+from warehouse_agent.runs import preflight, schedule
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import formats
@@ -78,6 +79,7 @@ class Command:
         sleep: waits for seconds.
         attempts: of a refresh, if its errors are retryable.
         wait_s_max: the longest pause between two attempts, before some jitter.
+        ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
     """
 
     steps: Steps
@@ -87,6 +89,7 @@ class Command:
     sleep: Callable[[float], None]
     attempts: int
     wait_s_max: float
+    ends_at: float | None = None
 
     @property
     def is_deferred(self) -> bool:
@@ -112,6 +115,29 @@ class Command:
         self.published(report, is_ours=is_ours)
         report.fail(error)
         self.finished(report)
+
+    def in_time(
+        self, fragments: Sequence[Fragment], reports: Mapping[str, Report]
+    ) -> list[Fragment]:
+        """Return the fragments of a run to start now; report those that would end too late."""
+        if self.ends_at is None:
+            return list(fragments)
+        takes_s, left_s = dict[str, float](), self.ends_at - time.monotonic()
+        for fragment in fragments:
+            takes_s[fragment.name] = 0.0
+            with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
+                durations_s = record.durations_s(self.store, fragment.name, schedule.DURATIONS)
+                takes_s[fragment.name] = schedule.expected_s(durations_s)
+        chosen = schedule.in_time(fragments, takes_s, left_s)
+        for name in (f.name for f in fragments if f not in chosen):
+            report = reports[name]
+            report.not_started = (
+                f"By its history it takes {takes_s[name]:,.0f} s, and until the deadline "
+                f"{max(left_s, 0):,.0f} s are left for its run."
+            )
+            self.published(report, is_ours=False)
+            self.emit(RefreshNotStarted(report))
+        return chosen
 
     def published(self, report: Report, *, is_ours: bool = True) -> None:
         """Note the published version of a fragment that is not worked on.
@@ -150,6 +176,8 @@ class SourceRuns:
         Their locks are held from here until all are done.
         """
         reports = {f.name: Report(f.name) for f in fragments}
+        if not (fragments := self._command.in_time(fragments, reports)):
+            return list(reports.values())
         with contextlib.ExitStack() as locks:
             is_ours = self._lost is None
             left = self._locked(fragments, reports, locks) if is_ours else list(fragments)

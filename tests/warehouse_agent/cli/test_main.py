@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 from driftline.errors import ConfigurationError
 from pyspark.sql import SparkSession
@@ -34,7 +36,8 @@ REPORT = [
     "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
     "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
     "method", "consistency", "proof", "fingerprint", "miss_probability", "as_of", "checked_at",
-    "attempts", "retried", "tiles", "tiles_done", "resumed_at", "error",
+    "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
+    "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
@@ -340,6 +343,30 @@ def test_some_went_well(pair: Pair, run: Run) -> None:
     assert "error NOT_FOUND" in ended.err
     ended = run("refresh", "items", "--json", config=pair.warehouse_toml())
     assert ended.code == 1, "alone it is a failure, not a partial success"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("45s", 45), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1d", 86_400),
+        ("1d2h3m4s", 93_784), ("999999d", 86_399_913_600),
+    ],
+)  # fmt: skip
+def test_durations(text: str, seconds: int) -> None:
+    context = click.Context(main.cli)
+    assert main._seconds(context, click.Option(["--deadline"]), text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2", "h", "0s", "-1h", "1.5h", "2 h", "30m1h", "1h1h", "2H", "1w", "٢h", "9999999d"],
+)
+def test_a_duration_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    config = tmp_path / "warehouse.toml"
+    config.write_text('[warehouse]\npath = "w"\n')
+    ended = CliRunner().invoke(main.cli, ["--config", str(config), "refresh", "--deadline", text])
+    assert ended.exit_code == 2
+    assert f"'--deadline': {text!r} is no duration. Write it like 2h, 90m" in ended.output
 
 
 def test_every_step_is_shown_and_the_total_of_all(

@@ -19,6 +19,7 @@ from warehouse_agent.history.record import (
     Checked,
     changes_expected,
     checked,
+    durations_s,
     is_missing,
     line,
     note_checked,
@@ -161,6 +162,26 @@ def test_whether_the_line_of_a_version_is_missing(case: str) -> None:
     report = json.loads(said(previous_version=4, version=5, **at(9)))
     newest_first = [b"", b'{"torn": ', *(line.encode() for line in reversed(lines))]
     assert is_missing(newest_first, report) is HISTORIES[case][0]
+
+
+def test_how_long_refreshes_took(tmp_path: Path) -> None:
+    """The newest first; parts count, failures and what was before a load do not."""
+    store = Store(str(tmp_path))
+    assert durations_s(store, "orders", 5) == []
+
+    def took(seconds: float, **facts: object) -> str:
+        return said(seconds={"reduce": 1.0, "apply": seconds - 1.0}, **facts)
+
+    def keep(*lines: str) -> None:
+        store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
+
+    load = took(60, previous_version=None)
+    keep(took(9), load)
+    assert durations_s(store, "orders", 5) == [60]
+    later = [took(2), took(3, error={}), said(seconds={"a": -1}), took(4, rows_left=9), "{"]
+    keep(took(9), load, *later)
+    assert durations_s(store, "orders", 5) == [4, 2]
+    assert durations_s(store, "orders", 1) == [4]
 
 
 def test_a_new_load_begins_a_new_history() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.planning.tiling import Incremental
-from warehouse_agent.runs.schedule import SourceSchedule, schedule
+from warehouse_agent.runs.schedule import SourceSchedule, expected_s, in_time, schedule
 
 ERP, CRM = Source("erp", "erp:1"), Source("crm", "crm:1")
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
@@ -103,3 +103,41 @@ def test_the_order_does_not_depend_on_that_of_the_file(ahead: int | None) -> Non
     for seed in range(5):
         random.Random(seed).shuffle(fragments)
         assert schedule(fragments, refreshed_at, ahead=ahead) == expected
+
+
+@pytest.mark.parametrize(
+    ("took", "expected"),
+    [([], 0), ([7], 7), ([1, 9], 9), ([9, 1, 2], 2), ([900, 1, 2, 3, 4], 3), ([1, 2, 3, 4], 3)],
+)
+def test_one_slow_day_does_not_decide(took: list[float], expected: float) -> None:
+    assert expected_s(took) == expected
+
+
+@pytest.mark.parametrize(
+    ("left_s", "expected"),
+    [
+        (-5, []),
+        (0, []),  # not even one without history
+        (0.1, ["new"]),
+        (10, ["new", "minute"]),
+        (60, ["hour", "new"]),
+        (69, ["hour", "new"]),
+        (70, ["hour", "new", "minute"]),
+    ],
+)
+def test_a_run_has_what_ends_in_time(left_s: float, expected: list[str]) -> None:
+    run = [fragment(name) for name in ("hour", "new", "minute")]
+    takes_s = {"hour": 60.0, "new": 0.0, "minute": 10.0}
+    assert [f.name for f in in_time(run, takes_s, left_s)] == expected
+
+
+@given(st.lists(st.floats(0, 100), max_size=9), st.floats(-10, 300))
+def test_no_run_is_expected_to_end_late(takes: list[float], left_s: float) -> None:
+    run = [fragment(str(number)) for number in range(len(takes))]
+    takes_s = {f.name: takes[int(f.name)] for f in run}
+    chosen = in_time(run, takes_s, left_s)
+    total = sum(takes_s[f.name] for f in chosen)
+    assert total <= max(left_s, 0)
+    assert chosen == [f for f in run if f in chosen]
+    if left_s > 0:
+        assert all(total + takes_s[f.name] > left_s - 1e-9 for f in run if f not in chosen)
