@@ -36,7 +36,6 @@ from driftline.arrays import Floats, Integers
 
 from benchmarks.expect import HISTORIES, Schedule, load_s_of, seconds, snapshots
 from tests.harness.histories import DATA, History, available
-from tests.reference.update_probability import probability
 from warehouse_agent.planning import update_probability
 from warehouse_agent.planning.change_forecast import HISTORY_MAX, Expected, Past
 
@@ -138,7 +137,7 @@ class Before:
     def ours(self, rate: Floats) -> Floats:
         view = outlook_of(self.table, self.elapsed_s, self.share)
         columns = (self.table.first_s, self.table.changed_s, rate)
-        return probability(view, *(column[self.at] for column in columns))
+        return update_probability.probability(view, *(column[self.at] for column in columns))
 
 
 def paper(before: Before) -> Floats:

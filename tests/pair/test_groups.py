@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill, order
 from warehouse_agent.cli import status
 from warehouse_agent.methods import units
 from warehouse_agent.methods.units import TURN
+from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import finish, prepare
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.storage import formats
@@ -314,7 +316,8 @@ def test_rows_in_no_unit_are_not_published_twice(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are shipped before the totals are known to be equal."""
-    monkeypatch.setattr(prepare, "_probability", lambda *_: "1.0D")
+    certain = partial(Outlook, share=1e3, now_s=1e9, elapsed_s=1e12)
+    monkeypatch.setattr(prepare, "_outlook", lambda _base, _changes, stamp: certain(stamp.clock))
     pair.fragment_lines["orders"] = 'method = "group"'
     pair.refresh("orders")
     pair.legacy.execute("UPDATE orders SET note = 'later' WHERE id < 100")

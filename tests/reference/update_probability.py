@@ -1,27 +1,33 @@
-"""The probability that a row is updated before the next refresh, in numpy.
-
-`planning.update_probability` has the formula and evaluates it in Spark.
-"""
+"""The formula of `update_probability` for one row, by the book: the answer to compare with."""
 
 from __future__ import annotations
 
-import numpy as np
-from driftline.arrays import Floats
+import math
 
-from warehouse_agent.planning.update_probability import PRIOR, TAU_S, Outlook
+from warehouse_agent.planning.update_probability import PRIOR, TAU_S, Clock, Outlook
 
 
-def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
-    """Return P({±t}) of rows, float64 [n] in (0, 1].
+def probability(view: Outlook, first: int | None, changed: int | None, rate: float | None) -> float:
+    """Return P({±t}) of a row, in (0, 1], from its statistics."""
+    middle_s = view.now_s - view.elapsed_s / 2
+    age = max(middle_s - _time(view.clock, changed), 0.0)
+    life = max(middle_s - _time(view.clock, first), 0.0)
+    counted = (rate or 0.0) * math.exp(-age / TAU_S)
+    seen = TAU_S * (1 - math.exp(-life / TAU_S))
+    per_day = view.share / view.elapsed_s
+    updates = view.elapsed_s * per_day * (PRIOR + counted) / (PRIOR + seen * per_day)
+    return -math.expm1(-updates)
 
-    Args:
-        first, changed: versions, float64 [n]; NaN for null.
-        rate: float64 [n]; NaN for null.
-    """
-    clock, middle_s = view.clock, view.now_s - view.elapsed_s / 2
-    age = np.maximum(middle_s - clock.times(changed), 0)
-    life = np.maximum(middle_s - clock.times(first), 0)
-    counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)
-    seen = -np.expm1(-life / TAU_S) * TAU_S
-    hazard = view.share * (PRIOR + counted) / (PRIOR + seen * (view.share / view.elapsed_s))
-    return -np.expm1(-hazard)
+
+def _time(clock: Clock, version: int | None) -> float:
+    """Return seconds since 1970 of a version, on the line between its neighbours."""
+    if version is None or version <= clock.versions[0]:
+        return clock.seconds[0]
+    for (a, start), (b, end) in zip(
+        zip(clock.versions, clock.seconds, strict=True),
+        zip(clock.versions[1:], clock.seconds[1:], strict=True),
+        strict=False,
+    ):
+        if version <= b:
+            return start + (end - start) * (version - a) / (b - a)
+    return clock.seconds[-1]

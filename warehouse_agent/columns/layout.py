@@ -142,11 +142,6 @@ class Layout:
         """The published name of the key, where it is one integer."""
         return self.names[0] if self.recipe.integer_key else None
 
-    @property
-    def position_sql(self) -> str:
-        """Spark SQL for the position of a row."""
-        return f"cast({quoted(self.names[0])} as bigint)" if self.recipe.integer_key else POSITION
-
     def batch(
         self,
         columns: Sequence[Ragged],

@@ -27,6 +27,7 @@ from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
@@ -48,9 +49,9 @@ class Lister(Protocol):
 class WorkingCopy:
     """Our rows that are compared, always a set of files; each listing is one step.
 
-    `probability_sql` is Spark SQL for the probability that a row was updated; `notes` are those of
-    earlier refreshes; `phase` measures the time of a phase; `within` are the first and last
-    position of a tile, both inclusive, and no other rows are listed.
+    `outlook` says how likely each row was updated, None: all alike; `notes` are those of earlier
+    refreshes; `phase` measures the time of a phase; `within` are the first and last position of a
+    tile, both inclusive, and no other rows are listed.
     """
 
     steps: Steps
@@ -59,7 +60,7 @@ class WorkingCopy:
     files: tuple[DataFile, ...]
     salt: Salt
     phase: Callable[[str], AbstractContextManager[object]]
-    probability_sql: str = "cast(0 as double)"
+    outlook: Outlook | None = None
     notes: Mapping[str, object] = field(default_factory=dict)
     within: tuple[int, int] | None = None
 

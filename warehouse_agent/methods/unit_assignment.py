@@ -1,13 +1,13 @@
-"""Assign rows to units in Spark, by a plan of groups, without a global order.
+"""Assign rows to units, by a plan of groups, without a global order.
 
-Each task divides the rows of its Spark partition into classes of similar P({±t}). In each class a
-fixed number of keys, in key order, makes a unit, so the keys of a unit are near each other: key
-lists become short, and sources read by index. A task returns the units as they are sent (a third of
-a byte per key and 8 bytes per unit), so the driver never holds the rows. It leaves at most one
+Each task divides the rows of its files into classes of similar P({±t}). In each class a fixed
+number of keys, in key order, makes a unit, so the keys of a unit are near each other: key lists
+become short, and sources read by index. A task returns the units as they are sent (a third of a
+byte per key and 8 bytes per unit), so the driver never holds the rows. It leaves at most one
 incomplete unit per class, which costs about Φ_h; so there are few tasks.
 
-Rows whose keys are hashed to the same k must be in one unit, so they are first shuffled by k.
-Rejected: `row_number` over classes, for which Spark always shuffles.
+Rows whose keys are hashed to the same k must be in one unit, so one task has them all: at most
+GROUP_KEYS_MAX. Rejected: `row_number` over classes, for which Spark always shuffles.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from driftline.arrays import U64, Bools, Floats
+from driftline.arrays import U64, Bools, Floats, Integers
 from driftline.digests import Digest, Mixed, Salt, mix, xx_array
 from driftline.sketches import Embedding
 from driftline.units import UnitRun, UnitSums
 
-from warehouse_agent.columns.layout import HI, LO, Layout
+from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, Layout
 from warehouse_agent.methods.groups import UnitPiece
+from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
-from warehouse_agent.spark.executors import Batches, Task, driver_errors, task
-from warehouse_agent.tasks.digests import k_column, numbers
+from warehouse_agent.planning.update_probability import Outlook, probability
+from warehouse_agent.tasks.digests import Files, numbers, partials
+from warehouse_agent.tasks.scan import Function, Piece, scan
+from warehouse_agent.tasks.steps import Steps, size_of_digests
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_P, _K = "_driftline_p", "_driftline_k"
+_OMEGA = (FIRST, CHANGED, RATE)
+_COUNTED = pa.schema([("counts", pa.binary()), ("updates", pa.binary())])
+_POSITIONS = pa.schema([("positions", pa.binary())])
 # What a task returns: units, or in its last row the rows that are in none, and digests.
-_COLUMNS = (
-    ("size", "int"),
-    *((name, "binary") for name in ("ks", "digests", "ungrouped", "compared", "rest")),
+_ASSIGNED = pa.schema(
+    [
+        ("size", pa.int32()),
+        *((name, pa.binary()) for name in ("ks", "digests", "ungrouped", "compared", "rest")),
+    ]
 )
-ROWS_PER_TASK = 500_000  # 24 MB, sorted in an executor
+ROWS_PER_TASK = 500_000  # 24 MB, sorted in a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,86 +67,116 @@ class AssignedRows:
     rest: Digest
 
 
-def histogram(rows: DataFrame, probability_sql: str) -> Histogram:
-    """Count rows by their probability of an update; one Spark job.
+def histogram(steps: Steps, files: Files, layout: Layout, outlook: Outlook | None) -> Histogram:
+    """Count the rows of files by their probability of an update; one step.
 
     Args:
-        probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
+        outlook: on the updates of these rows; None: all are equally likely.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read.
     """
-    partial = rows.selectExpr(f"cast({probability_sql} as double) as {_P}").mapInArrow(
-        task(_histogram), "counts binary, updates binary"
-    )
-    with driver_errors():
-        found = partial.collect()
+    function, size = _histogram(outlook), size_of_digests(files)
+    columns = pa.schema([layout.file_schema.field(name) for name in _OMEGA])
+    found = scan(steps, files, columns, function, _COUNTED, size=size).to_pylist()
     parts = (
-        Histogram(np.frombuffer(r.counts, np.int64), np.frombuffer(r.updates, np.float64))
+        Histogram(np.frombuffer(r["counts"], np.int64), np.frombuffer(r["updates"], np.float64))
         for r in found
     )
     return reduce(add, parts, Histogram.of(np.empty(0)))
 
 
+def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: int) -> int | None:
+    """Return the `count`-th position from `start` on, inclusive; one step.
+
+    None if there are fewer positions.
+    """
+    function = _least(start, count)
+    rows = partials(steps, files, layout, function, _POSITIONS, size=8 * max(count, 1))
+    found = [np.zeros(0, np.int64), *(np.frombuffer(r["positions"], np.int64) for r in rows)]
+    least = _lowest(np.concatenate(found), count)
+    return int(least.max()) if 0 < count == len(least) else None
+
+
 def assign(
-    rows: DataFrame,
+    steps: Steps,
+    files: Files,
     layout: Layout,
-    probability_sql: str,
+    outlook: Outlook | None,
     plan: GroupPlan,
     embedding: Embedding,
     salt: Salt,
     *,
-    count: int,
     part: PartRows | None = None,
 ) -> AssignedRows:
-    """Assign rows, about `count`, to the units of a plan; one Spark job.
+    """Assign the rows of files to the units of a plan; one step.
 
     Args:
-        probability_sql: Spark SQL for P({±t}) of a row, in [0, 1] and never null.
+        outlook: on the updates of these rows; None: all are equally likely.
         part: compare only these rows; the plan puts each of them into a unit.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read.
     """
-    narrow = rows.selectExpr(
-        f"{layout.position_sql} as position",
-        f"{HI} as hi",
-        f"{LO} as lo",
-        f"cast({probability_sql} as double) as {_P}",
-    )
-    tasks = count // ROWS_PER_TASK + 1
-    if embedding.base is None:
-        k = k_column("position", embedding, salt)
-        narrow = narrow.withColumn(_K, k).repartition(tasks, _K).drop(_K)
-    else:
-        narrow = narrow.coalesce(tasks)
-    found = narrow.mapInArrow(
-        task(_assign(plan, embedding, salt, part)), ", ".join(map(" ".join, _COLUMNS))
-    )
+    tasks = 1 if embedding.base is None else sum(f.rows for f in files) // ROWS_PER_TASK + 1
+    function, size = _assign(plan, embedding, salt, part, outlook), size_of_digests(files)
+    columns = pa.schema([*layout.lane_schema, *(layout.file_schema.field(name) for name in _OMEGA)])
+    found = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
     pieces: list[UnitPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
     compared, rest = Digest(), Digest()
-    with driver_errors():
-        for row in found.collect():
-            if row.size:
-                pieces.append(UnitPiece(row.size, bytes(row.ks), bytes(row.digests)))
-            else:
-                ungrouped.append(np.frombuffer(row.ungrouped, np.uint64))
-                compared += _digest(row.compared)
-                rest += _digest(row.rest)
+    for row in found.to_pylist():
+        if row["size"]:
+            pieces.append(UnitPiece(row["size"], row["ks"], row["digests"]))
+        else:
+            ungrouped.append(np.frombuffer(row["ungrouped"], np.uint64))
+            compared += _digest(row["compared"])
+            rest += _digest(row["rest"])
     return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest)
 
 
-def _histogram(batches: Batches) -> Iterator[pa.RecordBatch]:
-    found = Histogram.of(np.empty(0))
-    for batch in batches:
-        found += Histogram.of(_probabilities(batch.column(0)))
-    yield pa.RecordBatch.from_pydict(
-        {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]}
-    )
+def _histogram(outlook: Outlook | None) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        found = Histogram.of(np.empty(0))
+        for piece in pieces:
+            found += Histogram.of(_probabilities(piece.batch, outlook))
+        yield pa.RecordBatch.from_pydict(
+            {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]},
+            schema=_COUNTED,
+        )
+
+    return run
 
 
-def _assign(plan: GroupPlan, embedding: Embedding, salt: Salt, part: PartRows | None) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _least(start: int, count: int) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        found = np.zeros(0, np.int64)
+        for piece in pieces:
+            where = numbers(piece.batch, 0)
+            found = _lowest(np.concatenate([found, where[where >= start]]), count)
+        yield pa.RecordBatch.from_pydict({"positions": [found.tobytes()]}, schema=_POSITIONS)
+
+    return run
+
+
+def _lowest(positions: Integers, count: int) -> Integers:
+    """Return the `count` lowest of positions, int64 [n], in any order; all if there are fewer."""
+    return np.partition(positions, count)[:count] if len(positions) > count else positions
+
+
+def _assign(
+    plan: GroupPlan,
+    embedding: Embedding,
+    salt: Salt,
+    part: PartRows | None,
+    outlook: Outlook | None,
+) -> Function:
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
         compared, rest = Digest(), Digest()
-        for batch in batches:
+        for batch in (piece.batch for piece in pieces):
             where, hi, lo = (numbers(batch, i) for i in range(3))
-            p = _probabilities(batch.column(3))
+            p = _probabilities(batch, outlook)
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
             chosen = _chosen(part, where, p, salt)
             inside, outside = (Mixed(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen))
@@ -192,10 +225,8 @@ def _chosen(part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt
 
 
 def _row(**values: object) -> pa.RecordBatch:
-    row = {name: 0 if kind == "int" else b"" for name, kind in _COLUMNS} | values
-    kinds = {"int": pa.int32(), "binary": pa.binary()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in _COLUMNS])
-    return pa.RecordBatch.from_pylist([row], schema=schema)
+    row = {"size": 0} | dict.fromkeys(_ASSIGNED.names[1:], b"") | values
+    return pa.RecordBatch.from_pylist([row], schema=_ASSIGNED)
 
 
 def _bytes(digest: Digest) -> bytes:
@@ -206,7 +237,9 @@ def _digest(data: bytes) -> Digest:
     return Digest(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little"))
 
 
-def _probabilities(column: pa.Array) -> Floats:
-    found = column.to_numpy(zero_copy_only=False)
-    assert ((found >= 0) & (found <= 1)).all(), "P({±t}) must be in [0, 1]"
-    return np.asarray(found, np.float64)
+def _probabilities(batch: pa.RecordBatch, outlook: Outlook | None) -> Floats:
+    """Return P({±t}) of the rows of a batch, float64 [rows]."""
+    if outlook is None:
+        return np.full(len(batch), CHANGE_SHARE)
+    omega = (batch.column(name).cast(pa.float64()) for name in _OMEGA)
+    return probability(outlook, *(column.to_numpy(zero_copy_only=False) for column in omega))

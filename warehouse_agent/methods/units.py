@@ -7,7 +7,6 @@ that every row has its turn, and room for rows after the largest key.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from driftline.errors import ConfigurationError
@@ -21,12 +20,7 @@ from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import NAMES, Method
-from warehouse_agent.spark.executors import driver_errors
 from warehouse_agent.storage import data_files
-from warehouse_agent.storage.data_files import rows_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 TURN = "turn_from"  # key of a fragment's notes: the position after the last part
 LIKELIEST, IN_TURN = 0.6, 0.25  # shares of the budget; the rest is for new rows
@@ -68,7 +62,7 @@ class UnitsPlan:
     rows_max: int | None
 
     def reduce(self, copy: WorkingCopy) -> GroupSide:
-        """Put the working copy into units; two or three Spark jobs.
+        """Put the working copy into units; two or three steps.
 
         Raises:
             ConfigurationError: more keys than units can name, or a part of a table whose keys are
@@ -76,8 +70,8 @@ class UnitsPlan:
         """
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
-        rows = rows_of(copy.steps.spark(), copy.layout, [f.uri for f in copy.files])
-        counted = unit_assignment.histogram(rows, copy.probability_sql)
+        place = (copy.steps, copy.files, copy.layout, copy.outlook)
+        counted = unit_assignment.histogram(*place)
         key = group_selection.key_bytes(copy.rows, embedding.span)
         grouping = group_selection.grouping(
             counted, row_bytes=self.row_bytes, key_bytes=key, wait_bytes=self.wait_bytes
@@ -93,14 +87,13 @@ class UnitsPlan:
                 remedy="Remove `read_at_most` from the fragment.",
             )
         else:
-            window, turn = _window(copy, rows, bounds, int(IN_TURN * self.rows_max))
+            window, turn = _window(copy, bounds, max(int(IN_TURN * self.rows_max), 1))
             noted = {TURN: turn}
             likeliest = group_selection.most_likely(counted, int(LIKELIEST * self.rows_max))
             part, part_of = PartRows(likeliest, window), _part_of(window, bounds, self.rows_max)
             # All compared rows are read by their keys, so each is in a unit.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
-        place = (rows, copy.layout, copy.probability_sql, grouping, embedding, copy.salt)
-        found = unit_assignment.assign(*place, count=copy.rows, part=part)
+        found = unit_assignment.assign(*place, grouping, embedding, copy.salt, part=part)
         costs = round(self.row_bytes), round(self.wait_bytes)
         grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
         return GroupSide(grouped, found.compared, copy, found.rest, noted)
@@ -113,9 +106,7 @@ def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) ->
     return PartOf(first, last, rows_max)
 
 
-def _window(
-    copy: WorkingCopy, rows: DataFrame, bounds: tuple[int, int], count: int
-) -> tuple[tuple[int, int], int]:
+def _window(copy: WorkingCopy, bounds: tuple[int, int], count: int) -> tuple[tuple[int, int], int]:
     """Return the next `count` rows in turn and where the next turn begins.
 
     The window is a first and a last position, both inclusive. After the largest key the turn begins
@@ -124,11 +115,7 @@ def _window(
     """
     noted = copy.notes.get(TURN)
     start = noted if isinstance(noted, int) and bounds[0] < noted <= bounds[1] else bounds[0]
-    position = copy.layout.position_sql
-    following = rows.where(f"{position} >= {start}").selectExpr(f"{position} as position")
-    with driver_errors():
-        nearest = following.orderBy("position").limit(count)
-        row = nearest.selectExpr("count(*) as rows", "max(position) as last").collect()[0]
-    last = int(row["last"]) if row["rows"] == count and row["last"] < bounds[1] else bounds[1]
+    end = unit_assignment.window_end(copy.steps, copy.files, copy.layout, start, count)
+    last = bounds[1] if end is None else end
     first = POSITION_MIN if start == bounds[0] else start
     return (first, last), last + 1 if last < bounds[1] else POSITION_MIN

@@ -22,7 +22,7 @@ Analysis, 2.6). Ages are those in the middle of Δt.
  2. Young rows change more: a row begins with `rate` BIRTH, but with 0 at the load.
  3. Null (in files without statistics) means: there since the first version of the clock, and not
     updated since.
- 4. Pure: no I/O, no clock. The formula in numpy is in tests/reference.
+ 4. Pure: no I/O, no clock.
 
 Measured by `benchmarks/expect_rows.py`. Rejected: a rate for each class of age and updates, learned
 from refreshes (no better, and a table to keep); forgetting by 1/(1 + age) (as good).
@@ -37,7 +37,6 @@ from typing import Final, Self
 import numpy as np
 from driftline.arrays import Floats
 
-from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
 from warehouse_agent.planning.change_forecast import Expected, Past, expect
 
 DAY_S: Final = 86_400.0
@@ -81,19 +80,6 @@ class Clock:
         """Return seconds since 1970 of versions, any shape; NaN and older ones as the first."""
         known = np.nan_to_num(versions, nan=-1.0)
         return np.asarray(np.interp(known, self.versions, self.seconds), np.float64)
-
-    def time_sql(self, column: str) -> str:
-        """Return `times` of a column as Spark SQL, double."""
-        first, start = self.versions[0], self.seconds[0]
-        pieces = [f"when {column} is null or {column} <= {first} then {start!r}D"]
-        for i in range(1, len(self.versions)):
-            before, at = self.versions[i - 1], self.versions[i]
-            start = self.seconds[i - 1]
-            slope = (self.seconds[i] - start) / (at - before)
-            pieces.append(
-                f"when {column} <= {at} then {start!r}D + ({column} - {before}) * {slope!r}D"
-            )
-        return f"case {' '.join(pieces)} else {self.seconds[-1]!r}D end"
 
     def to_json(self) -> list[list[float]]:
         """Return [version, seconds] of each, for the metadata of a version."""
@@ -150,15 +136,18 @@ def update_weight(most: int, updated: int) -> float:
     return min(1.0, most / max(updated, 1))
 
 
-def probability_sql(view: Outlook) -> str:
-    """Return P({±t}) in (0, 1] as Spark SQL over the columns of a published row; never null."""
-    clock, middle = view.clock, f"{view.now_s - view.elapsed_s / 2!r}D"
-    age = f"greatest({middle} - ({clock.time_sql(CHANGED)}), 0D)"
-    life = f"greatest({middle} - ({clock.time_sql(FIRST)}), 0D)"
-    counted = f"coalesce({RATE}, 0D) * exp(-{age} / {TAU_S!r}D)"
-    seen = f"-expm1(-{life} / {TAU_S!r}D) * {TAU_S!r}D"
-    hazard = (
-        f"{view.share!r}D * ({PRIOR!r}D + {counted}) / "
-        f"({PRIOR!r}D + {seen} * {view.share / view.elapsed_s!r}D)"
-    )
-    return f"-expm1(-({hazard}))"
+def probability(view: Outlook, first: Floats, changed: Floats, rate: Floats) -> Floats:
+    """Return P({±t}) of published rows, float64 [n] in (0, 1].
+
+    Args:
+        first, changed: versions, float64 [n]; NaN for null.
+        rate: float64 [n]; NaN for null.
+    """
+    middle_s = view.now_s - view.elapsed_s / 2
+    age = np.maximum(middle_s - view.clock.times(changed), 0)
+    life = np.maximum(middle_s - view.clock.times(first), 0)
+    counted = np.nan_to_num(rate) * np.exp(-age / TAU_S)
+    seen = -np.expm1(-life / TAU_S) * TAU_S
+    hazard = view.share * (PRIOR + counted) / (PRIOR + seen * (view.share / view.elapsed_s))
+    found: Floats = -np.expm1(-hazard)
+    return found

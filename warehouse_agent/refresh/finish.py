@@ -39,10 +39,10 @@ from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import counted
 from warehouse_agent.storage import row_security
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import change_feed, digests, proof, row_statistics, staging
+from warehouse_agent.tasks import change_feed, digests, proof
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.difference import (
     BelowKeys,
@@ -182,7 +182,8 @@ def _apply(job: Job, compared: Compared) -> Applied:
     base = p.base.files if p.base else ()
     updated = _updated(job, p, out)
     if isinstance(out.difference, Everything):
-        return Applied(_shipped(job, p, staged, p.files, updated), (), (), base)
+        shipped = job.write_staged("shipped", staged, p.layout, p.stamp, p.files, updated)
+        return Applied(tuple(shipped), (), (), base)
     removal, hit = _removal(job, p, out)
     touched = touched_files(p.files, hit)
     rewritten: list[DataFile] = []
@@ -192,14 +193,14 @@ def _apply(job: Job, compared: Compared) -> Applied:
         rewritten, before = rewrite(
             job.steps, job.store, job.name, folder, touched, p.layout, removal=removal
         )
-    shipped = _shipped(job, p, staged, before, updated)
+    shipped = job.write_staged("shipped", staged, p.layout, p.stamp, before, updated)
     published, changed = set(base), set(touched)
     left = [f for f in p.files if f not in changed]
     kept = tuple(f for f in left if f in published)
     carried = tuple(f for f in left if f not in published)
     stay = set(kept)
     return Applied(
-        shipped,
+        tuple(shipped),
         (*rewritten, *carried),
         kept,
         tuple(f for f in base if f not in stay),
@@ -251,19 +252,6 @@ def _removal(job: Job, p: Prepared, out: Outcome) -> tuple[Removal | None, list[
             ]
             hit = set(files_holding(job.steps, near, p.layout, removal))
             return removal, [f for i, f in enumerate(p.files) if i in numbers or f in hit]
-
-
-def _shipped(
-    job: Job, p: Prepared, staged: list[str], before: Sequence[DataFile], updated: int | None
-) -> tuple[DataFile, ...]:
-    """Write the staged rows, verified, with the statistics of the rows that they replace."""
-    if fits(before):
-        return tuple(job.write_staged("shipped", staged, p.layout, p.stamp, before, updated))
-    spark = job.steps.spark()
-    rows = staging.decoded(spark, staged, p.layout, job.key_file)
-    known = rows_of(spark, p.layout, [f.uri for f in before])
-    rows = row_statistics.joined(rows, known, p.layout, p.stamp, updated=updated)
-    return tuple(job.write("shipped", rows, p.layout))
 
 
 def _prove(job: Job, p: Prepared, out: Outcome, applied: Applied) -> None:
@@ -324,7 +312,7 @@ def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
     before, after = applied.before, applied.shipped
     if before is None:
         before, after = tuple(f for f in applied.gone if f not in p.base.lost), applied.added
-    if fits(before, change_feed.LOTS_MAX) and fits(after, change_feed.LOTS_MAX):
+    if all(fits(job.steps, files, change_feed.LOTS_MAX) for files in (before, after)):
         found = change_feed.write(*place, before=before, after=after, layout=p.layout)
     else:
         found = change_feed.joined(*place, old=before, new=after, layout=p.layout)

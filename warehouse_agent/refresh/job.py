@@ -27,9 +27,10 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import staging as stage
-from warehouse_agent.tasks.rewrite import BEFORE_FOLDER, write_rows
+from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import StepLog, Steps
+from warehouse_agent.tasks.write import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +118,7 @@ class Job:
         return folder
 
     def write(self, part: str, rows: DataFrame, layout: Layout) -> list[DataFile]:
-        """Write rows as data files in a folder of their own (`rewrite.write_rows`)."""
+        """Write rows as data files in a folder of their own (`write.write_rows`)."""
         return write_rows(self.store, self.name, self.folder(part), rows, layout)
 
     def write_staged(

@@ -23,22 +23,24 @@ from driftline.errors import (
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition
 
-from warehouse_agent.columns.layout import Layout, quoted
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning import choice, notes, prices, update_probability
+from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.refresh import auxiliary_table, repair, schema_change
+from warehouse_agent.planning.update_probability import Outlook
+from warehouse_agent.refresh import auxiliary_table, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage import data_files, row_security
-from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
+from warehouse_agent.tasks.restatement import restate
 from warehouse_agent.tasks.row_statistics import Stamp
 
 Describe = Callable[[str], pb.DescribeReply]
@@ -125,8 +127,8 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     if tiles is not None:
         ours = tiles
     else:
-        likely, noted = _probability(base, changes, stamp), job.remembered()
-        copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, likely, noted)
+        outlook, noted = _outlook(base, changes, stamp), job.remembered()
+        copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, noted)
         ours = opening_for(known).plan(known, expected).reduce(copy)
     return Prepared(
         base=base,
@@ -198,15 +200,14 @@ def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     return None if is_new or job.options.accept_schema else job.fragment.read_at_most
 
 
-def _probability(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> str:
-    """Return Spark SQL for the probability that a row was updated.
+def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> Outlook | None:
+    """Return the outlook on the updates of rows; None if no version has their statistics.
 
     Without a forecast the rate of updates is a guess, but parts may have found which rows change.
     """
     if base is None:
-        return f"cast({choice.CHANGE_SHARE} as double)"
-    view = stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
-    return update_probability.probability_sql(view)
+        return None
+    return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
 
 
 def _stamp(base: Snapshot | None, earlier: list[Run], now: datetime) -> Stamp:
@@ -247,8 +248,8 @@ def _check_key(layout: Layout, name: str) -> None:
 
 def _restate(job: Job, base: Snapshot, layout: Layout) -> tuple[DataFile, ...]:
     """Write the published rows under a changed recipe, with new fingerprints."""
-    restated = schema_change.restate(job.steps.spark(), base, layout, job.key_file)
-    return () if restated is None else tuple(job.write("restated", restated, layout))
+    place = (job.steps, job.store, job.name, job.folder("restated"))
+    return tuple(restate(*place, base.sound, base.layout, layout, job.key_file))
 
 
 def _take_up(
@@ -267,43 +268,14 @@ def _take_up(
         return files
     if not is_part:  # all rows are compared again, whatever relation they came from
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
-    leftovers = job.staging.leftovers(wanted)
-    if not leftovers:
+    folders = job.staging.leftovers(wanted)
+    if not folders:
         return files
     try:
-        return _merge(job, files, layout, leftovers, stamp)
+        return leftovers.merge(job, files, layout, folders, stamp)
     except (MalformedMessage, ValueDoesNotFit):  # the source sends these rows again
         job.staging.clear()
         return files
-
-
-def _merge(
-    job: Job, files: tuple[DataFile, ...], layout: Layout, leftovers: list[str], stamp: Stamp
-) -> tuple[DataFile, ...]:
-    keys = list(layout.key_names)
-    selected = [quoted(name) for name in keys]
-    shipped = (
-        job.write_staged(f"taken-{number}", job.staging.uris(folder), layout, stamp)
-        for number, folder in enumerate(leftovers)
-    )
-    taken = next(shipped)
-    newest = rows_of(job.steps.spark(), layout, [f.uri for f in taken])
-    for one in shipped:
-        rows = rows_of(job.steps.spark(), layout, [f.uri for f in one])
-        newest = newest.join(rows.select(*selected), keys, "left_anti").unionByName(rows)
-    if len(leftovers) > 1:
-        taken = job.write("taken", newest.dropDuplicates(keys), layout)
-    if not files:
-        return tuple(taken)
-    # Remove older rows of the same keys, but keep their statistics.
-    rows = rows_of(job.steps.spark(), layout, [f.uri for f in taken])
-    new_keys = rows.select(*selected).distinct()
-    old = rows_of(job.steps.spark(), layout, [f.uri for f in files])
-    before, updated = old.join(new_keys, keys, "left_semi"), sum(f.rows for f in taken)
-    counted = row_statistics.joined(rows, before, layout, stamp, updated=updated)
-    taken = job.write("counted", counted, layout)
-    rewritten = job.write("superseded", old.join(new_keys, keys, "left_anti"), layout)
-    return (*rewritten, *taken)
 
 
 def _partition(job: Job, layout: Layout, files: tuple[DataFile, ...]) -> Partition:

@@ -9,27 +9,18 @@ start as NULL.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from driftline import wire_pb2 as pb
-from driftline.columns import split
 from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
-from driftline.keys import null_keys
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.peer_text import one_line
 from driftline.types import Column, Recipe, parse_type
 
-from warehouse_agent.columns.layout import STATISTICS, Layout, lay_out, quoted
+from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment
 from warehouse_agent.report import fingerprint_kind
-from warehouse_agent.spark.executors import Batches, KeyFile, Task, task
-from warehouse_agent.storage.data_files import by_place, rows_of
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def recipe_of(description: pb.Description) -> Recipe:
@@ -114,54 +105,3 @@ def column_changes(old: Recipe, new: Recipe) -> Iterator[str]:
     kinds = [fingerprint_kind(recipe) for recipe in (old, new)]
     if kinds[0] != kinds[1]:
         yield f"fingerprints were made by the {kinds[0]} and are made by the {kinds[1]}"
-
-
-def restate(spark: SparkSession, base: Snapshot, layout: Layout, key: KeyFile) -> DataFrame | None:
-    """Return the published rows under a new layout, with new fingerprints and their statistics.
-
-    None: a key column is new or has another type.
-    """
-    from pyspark.sql import functions as F
-
-    old = base.layout
-    known = {
-        c.name: (c, carrier, name)
-        for c, carrier, name in zip(old.recipe.columns, old.carriers, old.names, strict=True)
-    }
-    expressions = []
-    for i in layout.order:
-        column, carrier, name = layout.recipe.columns[i], layout.carriers[i], layout.names[i]
-        kept = known.get(column.name)
-        if kept is not None and kept[0].type == column.type and kept[1] is carrier:
-            expressions.append(F.col(quoted(kept[2])).alias(name))
-        elif i < layout.recipe.key_columns:
-            return None
-        else:
-            kind = layout.data_ddl[layout.order.index(i)].rsplit(" ", 1)[1]
-            expressions.append(F.lit(None).cast(kind).alias(name))
-    expressions += [F.col(name) for name, _ in STATISTICS]
-    rows = rows_of(spark, old, [f.uri for f in base.sound]).select(*expressions)
-    return by_place(rows).mapInArrow(task(_recompute(layout, key)), layout.ddl)
-
-
-def _recompute(layout: Layout, key: KeyFile) -> Task:
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        fingerprints = key.fingerprints(layout.recipe)
-        seed = key.position_seed()
-        for batch in batches:
-            named = batch.rename_columns([*layout.data_names, *(name for name, _ in STATISTICS)])
-            block = layout.row_bytes(named)
-            has_key = ~null_keys(block, layout.recipe)
-            block = block.take(has_key)
-            if not len(block):
-                continue
-            hi, lo = fingerprints(block.rows())
-            columns = split(block, len(layout.recipe.columns))
-            found = layout.batch(columns, block, hi, lo, seed=seed)
-            kept = named.filter(pa.array(has_key)).columns[len(layout.data_names) :]
-            names = [name for name, _ in STATISTICS]
-            yield pa.RecordBatch.from_arrays(
-                [*found.columns, *kept], names=[*found.schema.names, *names]
-            )
-
-    return run

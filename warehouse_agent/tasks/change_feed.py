@@ -96,7 +96,7 @@ def joined(
     new: Sequence[DataFile],
     layout: Layout,
 ) -> Feed:
-    """Write the feed between two sets of files of any size, which may share rows, by joins.
+    """Write the feed between two sets of files of any size, which may share rows, by Spark's joins.
 
     Raises:
         ProofFailed: the operations do not add up.
@@ -104,7 +104,8 @@ def joined(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    before, after = (rows_of(steps.spark(), layout, [f.uri for f in files]) for files in (old, new))
+    spark = steps.spark(steps.size_of_rows([*old, *new]))
+    before, after = (rows_of(spark, layout, [f.uri for f in files]) for files in (old, new))
     on = [*layout.key_names, HI, LO]
     gone, come = before.join(after, on, "left_anti"), after.join(before, on, "left_anti")
     images = _imaged(gone, come, layout, *_BEFORE_OPERATIONS).unionByName(

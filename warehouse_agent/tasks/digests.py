@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from warehouse_agent.spark.executors import DATA_FILE
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
@@ -204,18 +201,6 @@ def list_rows(
         table["hash"].to_numpy().view(np.uint64),
         table["file"].to_numpy(),
     )
-
-
-def k_column(position_sql: str, embedding: Embedding, salt: Salt) -> Column:
-    """Return k of a row in Spark SQL, for rows inside the embedding (protocol, section 7)."""
-    from pyspark.sql import functions as F
-
-    position = F.expr(position_sql)
-    if embedding.base is not None:
-        return position - F.lit(embedding.base).cast("bigint")
-    signed = salt.s1 - (1 << 64) if salt.s1 >> 63 else salt.s1  # the same bits as a bigint
-    high = F.shiftrightunsigned(F.xxhash64(F.lit(signed).cast("bigint"), position), 32)
-    return F.shiftrightunsigned(high * F.lit(embedding.span).cast("bigint"), 32)
 
 
 def below(

@@ -2,7 +2,8 @@
 
 The rows that a refresh removes or adds are few beside the table and fit into the memory of a task,
 so a lookup by key needs no join and no shuffle. Statistics are looked up in at most ROWS_MAX rows;
-a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that Spark joins the rows.
+a change feed in `change_feed.LOTS_MAX` lots of ROWS_MAX. Beyond that, and above `small_bytes`,
+Spark joins the rows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from driftline.arrays import Integers
 
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import read_batches
+from warehouse_agent.tasks.steps import Steps
 
 ROWS_MAX = 1_000_000  # 40 bytes each, plus a key that is no integer
 
@@ -66,6 +68,7 @@ class KeyedRows:
         return [self.columns[name].take(indices) for name in names]
 
 
-def fits(files: Sequence[DataFile], lots: int = 1) -> bool:
-    """Return True if tasks may look up the rows of these files, in `lots` lots at most."""
-    return sum(f.rows for f in files) <= lots * ROWS_MAX
+def fits(steps: Steps, files: Sequence[DataFile], lots: int = 1) -> bool:
+    """Return True if tasks may look up the rows of these files: in `lots` lots, or few bytes."""
+    is_few = sum(f.rows for f in files) <= lots * ROWS_MAX
+    return is_few or steps.size_of_rows(files) <= steps.small_bytes

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +23,13 @@ from driftline.digests import Salt, mix
 from driftline.sketches import Embedding
 
 from warehouse_agent.columns.layout import Layout
-from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import DataFile, written_files
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import BelowKeys, Emptied
 from warehouse_agent.tasks.digests import Files, Listing, below, check_rows, numbers
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 SMALL_FILE_BYTES = 16 << 20
 SMALL_FILES_MAX = 32  # more of them are put together at the next refresh that changes anything
@@ -113,6 +109,23 @@ class ByK:
 
 
 @dataclass(frozen=True, slots=True)
+class ByPosition:
+    """Rows at these positions, int64 [n] ascending, n > 0."""
+
+    positions: Integers
+
+    def __call__(
+        self,
+        where: Integers,
+        hi: Integers,  # noqa: ARG002 - the position alone decides
+        lo: Integers,  # noqa: ARG002
+    ) -> Bools:
+        at = np.minimum(np.searchsorted(self.positions, where), len(self.positions) - 1)
+        found: Bools = self.positions[at] == where
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class InTiles:
     """Every row in emptied zones, and listed rows of other tiles."""
 
@@ -122,15 +135,6 @@ class InTiles:
     def __call__(self, where: Integers, hi: Integers, lo: Integers) -> Bools:
         found: Bools = self.emptied.holds(where) | self.listed(where, hi, lo)
         return found
-
-
-def write_rows(
-    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
-) -> list[DataFile]:
-    """Write rows as data files of the table, in a new folder."""
-    with driver_errors():
-        rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
-    return written_files(store, name, folder, layout)
 
 
 def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:

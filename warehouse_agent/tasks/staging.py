@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from driftline import frames, keys
@@ -22,18 +21,15 @@ from driftline.errors import FrameDamaged
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
 from warehouse_agent.spark.executors import KeyFile
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
 from warehouse_agent.tasks import row_statistics
-from warehouse_agent.tasks.key_lookup import KeyedRows
+from warehouse_agent.tasks.key_lookup import KeyedRows, fits
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.scan import OfFiles, spread, spread_frame
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.tasks.write import WRITTEN, Sink, written
+from warehouse_agent.tasks.write import WRITTEN, Sink, write_rows, written
 from warehouse_agent.transport.frame_admission import Room
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES = 4 << 20  # a process that ends loses less than this
 FREE_SHARE = 2  # half of the free bytes may be staged: data files need as many
@@ -158,7 +154,8 @@ def write_staged(
     """Write the rows of staged files, by URI, as data files in a new folder; one step.
 
     Args:
-        before: files of the rows that these replace, and perhaps of others; a task holds them all.
+        before: files of the rows that these replace, and perhaps of others; a task holds them all,
+            or Spark joins them if they do not fit.
         updated: number of updated rows, for `row_statistics.weight`.
 
     Raises:
@@ -166,10 +163,17 @@ def write_staged(
         ValueDoesNotFit: a value does not fit its column.
         WarehouseUnavailable: a file cannot be read or written.
     """
+    size = size_of_rows(staged, steps.small_bytes) + steps.size_of_rows(before)
+    if not fits(steps, before):
+        spark = steps.spark(size)
+        decode = partial(batches, layout=layout, key=key)
+        shipped = spread_frame(spark, staged, decode, layout.decoded_schema)
+        known = rows_of(spark, layout, [f.uri for f in before])
+        joined = row_statistics.joined(shipped, known, layout, stamp, updated=updated)
+        return write_rows(store, name, folder, joined, layout)
     uri, weight = store.uri(name, folder), row_statistics.weight(stamp, updated)
     function = _write_decoded(uri, layout, key, stamp, [f.uri for f in before], weight)
     store.make_folder(name, folder)
-    size = size_of_rows(staged, steps.small_bytes) + steps.size_of_rows(before)
     rows = spread(steps, staged, function, WRITTEN, size=size)
     return written(rows, store, name, folder)
 
@@ -195,12 +199,6 @@ def _write_decoded(
         yield from files
 
     return run
-
-
-def decoded(spark: SparkSession, uris: Sequence[str], layout: Layout, key: KeyFile) -> DataFrame:
-    """Return the rows of staged files as a DataFrame without statistics; see `batches`."""
-    decode = partial(batches, layout=layout, key=key)
-    return spread_frame(spark, uris, decode, layout.decoded_schema)
 
 
 def size_of_rows(uris: Sequence[str], most: int) -> int:

@@ -4,7 +4,8 @@ A step is one function over Arrow batches (`scan`). Large steps run as Spark's t
 reads or writes few bytes runs in a few threads of this process, because Spark's fixed price (a
 session, a job) would be most of its time. Both places run the same function on the same files.
 
-Spark is started when the first step needs it. A step that builds DataFrames always needs it.
+Spark is started when the first step needs it. Few steps have another function on Spark: where rows
+that no task could hold are joined or sorted.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Steps:
     small_bytes: int = 0
     log: StepLog = field(default_factory=StepLog)
 
-    def spark(self, size: int | None = None) -> SparkSession:
+    def spark(self, size: int) -> SparkSession:
         """Return the session for a step on Spark of `size` bytes; start it if this is the first.
 
         Raises:
@@ -88,15 +89,13 @@ class Steps:
         if size > self.small_bytes:
             self._start(size)
 
-    def _start(self, size: int | None) -> SparkSession:
+    def _start(self, size: int) -> SparkSession:
         if not isinstance(self.session, Deferred):
             return self.session
         try:
             return self.session.get()
         except ConfigurationError as error:
-            why = "it joins or sorts rows"
-            if size is not None:
-                why = f"it has at least {size:,} bytes, and `small_bytes` is {self.small_bytes:,}"
+            why = f"it has at least {size:,} bytes, and `small_bytes` is {self.small_bytes:,}"
             step = self.log.phases[-1] if self.log.phases else "reading"
             error.details["Spark is needed"] = f"for a step of `{step}`: {why}"
             raise

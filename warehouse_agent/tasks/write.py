@@ -8,7 +8,7 @@ import importlib.metadata
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +16,13 @@ import pyarrow.parquet as pq
 from driftline.arrays import Bools
 from pyarrow import fs
 
-from warehouse_agent.storage.data_files import DataFile, bounds_in
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.spark.executors import driver_errors
+from warehouse_agent.storage.data_files import DataFile, bounds_in, written_files
 from warehouse_agent.storage.store import Store, file_errors, located
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 GROUP_BYTES = 64 << 20  # of a row group in Arrow, which a task holds for each file
 DICTIONARY_SHARE = 0.5  # of distinct values in a sample: a column with fewer gets a dictionary
@@ -144,6 +149,15 @@ def written(rows: pa.Table, store: Store, name: str, folder: str) -> list[DataFi
         ends = None if row["least"] is None else (row["least"], row["greatest"])
         found.append(DataFile(path, store.uri(name, path), row["size"], row["rows"], ends))
     return sorted(found, key=lambda file: file.path)
+
+
+def write_rows(
+    store: Store, name: str, folder: str, rows: DataFrame, layout: Layout
+) -> list[DataFile]:
+    """Write rows of Spark as data files of the table, in a new folder."""
+    with driver_errors():
+        rows.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(name, folder))
+    return written_files(store, name, folder, layout)
 
 
 @functools.cache

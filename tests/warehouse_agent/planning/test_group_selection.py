@@ -1,12 +1,15 @@
-"""Group selection: the paper's numbers and flaws, the optimum against slow answers, in Spark."""
+"""Group selection: the paper's numbers and flaws, the optimum against slow answers, units."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from driftline.arrays import Floats
 from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.sketches import Embedding
 from driftline.types import Column, Recipe, parse_type
@@ -16,6 +19,10 @@ from hypothesis import strategies as st
 from tests.reference import group_selection as reference
 from tests.reference.group_selection import Entry, Phi, Synchronization
 from tests.reference.selected_groups import UNGROUPED, cost_bytes, is_full, n_g, select_groups
+from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, UPDATES, lay_out
+from warehouse_agent.methods.groups import Grouped
+from warehouse_agent.methods.unit_assignment import PartRows, assign, histogram, window_end
+from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     A_MAX,
     GROUP_ROWS_MAX,
@@ -33,11 +40,9 @@ from warehouse_agent.planning.group_selection import (
     n_star,
     plan_groups,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from warehouse_agent.columns.layout import Layout
+from warehouse_agent.planning.update_probability import DAY_S, Clock, Outlook, probability
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks.steps import Steps
 
 PAPER = Sizes(100, 10, 20)
 NO_DELETION = [Synchronization(tno=1000, dno=0)]
@@ -460,42 +465,61 @@ def test_histograms_add(some: list[float], others: list[float]) -> None:
 
 # Spark.
 ROWS = 20_000
-# Half of the rows 2^−1 … 2^−13, the others sure to change.
-PROBABILITY = "if(id % 20 = 0, 1.0, pow(2.0, -1 - pmod(xxhash64(id), 1200) / 100.0))"
-
-
 SALT = Salt(0x1234, 0x5678)
+RECIPE = Recipe(
+    (Column("id", parse_type("int8"), False, 0), Column("s", parse_type("text"), True, 1)), 1
+)
+LAYOUT = lay_out(RECIPE, {}, where="t")
+# Versions 0 to 63, a day each; some 2 % of the rows change between two of them.
+CLOCK = Clock(tuple(range(64)), tuple(1e9 + DAY_S * i for i in range(64)))
+OUTLOOK = Outlook(CLOCK, 0.02, CLOCK.seconds[-1] + DAY_S, DAY_S)
 
 
-def named_rows(spark: SparkSession, tasks: int) -> tuple[DataFrame, Layout]:
-    """ROWS rows with an integer key `id` and any two lanes."""
-    from warehouse_agent.columns.layout import HI, LO, lay_out
+def named_rows(folder: Path, files: int) -> tuple[list[DataFile], pa.Table]:
+    """Write ROWS rows with an integer key, any two lanes and statistics; return files and rows."""
+    rng = np.random.default_rng(11)
+    first = rng.integers(0, 40, ROWS)
+    rows = {
+        "id": np.arange(7, 7 + ROWS),
+        "s": [str(i) for i in range(ROWS)],
+        HI: rng.integers(-(1 << 63), 1 << 63, ROWS),
+        LO: rng.integers(-(1 << 63), 1 << 63, ROWS),
+        FIRST: pa.array(first, pa.int32(), mask=rng.random(ROWS) < 0.05),
+        UPDATES: np.zeros(ROWS, np.int32),
+        CHANGED: first + rng.integers(0, 24, ROWS),
+        RATE: np.where(rng.random(ROWS) < 0.05, 400.0, rng.exponential(0.5, ROWS)),
+    }
+    table = pa.table(rows).cast(LAYOUT.file_schema)
+    found = []
+    for i in range(files):
+        some = table.slice(ROWS * i // files, ROWS * (i + 1) // files - ROWS * i // files)
+        path = folder / f"t/data/{i}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(some, path)
+        ids = some["id"]
+        ends = (ids[0].as_py(), ids[-1].as_py())
+        size = path.stat().st_size
+        found.append(DataFile(f"data/{i}.parquet", f"file://{path}", size, len(some), ends))
+    return found, table
 
-    columns = (Column("id", parse_type("int8"), False, 0), Column("s", parse_type("text"), True, 1))
-    layout = lay_out(Recipe(columns, 1), {}, where="t")
-    rows = spark.range(7, 7 + ROWS, numPartitions=tasks).selectExpr(
-        "id", "cast(id as string) as s", f"xxhash64(id) as {HI}", f"xxhash64(id, 1) as {LO}"
-    )
-    return rows, layout
+
+def probabilities(table: pa.Table) -> Floats:
+    columns = (table[name].to_numpy().astype(np.float64) for name in (FIRST, CHANGED, RATE))
+    return probability(OUTLOOK, *columns)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("hashed", [False, True], ids=["integer", "hashed"])
-def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
-    from warehouse_agent.methods.groups import Grouped
-    from warehouse_agent.methods.unit_assignment import assign, histogram
-
-    rows, layout = named_rows(spark, 3)
+def test_rows_in_units(steps: Steps, tmp_path: Path, hashed: bool) -> None:
+    files, table = named_rows(tmp_path, 3)
     embedding = Embedding(ROWS * 16) if hashed else Embedding(ROWS, 7)
-    table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
-    p, ids = table["p"].to_numpy(), table["id"].to_numpy()
-    counted = histogram(rows, PROBABILITY)
+    p, ids = probabilities(table), table["id"].to_numpy()
+    counted = histogram(steps, files, LAYOUT, OUTLOOK)
     assert counted.counts.tolist() == Histogram.of(p).counts.tolist()
     assert counted.updates == pytest.approx(Histogram.of(p).updates)
 
     plan = plan_groups(counted, PAPER, 0.0)
-    found = assign(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS)
-    mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
+    found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT)
+    mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))
     assert found.compared == mixed.digest()
     assert found.rest == Digest()
 
@@ -507,28 +531,23 @@ def test_units_in_spark(spark: SparkSession, hashed: bool) -> None:
     sent = np.concatenate([np.frombuffer(piece.digests, "<u8") for piece in found.pieces])
     assert sums.short_digests().tolist() == sent.tolist()
     assert {piece.size for piece in found.pieces} <= set(plan.rows.tolist())
-    assert ROWS // 22 <= len(found.ungrouped) < ROWS // 8  # a few share their k
+    assert ROWS // 50 <= len(found.ungrouped) < ROWS // 8  # those that are likely to change
     if not hashed:
         a = exponents(p, 0.0)
         selected = cost_bytes(select_groups(a, PAPER), a, PAPER)
         assert cost_bytes(sums.find(ks), a, PAPER) < selected * 1.01
 
 
-@pytest.mark.spark
-def test_a_part_in_spark(spark: SparkSession) -> None:
-    from warehouse_agent.methods.groups import Grouped
-    from warehouse_agent.methods.unit_assignment import PartRows, assign, histogram
-
-    rows, layout = named_rows(spark, 2)
+def test_a_part_of_the_rows(steps: Steps, tmp_path: Path) -> None:
+    files, table = named_rows(tmp_path, 2)
     embedding = Embedding(ROWS, 7)
-    counted = histogram(rows, PROBABILITY)
+    counted = histogram(steps, files, LAYOUT, OUTLOOK)
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
     part = PartRows(most_likely(counted, 3000), (100, 399))
-    found = assign(rows, layout, PROBABILITY, plan, embedding, SALT, count=ROWS, part=part)
-    table = rows.selectExpr("*", f"{PROBABILITY} as p").toArrow()
-    p, ids = table["p"].to_numpy(), table["id"].to_numpy()
-    mixed = mix(SALT, *(table[i].to_numpy().view(np.uint64) for i in (2, 3)))
+    found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT, part=part)
+    p, ids = probabilities(table), table["id"].to_numpy()
+    mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))
     keys = Grouped(embedding, found.pieces, found.ungrouped, 1, 1).sums().all_ks() + np.uint64(7)
     assert set(range(100, 400)) <= set(keys.tolist())
     assert 2900 < len(keys) < 3500
@@ -541,12 +560,17 @@ def test_a_part_in_spark(spark: SparkSession) -> None:
     assert found.compared == Mixed(mixed.m0[chosen], mixed.m1[chosen]).digest()
 
 
-@pytest.mark.spark
-def test_a_probability_that_is_none_is_our_mistake(spark: SparkSession) -> None:
-    from pyspark.errors import PySparkException
+def test_rows_of_which_nothing_is_known_are_alike(steps: Steps, tmp_path: Path) -> None:
+    files, _ = named_rows(tmp_path, 2)
+    counted = histogram(steps, files, LAYOUT, None)
+    assert counted.counts.tolist() == Histogram.of(np.full(ROWS, CHANGE_SHARE)).counts.tolist()
 
-    from warehouse_agent.methods.unit_assignment import histogram
 
-    for wrong in ("null", "1.5D", "-0.1D"):
-        with pytest.raises(PySparkException, match="must be in"):
-            histogram(spark.range(3), wrong)
+def test_where_a_window_of_positions_ends(steps: Steps, tmp_path: Path) -> None:
+    files, table = named_rows(tmp_path, 3)
+    ids = np.sort(table["id"].to_numpy())
+    for start, count in ((7, 1), (7, ROWS), (500, 9000), (ids[-1], 1), (-5, 3)):
+        expected = ids[ids >= start][count - 1]
+        assert window_end(steps, files, LAYOUT, int(start), count) == expected
+    assert window_end(steps, files, LAYOUT, 7, ROWS + 1) is None
+    assert window_end(steps, files, LAYOUT, int(ids[-1]) + 1, 1) is None

@@ -1,9 +1,8 @@
-"""The probability per row: bounds, what moves it, and the same in numpy and in Spark."""
+"""The probability per row: bounds, what moves it, and its formula row by row."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.expect import HISTORIES, Schedule
 from benchmarks.expect_rows import Score, score
 from tests.harness.histories import DATA, available
-from tests.reference.update_probability import probability
-from warehouse_agent.columns.layout import CHANGED, FIRST, RATE
+from tests.reference import update_probability as reference
 from warehouse_agent.planning.change_forecast import Past
 from warehouse_agent.planning.update_probability import (
     DAY_S,
@@ -22,16 +20,13 @@ from warehouse_agent.planning.update_probability import (
     TAU_S,
     Clock,
     Outlook,
-    probability_sql,
+    probability,
     update_weight,
     updates_expected,
     usual_mean,
     usual_most,
     usual_share,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 START_S = 1_700_000_000.0
 ROWS = 40_000
@@ -144,8 +139,7 @@ def test_a_bulk_change_says_next_to_nothing():
     assert update_weight(most, 15_000) < 0.01
 
 
-@pytest.mark.spark
-def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
+def test_it_is_the_formula_row_by_row() -> None:
     rng = np.random.default_rng(7)
     clock = clock_of((rng.exponential(1.0, 300) * DAY_S).tolist())
     first = rng.integers(-2, 305, 500).astype(np.float64)
@@ -159,10 +153,9 @@ def test_spark_says_what_numpy_says(spark: SparkSession) -> None:
         )
         for row in zip(first, changed, rate, strict=True)
     ]
-    table = spark.createDataFrame(rows, f"{FIRST} int, {CHANGED} int, {RATE} float")
     for view in (view_of(clock), Outlook(Clock().after(3, START_S), 1e-12, START_S, 1.0)):
-        found = [row[0] for row in table.selectExpr(probability_sql(view)).collect()]
-        assert found == pytest.approx(probability(view, first, changed, rate), rel=1e-12)
+        slow = [reference.probability(view, *row) for row in rows]
+        assert probability(view, first, changed, rate) == pytest.approx(slow, rel=1e-9)
 
 
 @pytest.mark.slow
