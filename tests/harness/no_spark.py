@@ -15,6 +15,10 @@ class NoSpark(Deferred):
     def __init__(self) -> None:
         super().__init__({})
 
+    def begin(self) -> NoReturn:
+        """Raise ConfigurationError."""
+        self.get()
+
     def get(self) -> NoReturn:
         """Raise ConfigurationError."""
         raise ConfigurationError("There is no Spark here.", where="[spark]")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor me
 CHECKED = "checked"
 DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
+_SPARK = "spark"  # of the places in a report
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 _IDENTITY = ("version", "previous_version", "as_of", "checked_at")  # of the report of a version
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of reading a line
@@ -185,6 +186,15 @@ def changes_expected(runs: list[Run], rows: int, now: datetime) -> Expected | No
     return expect(history, rows=rows, elapsed_s=(now - runs[-1].at).total_seconds())
 
 
+def needed_spark(runs: list[Run], changes: Expected | None) -> bool:
+    """Return True if the refresh whose changes are most like the forecast ran a step on Spark."""
+    d = changes.median if changes is not None else 0
+    changed = [run for run in reversed(runs[1:]) if run.changed]
+    if not d or not changed:
+        return False
+    return min(changed, key=lambda run: abs(math.log(run.changed / d))).on_spark
+
+
 def pasts(runs: list[Run]) -> list[Past]:
     """Return what refreshes found, in the order of `runs`, without the load that comes first."""
     return [
@@ -289,6 +299,7 @@ def _run(body: dict[str, Any]) -> Run | None:
         int(_amount(body["source_scans"])),
         sum(map(_amount, body["seconds"].values())),
         not body.get("schema_changed"),
+        _SPARK in body.get("places", {}).values(),
     )
 
 

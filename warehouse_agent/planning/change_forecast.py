@@ -62,7 +62,8 @@ TIME_MIN_S = 1.0  # a clock may be set back
 class Run:
     """An earlier refresh that succeeded, at the time `at`; `rows` are those after it.
 
-    `counts_changes` is False if it changed the columns, so that its counts are not d.
+    `counts_changes` is False if it changed the columns, so that its counts are not d. `on_spark` is
+    True if a step of it ran there.
     """
 
     at: datetime
@@ -75,6 +76,7 @@ class Run:
     scans: int
     seconds: float
     counts_changes: bool = True
+    on_spark: bool = False
 
     @property
     def changed(self) -> int:

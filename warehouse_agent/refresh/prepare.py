@@ -7,6 +7,7 @@ changed recipe, and reduce the copy in Spark. Nothing here is visible to readers
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,13 +36,14 @@ from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.storage import data_files, row_security
+from warehouse_agent.storage import data_files, formats, row_security
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import PRIVATE
+from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.restatement import restate
 from warehouse_agent.tasks.row_statistics import Stamp
+from warehouse_agent.tasks.steps import Steps, size_of_digests
 
 Describe = Callable[[str], pb.DescribeReply]
 
@@ -76,6 +78,13 @@ class Prepared:
     def is_part(self) -> bool:
         """Return True if some rows are not compared."""
         return self.known.read_at_most is not None
+
+
+def expect_spark(steps: Steps, store: Store, name: str) -> None:
+    """Begin to start Spark if a published version is too large to be reduced in this process."""
+    with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
+        if (base := formats.head(store, name)) is not None:
+            steps.expect(size_of_digests(base.files))
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:
@@ -123,6 +132,8 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     expected = repair.grown(changes, lost, rows)
     if base is None:
         job.steps.expect(int(rows_expected * known.prices.copied))
+    elif record.needed_spark(earlier, changes):
+        job.steps.begin()
     ours: OurSide | Pass
     if tiles is not None:
         ours = tiles

@@ -50,8 +50,8 @@ _log = logging.getLogger("driftline")
 class Runner:
     """Refresh fragments of one configuration with one Spark session.
 
-    With a deferred session, Spark is started only when the source was reached, the lock of a
-    fragment is held and its relation was found.
+    With a deferred session, Spark is started only when the source was reached and the lock of a
+    fragment is held.
 
     Each event goes to the history of runs, then to `listeners` in their order, one event after the
     other, in the thread of its source. An exception of a listener is logged at debug level and

@@ -49,11 +49,10 @@ from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
 from warehouse_agent.refresh.job import Job, Options
-from warehouse_agent.refresh.prepare import Prepared, prepare
+from warehouse_agent.refresh.prepare import Prepared, expect_spark, prepare
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight, schedule
-from warehouse_agent.spark.executors import mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
@@ -308,6 +307,8 @@ class _Attempt:
         """Prepare our side of each fragment; return those that can be compared."""
         command, described = self._command, dict[str, pb.DescribeReply]()
         if command.is_deferred:
+            for f in self._fragments:
+                expect_spark(command.steps, command.store, f.name)
             described = preflight.ask(link, command.store, self._fragments, self.failed)
         for f in (f for f in self._fragments if f.name not in self.failed):
             report = self._reports[f.name]
@@ -419,7 +420,7 @@ def _catching(job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        failed[job.name] = _placed(mistake(problem, job.name), job.fragment)
+        failed[job.name] = _placed(job.steps.mistake(problem, job.name), job.fragment)
 
 
 def _placed(error: DriftlineError, fragment: Fragment) -> DriftlineError:

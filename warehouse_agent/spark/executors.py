@@ -111,9 +111,7 @@ def meaning(problem: Exception) -> DriftlineError | None:
         return problem
     text = str(problem)
     if _has_no_jvm(problem, text):
-        return SparkLost(
-            "Spark's Java process ended: it was killed, or ran out of memory.", remedy=_MORE_MEMORY
-        )
+        return jvm_lost()
     # A failed write comes as py4j's own exception, which Spark Connect does not even have.
     if not _is_of_pyspark(problem) and type(problem).__name__ != "Py4JJavaError":
         return None
@@ -138,8 +136,22 @@ def meaning(problem: Exception) -> DriftlineError | None:
     return None
 
 
+def jvm_lost() -> SparkLost:
+    """Return the error of a JVM that ended."""
+    return SparkLost(
+        "Spark's Java process ended: it was killed, or ran out of memory.", remedy=_MORE_MEMORY
+    )
+
+
 def mistake(problem: Exception, where: str) -> DriftlineError:
-    """Return a failure as a typed error at a place: its meaning if known, else INTERNAL."""
+    """Return a failure as a typed error at a place: its meaning if known, else INTERNAL.
+
+    Raises:
+        KeyboardInterrupt: the failure is one of cleaning up after an interruption, such as waiting
+            for a job of a JVM that was ended.
+    """
+    if (interruption := _interruption(problem)) is not None:
+        raise interruption
     error = meaning(problem)
     if error is None:
         is_of_spark = _is_of_pyspark(problem) or "Py4J" in type(problem).__name__
@@ -153,6 +165,14 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
         error.__cause__ = problem
         error.where = error.where or where
     return error
+
+
+def _interruption(problem: BaseException) -> KeyboardInterrupt | None:
+    """Return the interruption in whose handling a failure was raised; None: there is none."""
+    found: BaseException | None = problem
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__context__
+    return found
 
 
 def failures() -> tuple[type[Exception], ...]:

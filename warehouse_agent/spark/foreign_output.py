@@ -19,10 +19,10 @@ import warnings
 from typing import IO
 
 _HEAD_BYTES = 16_384  # searched for a reason
-# Lines that Java and Spark write although nothing failed.
+# Lines that Java and Spark write although nothing failed, and those of gRPC, which runs beside.
 _NOTICE = re.compile(
     r"WARNING: |NOTE: |Picked up |Using Spark's default |Setting default log |To adjust logging "
-    r"|[\d/ :]+ (WARN|INFO) "
+    r"|[\d/ :]+ (WARN|INFO) |[IWEF]\d{4} [\d:.]+ "
 )
 _IN_MAIN = re.compile(r'Exception in thread "main" ([\w.$]+: )?')
 _diverted: list[IO[bytes]] = []

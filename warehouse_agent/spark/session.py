@@ -7,13 +7,18 @@ interpreter of the driver.
 
 from __future__ import annotations
 
+import atexit
+import copy
 import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import InitVar, dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from driftline.errors import ConfigurationError, DriftlineError
 
@@ -41,6 +46,9 @@ _DEFAULTS = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.parquet.compression.codec": "zstd",
 }
+
+STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
+_WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 
 
 def start(settings: dict[str, str]) -> SparkSession:
@@ -98,24 +106,150 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 @dataclass
 class Deferred:
-    """A session that starts when it is first used, and again if its JVM has ended.
+    """A session that starts when it is expected or first used, and again if its JVM has ended.
 
-    Threads share it: the first one starts it, and the others wait.
+    It starts in a thread of its own, so that other work goes on meanwhile. Threads share it. `get`
+    raises the error of a start in every thread that needs the session; only a start whose JVM was
+    lost is tried again.
     """
 
     settings: Mapping[str, str]
-    _session: SparkSession | None = None
+    session: InitVar[SparkSession | None] = None
+    _start: _Start | None = field(default=None, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def __post_init__(self, session: SparkSession | None) -> None:
+        if session is not None:
+            self._start = _Start()
+            self._start.session.set_result(session)
+
+    def begin(self) -> None:
+        """Begin to start the session, if this was not done; do not wait for it.
+
+        Raises:
+            ConfigurationError: there is no Java, or the start has failed already.
+        """
+        found = self._begun()
+        if found.session.done():
+            found.result()
+
     def get(self) -> SparkSession:
-        """Return the session. Raises ConfigurationError without a Java, or as `start`."""
+        """Return the session; wait until it has started.
+
+        Raises:
+            ConfigurationError: there is no Java, or as of `start`.
+            SparkLost: as of `start`.
+        """
+        found = self._begun()
+        session = found.result()
+        if threading.current_thread() is threading.main_thread():
+            found.end_when_interrupted()
+        return session
+
+    def is_current(self, session: SparkSession) -> bool:
+        """Return True if `get` returned this session last, and its JVM runs."""
         with self._lock:
-            if self._session is not None and _has_ended():
-                _forget()
-                self._session = None
-            if self._session is None:
-                self._session = start(dict(self.settings))
-            return self._session
+            found = self._start
+            if found is None or not found.session.done() or found.is_over():
+                return False
+            return found.session.exception() is None and found.session.result() is session
+
+    def _begun(self) -> _Start:
+        with self._lock:
+            if self._start is None or self._start.is_over():
+                if "spark.remote" not in self.settings:
+                    ensure_java()
+                self._start = _Start()
+                self._start.begin(self.settings)
+            return self._start
+
+
+class _Start:
+    """The start of a session in a thread that ends with the process, and the JVM that it began."""
+
+    def __init__(self) -> None:
+        self.session: Future[SparkSession] = Future()
+        self._thread: threading.Thread | None = None
+        self._java: subprocess.Popen[bytes] | None = None
+        self._is_abandoned = False
+        self._lock = threading.Lock()
+
+    def begin(self, settings: Mapping[str, str]) -> None:
+        """Start a session with these settings in a new thread."""
+
+        def run() -> None:
+            try:
+                from pyspark import java_gateway
+
+                _forget_ended()
+                java_gateway.Popen = self._popen  # type: ignore[assignment, attr-defined]
+                self.session.set_result(start(dict(settings)))
+            except BaseException as problem:
+                self.session.set_exception(problem)
+
+        self._thread = threading.Thread(target=run, name="driftline-spark", daemon=True)
+        atexit.register(self._abandon)
+        self._thread.start()
+
+    def result(self) -> SparkSession:
+        """Wait for the session. Raise the error of the start, an instance for each caller."""
+        try:
+            return self.session.result()
+        except DriftlineError as error:
+            own = copy.copy(error)
+            own.details = dict(error.details)
+            raise own from error.__cause__
+
+    def is_over(self) -> bool:
+        """Return True if another start is due: the JVM of this one was lost."""
+        if not self.session.done():
+            return False
+        error = self.session.exception()
+        if error is None:
+            return _has_ended()
+        return isinstance(error, DriftlineError) and error.is_retryable
+
+    def end_when_interrupted(self) -> None:
+        """End the JVM on Ctrl-C, so that the main thread does not wait for a job of Spark.
+
+        PySpark would set a handler that cancels its jobs, but only if the main thread starts it.
+        """
+        handler: Any = signal.getsignal(signal.SIGINT)
+        is_ours = isinstance(getattr(handler, "__self__", None), _Start)
+        if self._java is not None and (is_ours or handler is signal.default_int_handler):
+            signal.signal(signal.SIGINT, self._interrupted)
+
+    def _interrupted(self, *_: object) -> NoReturn:
+        if self._java is not None:
+            self._java.terminate()
+        raise KeyboardInterrupt
+
+    def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start PySpark's JVM, which ignores Ctrl-C.
+
+        PySpark would have Python code do so between fork and exec, which may hang where other
+        threads run.
+        """
+        options.pop("preexec_fn", None)
+        with self._lock:
+            if self._is_abandoned:
+                raise InterruptedError("the command has ended")
+            self._java = subprocess.Popen([*_WITHOUT_SIGINT, *command], **options)
+            return self._java
+
+    def _abandon(self) -> None:
+        """End a start that nobody waits for any more, at the exit of the process."""
+        with self._lock:
+            self._is_abandoned = True
+        if self._java is not None and self._thread is not None and not self.session.done():
+            self._java.terminate()
+            self._thread.join(STOP_S_MAX)  # it removes its temporary files
+
+
+def _forget_ended() -> None:
+    """Clear references of PySpark to a JVM that is gone."""
+    if _has_ended():
+        _forget()
 
 
 def _has_ended() -> bool:

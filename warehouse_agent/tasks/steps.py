@@ -4,21 +4,24 @@ A step is one function over Arrow batches (`scan`). Large steps run as Spark's t
 reads or writes few bytes runs in a few threads of this process, because Spark's fixed price (a
 session, a job) would be most of its time. Both places run the same function on the same files.
 
-Spark is started when the first step needs it. Few steps have another function on Spark: where rows
-that no task could hold are joined or sorted.
+Spark is started when the first step needs it, or beside other work before, where a later step
+will. Few steps have another function on Spark: where rows that no task could hold are joined or
+sorted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
+from warehouse_agent.spark.executors import jvm_lost, mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import located
@@ -45,10 +48,12 @@ class StepLog:
     Attributes:
         places: by phase; Spark, if any step of the phase ran there.
         phases: the phases that the refresh is in, the innermost last.
+        session: the deferred session that a step used last.
     """
 
     places: dict[str, str] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
+    session: SparkSession | None = None
 
     def note(self, place: StepPlace) -> None:
         """Note where a step of the current phase runs."""
@@ -78,31 +83,61 @@ class Steps:
             ConfigurationError: Spark does not start; the details say which step needs it and why.
         """
         self.log.note(StepPlace.SPARK)
-        return self._start(size)
+        if isinstance(self.session, Deferred):
+            with self._explained(size):
+                session = self.log.session = self.session.get()
+            return session
+        return self.session
 
     def expect(self, size: int) -> None:
-        """Start Spark if a later step of `size` bytes needs it: better now than after the exchange.
+        """Begin to start Spark, beside what comes first, if a later step of `size` bytes needs it.
 
         Raises:
-            ConfigurationError: as of `spark`.
+            ConfigurationError: it is known already that Spark does not start; details as of
+                `spark`.
         """
-        if size > self.small_bytes:
-            self._start(size)
+        if isinstance(self.session, Deferred) and not self._is_small(size):
+            with self._explained(size):
+                self.session.begin()
 
-    def _start(self, size: int) -> SparkSession:
-        if not isinstance(self.session, Deferred):
-            return self.session
+    def begin(self) -> None:
+        """Begin to start Spark, which a later step may need; an error is left to that step."""
+        if isinstance(self.session, Deferred):
+            with suppress(DriftlineError):
+                self.session.begin()
+
+    @contextmanager
+    def _explained(self, size: int) -> Iterator[None]:
+        """Add to an error of the start which step needs Spark and why."""
         try:
-            return self.session.get()
+            yield
         except ConfigurationError as error:
             why = f"it has at least {size:,} bytes, and `small_bytes` is {self.small_bytes:,}"
             step = self.log.phases[-1] if self.log.phases else "reading"
             error.details["Spark is needed"] = f"for a step of `{step}`: {why}"
             raise
 
+    def _is_small(self, size: int) -> bool:
+        return 0 < self.small_bytes >= size
+
+    def mistake(self, problem: Exception, where: str) -> DriftlineError:
+        """Return a failure of a refresh as a typed error at a place (`executors.mistake`).
+
+        If the JVM of its session has ended, anything may fail: another thread may have noticed, and
+        started another JVM, which knows no object of the first.
+        """
+        error, session, used = mistake(problem, where), self.session, self.log.session
+        if not isinstance(error, InternalError) or not isinstance(session, Deferred):
+            return error
+        if used is None or session.is_current(used):
+            return error
+        lost = jvm_lost()
+        lost.where, lost.__cause__ = where, problem
+        return lost
+
     def runs_here(self, size: int) -> bool:
         """Return True if a step of `size` bytes runs in this process, and note it."""
-        if size > self.small_bytes or not self.small_bytes:
+        if not self._is_small(size):
             return False
         self.log.note(StepPlace.DRIVER)
         return True

@@ -22,6 +22,7 @@ from warehouse_agent.history.record import (
     durations_s,
     is_missing,
     line,
+    needed_spark,
     note_checked,
     note_limits,
     note_line,
@@ -29,6 +30,7 @@ from warehouse_agent.history.record import (
     pasts,
     refreshed_at,
 )
+from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -202,6 +204,32 @@ def test_what_is_expected_follows_from_the_history() -> None:
     assert expected is not None
     assert expected.low <= 50 <= expected.high
     assert expected.unchanged < 0.1
+
+
+def test_the_refresh_whose_changes_were_most_alike_tells_if_spark_is_needed() -> None:
+    """A bulk change needed it, and small ones since then do not."""
+
+    def runs(*updated: int) -> list[Run]:
+        lines = [said(previous_version=None, checked_at="2026-01-01T00:00:00Z")]
+        for day, rows in enumerate(updated):
+            at, place = f"2026-01-{day + 2:02}T00:00:00Z", "spark" if rows > 1000 else "driver"
+            places = {"apply": place, "reduce": "driver"} if rows else {"reduce": "driver"}
+            lines.append(said(checked_at=at, rows_updated=rows, places=places))
+        return parse("\n".join(lines).encode())
+
+    def needed(*updated: int) -> bool:
+        found = runs(*updated)
+        next_day = found[-1].at + timedelta(days=1)
+        return needed_spark(found, changes_expected(found, 100_000, next_day))
+
+    assert not needed()
+    assert not needed(0, 0, 0)
+    assert not needed(30, 40, 30)
+    assert needed(9000, 10_000, 11_000)
+    assert not needed(30, 40_000, 35, 30, 30)
+    assert not needed(9000, 0, 0, 0, 0, 0)
+    assert needed(30, 30, 9000, 10_000, 9500, 11_000, 9000, 9000)
+    assert not needed_spark(runs(9000), None)
 
 
 @dataclasses.dataclass
