@@ -106,9 +106,9 @@ class Meter:
             wait_s = min(wait_s * SAMPLE_GROWTH, SAMPLE_S_MAX)
 
     def _look(self) -> None:
-        children = _children()
-        self._source_rss = max(self._source_rss, _resident_bytes(self._source, children))
-        self._warehouse_rss = max(self._warehouse_rss, _resident_bytes(self._warehouse, children))
+        below = children()
+        self._source_rss = max(self._source_rss, _resident_bytes(self._source, below))
+        self._warehouse_rss = max(self._warehouse_rss, _resident_bytes(self._warehouse, below))
 
     def _rest(self) -> None:
         """Until nothing has moved for a while: last acknowledgements, ends of connections."""
@@ -122,8 +122,8 @@ class Meter:
 
 def cpu_s(roots: Iterable[int]) -> float:
     """User and system seconds of these processes, all below them, and the dead among those."""
-    children = _children()
-    return sum(_ticks(pid) for pid in _tree(roots, children)) / _TICKS_S
+    below = children()
+    return sum(_ticks(pid) for pid in _tree(roots, below)) / _TICKS_S
 
 
 def _tree(roots: Iterable[int], children: dict[int, list[int]]) -> set[int]:
@@ -145,7 +145,8 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _children() -> dict[int, list[int]]:
+def children() -> dict[int, list[int]]:
+    """Return the children of every process."""
     found: dict[int, list[int]] = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit() and (fields := _stat(int(entry))):
