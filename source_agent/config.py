@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import time
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +20,8 @@ from driftline.errors import MalformedMessage
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
+from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Fingerprint, Limits, Relation
 from source_agent.engines.registry import is_file
 
@@ -153,8 +152,8 @@ def load(path: Path | str) -> SourceConfig:
 def _database(table: TomlTable) -> Database:
     url = table.url("url", _LOGIN)
     try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
+        parsed = DatabaseUrl.parse(url)
+    except ValueError:
         raise table.error(
             "url",
             "It is not a database URL.",
@@ -162,7 +161,7 @@ def _database(table: TomlTable) -> Database:
         ) from None
     file = parsed.database
     if is_file(parsed) and file and not file.startswith((":", "file:")):
-        parsed = parsed.set(database=str(resolve(table.file, file)))
+        parsed = replace(parsed, database=str(resolve(table.file, file)))
     limits = Limits(
         statement_s=table.optional_number("statement_timeout_s"),
         lock_s=table.number("lock_timeout_s", default=Limits().lock_s),
@@ -170,8 +169,7 @@ def _database(table: TomlTable) -> Database:
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
         silence_s=_silence(table),
     )
-    url = parsed.render_as_string(hide_password=False)
-    return Database(url, table.password("password_file", _LOGIN), limits)
+    return Database(parsed.text(), table.password("password_file", _LOGIN), limits)
 
 
 def _silence(table: TomlTable) -> float:
