@@ -57,24 +57,28 @@ def compare(ours: OurSide, talk: Talk) -> Outcome:
     return step
 
 
-def refreshes(known: Known, expected: Expected | None, changed: int) -> Priced:
+def refreshes(
+    known: Known, expected: Expected | None, changed: int, *, with_rivals: bool = True
+) -> Priced:
     """Return the candidates for a refresh, and the name of the one that it would take.
 
     Args:
         expected: changes forecast from earlier refreshes.
         changed: changed rows to price, at least 1.
+        with_rivals: also of the openings that the refresh would not take.
 
     Raises:
         ConfigurationError: groups are asked for, and cannot name so many rows.
     """
     if isinstance(known.scope, Part):  # and the ways to compare all rows, groups excepted
-        found, _ = refreshes(replace(known, read_at_most=None), expected, changed)
+        whole = replace(known, read_at_most=None)
+        found, _ = refreshes(whole, expected, changed, with_rivals=with_rivals)
         part, chosen = opening_for(known).price(known, expected, changed, offers)
         return (*(c for c in found if c.what != NAMES[Method.GROUP]), *part), chosen
     opening = opening_for(known)
     found, chosen = opening.price(known, expected, changed, offers)
     ways, has_continuations = list(found[1:]), opening.stalls
-    for rival in OPENINGS:
+    for rival in OPENINGS if with_rivals else ():
         # An opening that stalls prices all continuations.
         if rival is opening or not rival.supports(known) or (rival.stalls and has_continuations):
             continue
@@ -89,7 +93,7 @@ def predicted(known: Known, expected: Expected | None) -> Candidate:
     """Return the candidate that a refresh is expected to take."""
     rows = known.rows or 0
     changed = min(expected.median, rows) if expected else round(rows * CHANGE_SHARE)
-    found, chosen = refreshes(known, expected, max(changed, 1))
+    found, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
     return next(c for c in found if c.what == chosen) if changed else found[0]
 
 
@@ -109,7 +113,7 @@ def modelled(
     known = replace(known, rows_expected=theirs)
     if isinstance(known.scope, Part):
         return in_part(known, known.scope, expected, changed)
-    found, chosen = refreshes(known, expected, max(changed, 1))
+    found, chosen = refreshes(known, expected, max(changed, 1), with_rivals=False)
     if not changed or known.rows is None:
         return found[0]
     what = chosen if known.tiled else NAMES[method]

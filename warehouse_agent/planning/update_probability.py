@@ -127,7 +127,7 @@ def usual_most(expected: Expected) -> int:
 def usual_mean(expected: Expected, most: int) -> float:
     """Return the mean of min(d, most): Σ_{k < most} P(more than k), by trapezia if k is large."""
     k = np.unique(np.r_[np.arange(min(most, 64)), np.geomspace(1, most, 200).round(), most])
-    more = np.array([expected.survival(int(at)) for at in k])
+    more = expected.survivals(k)
     return float(np.sum((more[:-1] + more[1:]) / 2 * np.diff(k)) + more[0] / 2 - more[-1] / 2)
 
 
