@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def meta_of(pair: Pair) -> dict[str, Any]:
 
 def doctor(pair: Pair) -> str:
     (fragment,) = pair.config().fragments.values()
-    return examine._relation(Store(str(pair.warehouse)), fragment)
+    newest = partial(head, pair.store, fragment.name)
+    return examine._relation(pair.store, fragment, newest)
 
 
 # Both agents.

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,10 +46,13 @@ from warehouse_agent.spark.executors import Batches, cause, failures, mistake, t
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.certificates import certificates, context_of, validity
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+Newest = Callable[[], Snapshot | None]  # the newest version of a fragment
 
 FREE_BYTES_MIN = 1 << 30  # a refresh writes before it removes
 RENEW_DAYS = 30  # before the end of a certificate, doctor asks in capitals to renew it
@@ -93,12 +96,15 @@ def examine(path: Path) -> Iterator[Check]:
             yield made
             reachable[source.name] = reachable.get(source.name) or made.error
     for fragment in config.fragments.values():
+        newest = cache(partial(formats.head, store, fragment.name))  # the log is opened once
         error = reachable.get(fragment.source.name)
         if error is None:
-            yield check(f"fragment {fragment.name}: relation", partial(_relation, store, fragment))
+            look = partial(_relation, store, fragment, newest)
+            yield check(f"fragment {fragment.name}: relation", look)
         else:
             yield Check(f"fragment {fragment.name}: relation", "", error)
-        yield check(f"fragment {fragment.name}: published", partial(_published, store, fragment))
+        look = partial(_published, store, fragment, newest)
+        yield check(f"fragment {fragment.name}: published", look)
 
 
 def check(what: str, look: Callable[[], str]) -> Check:
@@ -174,11 +180,11 @@ def _worker(batches: Batches) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"python": [sys.version.split()[0]]})
 
 
-def _relation(store: Store, fragment: Fragment) -> str:
+def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
     """Check that the relation has the published columns, and carriers that fit them."""
     with Link(fragment.source) as link:
         reply = link.describe(fragment.relation)
-    base = formats.head(store, fragment.name)
+    base = newest()
     layout = schema_change.described(reply, fragment, base)
     if base is not None and layout.recipe.id != base.layout.recipe.id:
         raise schema_change.explained(reply, base, fragment.name)
@@ -199,9 +205,9 @@ def _described(description: pb.Description) -> str:
     return f"{size_and_key(description)}{sure}, {count}: {kinds}{notes}"
 
 
-def _published(store: Store, fragment: Fragment) -> str:
+def _published(store: Store, fragment: Fragment, newest: Newest) -> str:
     """Check that the newest version is ours, and that its files and its key are there."""
-    snapshot = formats.head(store, fragment.name)
+    snapshot = newest()
     if snapshot is None:
         return "nothing yet"
     check_files(store, fragment.name, snapshot)

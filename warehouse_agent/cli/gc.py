@@ -103,7 +103,7 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept:
     if not entries:
         raise WarehouseUnavailable("The table's log cannot be read.", where=name)
     oldest = oldest_kept([(e.version, e.committed) for e in reversed(entries)], since)
-    first = formats.head(store, name, version=oldest)
+    first = head if oldest == head.version else formats.head(store, name, version=oldest)
     assert first is not None
     paths = {file.path for file in (*first.files, *head.files)}
     for version in range(oldest + 1, head.version + 1):

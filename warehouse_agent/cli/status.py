@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -19,7 +20,9 @@ from warehouse_agent.report import counted, fingerprint_kind, miss_probability, 
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot, VersionRecord
 
+READ_AT_ONCE = 4  # tables
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
 _OURS = ("layout", "clock", "changes_files", "report")  # fields of a version for Driftline alone
 HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
@@ -67,14 +70,19 @@ class Status:
 def status(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
     """Print the published state of each fragment, as a table or as JSON."""
     store, shown = Store(config.path), []
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        read = {f.name: pool.submit(status_of, store, f.name) for f in chosen}
 
-    def one(fragment: Fragment) -> None:
-        found = status_of(store, fragment.name)
-        if as_json:
-            print(json.dumps(asdict(found)), flush=True)
-        shown.append(found)
+        def one(fragment: Fragment) -> None:
+            found = read[fragment.name].result()
+            if as_json:
+                print(json.dumps(asdict(found)), flush=True)
+            shown.append(found)
 
-    codes = each(chosen, one, as_json=as_json, command="status")
+        try:
+            codes = each(chosen, one, as_json=as_json, command="status")
+        finally:
+            pool.shutdown(cancel_futures=True)
     if shown and not as_json:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print("\n".join(text_of(shown, datetime.now(UTC), width)))
@@ -156,8 +164,7 @@ def status_of(store: Store, name: str) -> Status:
     record = snapshot.record
     notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
-    entries = formats.entries(store, name, snapshot)
-    interval = interval_s([e.record.published_at for e in entries if e.record])
+    interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe
     probability = None if record.proof == "part" else miss_probability(record.rows_changed, recipe)
     return Status(
@@ -180,12 +187,12 @@ def status_of(store: Store, name: str) -> Status:
     )
 
 
-def interval_s(published: Sequence[str]) -> float:
-    """Return the mean time between versions in seconds; `published`: times, newest first."""
-    times = [datetime.fromisoformat(t) for t in published]
-    if len(times) < 2:
+def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> float:
+    """Return the mean time between versions in seconds, at least 1."""
+    if oldest is None or oldest[0] == newest.version:
         return INTERVAL_S
-    return max((times[0] - times[-1]).total_seconds() / (len(times) - 1), 1.0)
+    first, last = (datetime.fromisoformat(r.published_at) for r in (oldest[1], newest.record))
+    return max((last - first).total_seconds() / (newest.version - oldest[0]), 1.0)
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:

@@ -36,6 +36,7 @@ from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, Versio
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
+_COMMIT = re.compile(r"[0-9]{20}\.json")
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
 # Errors of reading what another release wrote.
 _UNKNOWN = (AssertionError, KeyError, MalformedMessage, TypeError, ValueError)
@@ -94,13 +95,17 @@ class DeltaLog:
             stated = datetime.fromtimestamp(int(commit["timestamp"]) / 1000, UTC)
             # A copied folder has young files, and a wrong clock states an old time.
             committed = max(stated, written.get(_file_of(version), stated))
-            body = _metadata([{"commitInfo": commit}])
-            try:
-                record = None if body is None else VersionRecord.from_json(body)
-            except _UNKNOWN as error:
-                raise _newer(name, version) from error
+            record = _record([{"commitInfo": commit}], name, version)
             found.append(LogEntry(version, committed, record))
         return sorted(found, key=lambda entry: entry.version, reverse=True)
+
+    def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
+        for file, _ in store.files(name, self.log):
+            if _COMMIT.fullmatch(file):
+                version = int(file.removesuffix(".json"))
+                record = _record(_actions(store, name, version), name, version)
+                return None if record is None else (version, record)
+        return None
 
     def added(self, store: Store, name: str, version: int) -> set[str]:
         actions = _actions(store, name, version)
@@ -191,6 +196,19 @@ def _metadata(actions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             body: dict[str, Any] = json.loads(text)
             return body
     return None
+
+
+def _record(actions: Sequence[dict[str, Any]], name: str, version: int) -> VersionRecord | None:
+    """Return the record of a commit; None if Driftline did not write it.
+
+    Raises:
+        WarehouseUnavailable: a newer release wrote it.
+    """
+    body = _metadata(actions)
+    try:
+        return None if body is None else VersionRecord.from_json(body)
+    except _UNKNOWN as error:
+        raise _newer(name, version) from error
 
 
 def _newer(name: str, version: int) -> WarehouseUnavailable:

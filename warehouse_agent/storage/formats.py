@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from warehouse_agent.storage.delta_log import DeltaLog
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, TableFormat
+from warehouse_agent.storage.table import (
+    LogEntry,
+    NewVersion,
+    Snapshot,
+    TableFormat,
+    VersionRecord,
+)
 
 FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
 
@@ -32,6 +38,11 @@ def has_log(store: Store, name: str) -> bool:
 def entries(store: Store, name: str, newest: Snapshot | None = None) -> list[LogEntry]:
     """Return the commits of a table's log (`TableFormat.entries`)."""
     return format_of(store, name).entries(store, name, newest)
+
+
+def oldest(store: Store, name: str) -> tuple[int, VersionRecord] | None:
+    """Return the oldest version in a table's log and its record (`TableFormat.oldest`)."""
+    return format_of(store, name).oldest(store, name)
 
 
 def added(store: Store, name: str, version: int) -> set[str]:

@@ -191,6 +191,14 @@ class TableFormat(Protocol):
             newest: the newest version, if it was just read: its log is not opened again.
         """
 
+    def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
+        """Return the oldest version whose commit the log has, and its record, without reading the
+        others; None if there is none, or if Driftline did not write it.
+
+        Raises:
+            WarehouseUnavailable: the log cannot be read, or a newer release wrote it.
+        """
+
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths of a version's new files. Raises WarehouseUnavailable if it is gone."""
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.cli.status import HEADINGS, NEVER, Status, age, text_of
+from warehouse_agent.cli.status import (
+    HEADINGS,
+    INTERVAL_S,
+    NEVER,
+    Status,
+    age,
+    interval_s,
+    text_of,
+)
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.storage.table import Snapshot, VersionRecord
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
@@ -52,6 +63,20 @@ def published(name: str, proof: str = "total", missed: float | None = 6e-37) -> 
 )
 def test_ages(moment: str | None, words: str) -> None:
     assert age(moment, NOW) == words
+
+
+def test_the_interval_of_versions() -> None:
+    def of(version: int, published_at: str) -> tuple[int, VersionRecord]:
+        record = VersionRecord(
+            as_of="", checked_at="", consistency="", proof="", rows=0, published_at=published_at
+        )
+        return version, record
+
+    version, record = of(9, "2026-01-11T00:00:00Z")
+    newest = Snapshot(version, "", (), cast("Layout", None), record, None)
+    assert interval_s(newest, None) == interval_s(newest, (version, record)) == INTERVAL_S
+    assert interval_s(newest, of(4, "2026-01-01T00:00:00Z")) == 2 * 86_400
+    assert interval_s(newest, of(4, "2026-01-11T00:00:00Z")) == 1, "two in a second"
 
 
 def test_a_table() -> None:

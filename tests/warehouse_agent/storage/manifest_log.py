@@ -59,6 +59,13 @@ class ManifestLog:
             found.append(LogEntry(number, committed, record))
         return found
 
+    def oldest(self, store: Store, name: str) -> tuple[int, VersionRecord] | None:
+        """Return the oldest version and its record (`TableFormat.oldest`)."""
+        for number in self._numbers(store, name)[:1]:
+            body = self._manifest(store, name, number)
+            return (number, VersionRecord.from_json(body["record"])) if "record" in body else None
+        return None
+
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths that a version added (`TableFormat.added`)."""
         return set(self._manifest(store, name, version)["added"])

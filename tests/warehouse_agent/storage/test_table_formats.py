@@ -131,6 +131,7 @@ def commit(
 
 def test_a_first_commit(form: TableFormat, store: Store) -> None:
     assert (form.head(store, NAME, None), form.entries(store, NAME, None)) == (None, [])
+    assert form.oldest(store, NAME) is None
     assert form.head(store, NAME, 0) is None
     file = put(store, "data-1/a.parquet", [5, 7, -3])
     assert file.bounds == (-3, 7)
@@ -171,6 +172,7 @@ def test_the_log_is_told_newest_first(form: TableFormat, store: Store) -> None:
     entries = form.entries(store, NAME, None)
     assert form.entries(store, NAME, second) == entries
     assert [(e.version, e.record) for e in entries] == [(1, second.record), (0, first.record)]
+    assert form.oldest(store, NAME) == (0, first.record)
     times = [e.committed for e in reversed(entries)]
     assert [began, *times] == sorted([began, *times])
     assert times[-1] < datetime.now(UTC) + timedelta(seconds=1)

@@ -164,7 +164,7 @@ def test_a_hostile_column_is_kept_as_it_is_and_shown_escaped(tmp_path: Path) -> 
         got = link.describe("orders")
         assert [column.name for column in got.description.columns] == [c.name for c in columns]
         fragment = Fragment("orders", link.source, "orders")
-        told = doctor._relation(Store(str(tmp_path / "warehouse")), fragment)
+        told = doctor._relation(Store(str(tmp_path / "warehouse")), fragment, lambda: None)
     assert told.isprintable()
     assert "\\x1b[2J" in told
     old = Recipe((Column("id", parse_type("int8"), False, 1),), 1)
