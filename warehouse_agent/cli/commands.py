@@ -11,11 +11,9 @@ import secrets
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from driftline.digests import Salt
 from driftline.errors import SourceUnreachable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
@@ -49,7 +47,6 @@ def refresh(
     **allowed: Any,
 ) -> list[int]:
     """Refresh fragments, and print the report of each as soon as it is done."""
-    _leave_out_pandas()
     with Display(len(chosen)) as display:
         answers = Answers(display, as_json=as_json)
         runner = Runner(spark or session.Deferred(config.spark), config, (display, answers))
@@ -74,7 +71,6 @@ def verify(
 ) -> list[int]:
     """Read the published files of fragments, and check each row; with `repair`, refresh what is
     damaged."""
-    _leave_out_pandas()
     store = Store(config.path)
     spark = session.Deferred(config.spark)
     to_repair: list[Fragment] = []
@@ -111,7 +107,6 @@ def verify(
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     """Write a receipt of the published values into a file that only its owner can read."""
-    _leave_out_pandas()
     store = Store(config.path)
     fragment = select(config, [name], False)[0]
     snapshot = published(store, fragment.name)
@@ -199,28 +194,3 @@ def doctor(path: Path, *, as_json: bool) -> list[int]:
     of_all = f"{failed} of {counted(len(codes), 'check')}" if failed else "no check"
     print(f"{of_all} failed", file=sys.stderr)
     return codes
-
-
-def _leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas with the first array that it makes, which takes 0.3 s.
-
-    It only asks whether a value is an array of pandas, and asks once. What needs pandas, such as
-    PySpark, still imports it.
-    """
-    if "pandas" in sys.modules:
-        return
-    absent = _AbsentPandas()
-    sys.meta_path.insert(0, absent)
-    try:
-        pa.array([])
-    finally:
-        sys.meta_path.remove(absent)
-
-
-class _AbsentPandas(MetaPathFinder):
-    """Import finder that says that pandas is not installed."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for pandas; leave other modules to other finders."""
-        if name == "pandas":
-            raise ModuleNotFoundError(name=name)

@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,6 +121,33 @@ def _on_fragments(
     return add_command
 
 
+def _leave_out_pandas() -> None:
+    """Keep pyarrow from importing pandas with the first array that it makes, which takes 0.3 s.
+
+    It only asks whether a value is an array of pandas, and asks once: so this is for a process of
+    our own. What needs pandas, such as PySpark, still imports it.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    absent = _AbsentPandas()
+    sys.meta_path.insert(0, absent)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(absent)
+
+
+class _AbsentPandas(MetaPathFinder):
+    """Import finder that says that pandas is not installed."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for pandas; leave other modules to other finders."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
 def _common(codes: Sequence[int]) -> int:
     """Return the exit code that all failures have, or 1 if they differ."""
     return codes[0] if len(set(codes)) == 1 else 1
@@ -188,6 +216,7 @@ def refresh(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any)
     """Make fragments, by default all, equal to their relations; prove it; publish."""
     from warehouse_agent.cli import commands
 
+    _leave_out_pandas()
     return commands.refresh(config, chosen, **options)
 
 
@@ -198,6 +227,7 @@ def verify(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) 
     """Read every published file and check each row against its fingerprint."""
     from warehouse_agent.cli import commands
 
+    _leave_out_pandas()
     return commands.verify(config, chosen, **options)
 
 
@@ -210,6 +240,7 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
     from warehouse_agent.cli import commands
     from warehouse_agent.config import load
 
+    _leave_out_pandas()
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
