@@ -149,6 +149,14 @@ def refreshed_at(store: Store, name: str) -> datetime | None:
     return None
 
 
+def rows_total(store: Store, name: str) -> int:
+    """Return the rows that the last successful refresh left; 0: not known."""
+    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*_DAMAGED):
+            return int(_amount(body["rows_total"]))
+    return 0
+
+
 def durations_s(store: Store, name: str, most: int) -> list[float]:
     """Return the seconds that the last successful refreshes since a load took, the newest first;
     if there is none since, those of the load."""

@@ -36,14 +36,14 @@ from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.storage import data_files, formats, row_security
+from warehouse_agent.storage import data_files, row_security
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.restatement import restate
 from warehouse_agent.tasks.row_statistics import Stamp
-from warehouse_agent.tasks.steps import Steps, size_of_digests
+from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 
 Describe = Callable[[str], pb.DescribeReply]
 
@@ -81,10 +81,12 @@ class Prepared:
 
 
 def expect_spark(steps: Steps, store: Store, name: str) -> None:
-    """Begin to start Spark if a published version is too large to be reduced in this process."""
+    """Begin to start Spark if a published version is too large to be reduced in this process.
+
+    The history tells its size, so that the log is not opened twice.
+    """
     with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
-        if (base := formats.head(store, name)) is not None:
-            steps.expect(size_of_digests(base.files))
+        steps.expect(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:

@@ -29,6 +29,7 @@ from warehouse_agent.history.record import (
     parse,
     pasts,
     refreshed_at,
+    rows_total,
 )
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.network import Line, Objective
@@ -184,6 +185,14 @@ def test_how_long_refreshes_took(tmp_path: Path) -> None:
     keep(took(9), load, *later)
     assert durations_s(store, "orders", 5) == [4, 2]
     assert durations_s(store, "orders", 1) == [4]
+
+
+def test_how_many_rows_a_refresh_left(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert rows_total(store, "orders") == 0
+    lines = [said(rows_total=7), said(rows_total=-1), said(rows_total=9, error={}), "{"]
+    store.write("\n".join(lines).encode(), PRIVATE, "runs", "orders.jsonl")
+    assert rows_total(store, "orders") == 7
 
 
 def test_a_new_load_begins_a_new_history() -> None:
