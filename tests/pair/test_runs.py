@@ -7,118 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from driftline.errors import Locked
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import SqliteLegacy
-from tests.harness.pair import Pair
-from tests.harness.relay import Ending, Relay
-from warehouse_agent.config import load, select
+from tests.harness.nine_tables import NAMES, ROWS, Log, Phases, Served, nine_tables
+from tests.harness.relay import Ending
 from warehouse_agent.events import (
     Event,
-    Listener,
     PhaseStarted,
     RefreshCommitted,
-    RefreshFailed,
     RefreshRetried,
     RefreshStarted,
 )
-from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.runs.batch import Runner
-from warehouse_agent.spark.session import Deferred
-
-NAMES = [f"t{number}" for number in range(9)]
-ROWS = 50
-
-
-@dataclass
-class Log:
-    """A listener that keeps events and does what a test wants at some of them."""
-
-    then: Callable[[Event], None] = lambda _event: None
-    events: list[Event] = field(default_factory=list)
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        self.then(event)
-
-    @property
-    def phases(self) -> list[tuple[str, str]]:
-        return [(e.name, e.phase) for e in self.events if isinstance(e, PhaseStarted)]
-
-    @property
-    def ends(self) -> list[str]:
-        ended = (RefreshCommitted, RefreshFailed)
-        return [e.report.name for e in self.events if isinstance(e, ended)]
-
-
-@dataclass
-class Served:
-    """A pair behind a relay, and the file of its database."""
-
-    pair: Pair
-    relay: Relay
-    database: Path
-
-    def refresh(
-        self,
-        listener: Listener,
-        *,
-        more: str = "",
-        sleep: Callable[[float], None] = lambda _seconds: None,
-        spark: SparkSession | None = None,
-    ) -> list[Report]:
-        """Refresh all fragments, where no Spark can start, or with a session."""
-        self.pair.source_lines = f'address = "{self.relay.address}"\ninsecure = true'
-        config = load(self.pair.warehouse_toml(more))
-        runner = Runner(spark or nowhere(), config, (listener,), sleep=sleep)
-        return runner.refresh(select(config, [], True), Options())
-
-    def change(self) -> None:
-        """Give all rows of all tables the next mark, in one transaction, from any thread."""
-        with contextlib.closing(sqlite3.connect(self.database, 10)) as connection, connection:
-            for name in NAMES:
-                connection.execute(f"UPDATE {name} SET mark = mark + 1")
-
-    def mark(self, name: str) -> int:
-        """Return the mark of a published table, which all of its rows have."""
-        table = DeltaTable(str(self.pair.warehouse / name)).to_pyarrow_table()
-        assert sorted(table["id"].to_pylist()) == list(range(ROWS))
-        (mark,) = set(table["mark"].to_pylist())
-        return int(mark)
-
-    def check(self, *names: str) -> None:
-        """Compare what is published with the source, which must not have changed since."""
-        for name in names:
-            table = DeltaTable(str(self.pair.warehouse / name)).to_pyarrow_table()
-            ours = sorted(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))
-            assert ours == sorted(self.pair.legacy.rows(name)), name
-
-
-def nowhere() -> Deferred:
-    return Deferred({"spark.master": "no such master"})
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    legacy = SqliteLegacy(tmp_path / "erp.db")
-    for name in NAMES:
-        legacy.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY NOT NULL, mark INTEGER)")
-        legacy.many(f"INSERT INTO {name} VALUES (?, 0)", [(key,) for key in range(ROWS)])
-    relations = {name: f'table = "{name}"' for name in NAMES}
-    with Pair(nowhere(), legacy, tmp_path / "pair", relations) as pair:
-        pair.small_bytes = 32 << 20
-        with Relay(pair.address) as relay:
-            yield Served(pair, relay, tmp_path / "erp.db")
-    legacy.close()
+    with nine_tables(tmp_path) as made:
+        yield made
 
 
 def refused(report: Report) -> str:
@@ -213,10 +124,14 @@ def test_fragments_that_failed_are_the_first_of_the_next_command(served: Served)
     served.check(*NAMES)
 
 
-def test_a_run_is_tried_again_where_its_line_broke(served: Served) -> None:
-    """What was compared before the cut is published; no other run is tried again."""
+def test_a_run_is_tried_again_where_its_line_broke(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compared before the cut is published; no run that was prepared is tried again."""
     served.refresh(Log())
     served.change()
+    phases = Phases(monkeypatch)
+    phases.hold(("compare", "t4", "begin"), until=("prepare", "t8", "end"))
     slept: list[float] = []
 
     def cut(event: Event) -> None:
@@ -242,21 +157,27 @@ def test_a_run_is_tried_again_where_its_line_broke(served: Served) -> None:
     assert {served.mark(name) for name in NAMES} == {1}
 
 
-def test_a_source_that_is_lost_is_not_asked_by_later_runs(served: Served) -> None:
+def test_a_source_that_is_lost_is_not_asked_by_later_runs(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost in the second of five runs; the third is prepared by then, no other is."""
     served.refresh(Log())
     served.change()
     slept: list[float] = []
+    Phases(monkeypatch).hold(("compare", "t2", "begin"), until=("prepare", "t4", "end"))
 
     def cut(event: Event) -> None:
-        if event == PhaseStarted("t5", "exchange"):
+        if event == PhaseStarted("t3", "exchange"):
             served.relay.refuse()
 
-    reports = {r.name: r for r in served.refresh(Log(cut), sleep=slept.append)}
-    assert [reports[name].version for name in NAMES[:5]] == [1] * 5
-    lost = NAMES[5:]
+    log = Log(cut)
+    reports = {r.name: r for r in served.refresh(log, more="ahead = 2", sleep=slept.append)}
+    assert [reports[name].version for name in NAMES[:3]] == [1] * 3
+    lost = NAMES[3:]
     assert {refused(reports[name]) for name in lost} == {"UNREACHABLE"}
-    assert [(reports[n].version, reports[n].previous_version) for n in lost] == [(0, 0)] * 4
-    assert [reports[n].attempts for n in lost] == [4, 4, 4, 0]
+    assert [(reports[n].version, reports[n].previous_version) for n in lost] == [(0, 0)] * 6
+    assert [reports[n].attempts for n in lost] == [4, 1, 1, 0, 0, 0]
+    assert log.ends == NAMES
     assert len(slept) == 3
     served.relay.heal()
     served.refresh(Log())

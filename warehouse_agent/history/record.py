@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ CHECKED = "checked"
 DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 _SPARK = "spark"  # of the places in a report
+_NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 _IDENTITY = ("version", "previous_version", "as_of", "checked_at")  # of the report of a version
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of reading a line
@@ -241,18 +243,21 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
     Raises:
         WarehouseUnavailable: the note cannot be written.
     """
-    noted = _noted(store, link.source)
-    rate, before, now = stream.bytes_per_s, number(noted, "bytes_per_s"), time.time()
-    measured = number(noted, "rtt_at") or 0.0
+    rate, now = stream.bytes_per_s, time.time()
+    measured = number(_noted(store, link.source), "rtt_at") or 0.0
     # A measurement in the future has the time of a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
-    if is_fresh and rate is None:
+    rtt_s = None if is_fresh else link.round_trip_s()
+    if rate is None and rtt_s is None:
         return
-    if rate is not None:
-        noted["bytes_per_s"] = (before + rate) / 2 if before else rate
-    if not is_fresh and (rtt_s := link.round_trip_s()) is not None:
-        noted |= {"rtt_s": rtt_s, "rtt_at": now}
-    _note(store, link.source, noted)
+    with _NOTING:
+        noted = _noted(store, link.source)
+        if rate is not None:
+            before = number(noted, "bytes_per_s")
+            noted["bytes_per_s"] = (before + rate) / 2 if before else rate
+        if rtt_s is not None:
+            noted |= {"rtt_s": rtt_s, "rtt_at": now}
+        _note(store, link.source, noted)
 
 
 def note_limits(store: Store, source: Source, description: pb.Description) -> None:
@@ -261,11 +266,12 @@ def note_limits(store: Store, source: Source, description: pb.Description) -> No
     Raises:
         WarehouseUnavailable: the note cannot be written.
     """
-    noted = _noted(store, source)
     limits = {"rows_per_s_max": description.rows_per_second}
     limits["bytes_per_s_max"] = description.bytes_per_second
-    if any(noted.get(name, 0) != most for name, most in limits.items()):
-        _note(store, source, noted | limits)
+    with _NOTING:
+        noted = _noted(store, source)
+        if any(noted.get(name, 0) != most for name, most in limits.items()):
+            _note(store, source, noted | limits)
 
 
 def _noted(store: Store, source: Source) -> dict[str, object]:

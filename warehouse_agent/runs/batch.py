@@ -1,8 +1,8 @@
 """Refresh many fragments in one command; the failure of one does not stop the others.
 
 `schedule` decides the order. Sources are served side by side, each by one thread, so that one that
-does not answer delays no other; the runs of a source follow each other (`source_run`). A command
-with one source at a time has no threads of its own.
+does not answer delays no other (`threads`); a second thread helps while a source has several runs,
+which overlap (`source_run`). A command of one run has no threads of its own.
 
 When the command is interrupted, or nobody reads its answers any more, the exchanges are ended and
 every thread stops at its next event. A fragment that was just committed is still reported. A thread
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from driftline.errors import DriftlineError
@@ -30,8 +30,10 @@ from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
+from warehouse_agent.runs.attempt import Command
 from warehouse_agent.runs.schedule import SourceSchedule, schedule
-from warehouse_agent.runs.source_run import Command, SourceRuns
+from warehouse_agent.runs.source_run import SourceRuns
+from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
@@ -54,7 +56,7 @@ class Runner:
     fragment is held.
 
     Each event goes to the history of runs, then to `listeners` in their order, one event after the
-    other, in the thread of its source. An exception of a listener is logged at debug level and
+    other, in a thread of its source. An exception of a listener is logged at debug level and
     dropped: a refresh does not depend on its listeners. Only BrokenPipeError ends the command,
     because its answers are not read any more.
     """
@@ -75,6 +77,9 @@ class Runner:
 
         Returns:
             A report for every fragment, in the order of `fragments`; failures are in the reports.
+
+        Raises:
+            BrokenPipeError: nobody reads the answers any more.
         """
         announcer = _Announcer(RunHistory(self.store), self.listeners)
         deadline_s = options.deadline_s
@@ -89,20 +94,23 @@ class Runner:
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
         )
         refreshed_at = {f.name: _refreshed_at(self.store, f.name) for f in fragments}
+        places = Places(self.config.sources_at_once)
         turns = [
-            _Turns(SourceRuns(command, planned.source), planned)
+            _Turns(command, planned, Place(places))
             for planned in schedule(fragments, refreshed_at, ahead=self.config.ahead)
         ]
         with contextlib.ExitStack() as links:
             for one in turns:
                 links.callback(one.runs.close)
-            _serve_all(turns, self.config.sources_at_once, announcer)
-        reports = {report.name: report for one in turns for report in one.reports}
+            if len(turns) == 1 and turns[0].is_single:
+                try:
+                    turns[0].serve(announcer)
+                except Stopped as stopped:
+                    raise stopped.__cause__ or stopped from None
+            else:
+                _serve_all(turns, places, announcer)
+        reports = {report.name: report for one in turns for report in one.runs.reports}
         return [reports[fragment.name] for fragment in fragments]
-
-
-class _Stopped(BaseException):
-    """The command was interrupted; raised in the threads that serve its sources."""
 
 
 class _Announcer:
@@ -121,24 +129,28 @@ class _Announcer:
         """Pass an event to every listener.
 
         Raises:
-            BrokenPipeError: nobody reads the answers any more.
-            _Stopped: the command was interrupted, and the event publishes nothing.
+            Stopped: nobody reads the answers any more; or the command was interrupted, and the
+                event publishes nothing.
         """
         if self._stopped.is_set() and not isinstance(event, RefreshCommitted):
-            raise _Stopped
-        _tell(self._history, event)
-        with self._lock:
-            for listener in self._listeners:
-                _tell(listener, event)
+            raise Stopped
+        try:
+            _tell(self._history, event)
+            with self._lock:
+                for listener in self._listeners:
+                    _tell(listener, event)
+        except BrokenPipeError as unread:
+            self.stop()
+            raise Stopped from unread  # no failure of the fragment whose event this is
 
     def stop(self) -> None:
         """End every thread at its next event, and waits at once."""
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for `seconds`. Raise _Stopped if the command is interrupted meanwhile."""
+        """Wait for `seconds`. Raise Stopped if the command is interrupted meanwhile."""
         if self._stopped.wait(seconds):
-            raise _Stopped
+            raise Stopped
 
 
 def _tell(listener: Listener, event: Event) -> None:
@@ -152,76 +164,54 @@ def _tell(listener: Listener, event: Event) -> None:
 
 
 class _Turns:
-    """The runs of a source that are left, and the reports of those that are done.
+    """The turns of a source. All shared runs are one, and each refresh in tiles is another.
 
-    All shared runs are one turn, and each refresh in tiles is another, between which other sources
-    get a thread.
+    Between two turns other sources get the place.
     """
 
-    def __init__(self, runs: SourceRuns, planned: SourceSchedule) -> None:
-        self.runs = runs
-        self.reports: list[Report] = []
-        self._left = deque(turn for turn in (planned.shared, *_alone(planned)) if turn)
+    def __init__(self, command: Command, planned: SourceSchedule, place: Place) -> None:
+        self.runs = SourceRuns(command, planned.source, partial(place.pause, command.sleep))
+        self._place = place
+        alone = (((fragment,),) for fragment in planned.tiled)
+        self._left = deque(deque(turn) for turn in (planned.shared, *alone) if turn)
 
-    def take(self) -> bool:
-        """Do the next turn; return True if another one is left."""
-        for run in self._left.popleft():
-            self.reports += self.runs.refresh(run)
-        return bool(self._left)
+    @property
+    def is_single(self) -> bool:
+        """Return True if nothing overlaps: each turn has one run."""
+        return all(len(turn) == 1 for turn in self._left)
+
+    def serve(self, announcer: _Announcer, threads: Threads | None = None) -> None:
+        """Do all turns; `threads` has another thread for turns of several runs."""
+        while self._left:
+            turn = self._left.popleft()
+            refresh = partial(self.runs.refresh, turn)
+            with self._place.held():
+                announcer.wait(0)
+                beside = threads.start(refresh) if threads and len(turn) > 1 else None
+                refresh()
+                if beside is not None:
+                    beside.join()
+            if self._left:
+                self._place.ask()
 
 
-def _alone(planned: SourceSchedule) -> list[tuple[tuple[Fragment, ...], ...]]:
-    return [((fragment,),) for fragment in planned.tiled]
-
-
-def _serve_all(turns: Sequence[_Turns], at_once: int, announcer: _Announcer) -> None:
-    """Do all turns of all sources, with at most `at_once` sources side by side.
+def _serve_all(turns: Sequence[_Turns], places: Places, announcer: _Announcer) -> None:
+    """Serve all sources side by side, as far as there are places.
 
     Raises:
         BaseException: what ended the command: an interruption, or the first error of a thread.
     """
-    waiting: queue.SimpleQueue[_Turns] = queue.SimpleQueue()
-    for one in turns:
-        waiting.put(one)
-
-    def serve() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                one = waiting.get_nowait()
-                if one.take():
-                    waiting.put(one)
-
-    if min(at_once, len(turns)) <= 1:
-        serve()
-        return
-    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def serve_and_tell() -> None:
-        try:
-            serve()
-        except BaseException as problem:
-            ended.put(problem)
-        else:
-            ended.put(None)
-
-    threads = [
-        threading.Thread(target=serve_and_tell, name=f"driftline-source-{number}", daemon=True)
-        for number in range(min(at_once, len(turns)))
-    ]
+    threads = Threads()
     try:
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            if (problem := ended.get()) is not None:
-                raise problem
+        for one in turns:
+            threads.start(partial(one.serve, announcer, threads))
+        threads.wait()
     except BaseException:
         announcer.stop()
+        places.lift()
         for one in turns:
             one.runs.close()
-        until = time.monotonic() + STOP_S_MAX
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(until - time.monotonic(), 0))
+        threads.join(STOP_S_MAX)
         raise
 
 

@@ -69,9 +69,10 @@ Reply = pb.Reply | Exception | None
 
 
 class Link:
-    """A channel to one source, a context manager.
+    """A channel to one source, a context manager. Relations can be described beside a stream.
 
-    `bytes_sent` and `bytes_received` count the messages of all its streams.
+    `bytes_sent` and `bytes_received` count the messages of its streams, of which one is open at a
+    time; descriptions are not counted.
     """
 
     def __init__(self, source: Source) -> None:
@@ -88,6 +89,9 @@ class Link:
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
         self._relations: frozenset[str] | None = None
+        self._describing = threading.Lock()  # the source makes one description at a time for us
+        self._stream: Stream | None = None  # the newest
+        self._is_closed = False
         self.bytes_sent = self.bytes_received = 0
 
     def __enter__(self) -> Self:
@@ -98,6 +102,7 @@ class Link:
 
     def close(self) -> None:
         """Close the channel; calls that wait end with an error."""
+        self._is_closed = True
         self._channel.close()
 
     def relations(self) -> frozenset[str]:
@@ -124,17 +129,21 @@ class Link:
     def describe(self, relation: str) -> pb.DescribeReply:
         """Return the description of a relation; for an empty name, the names of all relations.
 
-        Fields of a newer source are ignored; its protocols are kept for `agreed`.
+        Fields of a newer source are ignored; its protocols are kept for `agreed`. Beside a stream
+        the answer may wait for rows that are on the line already, as long as a stream may wait.
 
         Raises:
             DriftlineError: the source refused, nothing answers, or no protocol is common.
         """
         protocol = (self._agreed or Agreement()).protocol
         request = pb.DescribeRequest(protocol=protocol, relation=relation)
-        try:
-            reply: pb.DescribeReply = self._stub.Describe(request, timeout=CONTROL_S)
-        except grpc.RpcError as error:
-            raise self._meaning(error, relation) from None
+        with self._describing:
+            is_beside = self._stream is not None and not self._stream.is_abandoned
+            wait_s = NO_PROGRESS_S if is_beside else CONTROL_S
+            try:
+                reply: pb.DescribeReply = self._stub.Describe(request, timeout=wait_s)
+            except grpc.RpcError as error:
+                raise self._meaning(error, relation) from None
         check_description(reply)
         self._agreed = agree(reply.protocols, reply.features)
         return reply
@@ -151,7 +160,8 @@ class Link:
 
     def stream(self) -> Stream:
         """Begin a new exchange."""
-        return Stream(self, self._stub)
+        self._stream = Stream(self, self._stub)
+        return self._stream
 
     def _meaning(self, error: grpc.RpcError, where: str) -> DriftlineError:
         """Return what a gRPC failure means to the user."""
@@ -164,7 +174,8 @@ class Link:
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             proxy = proxy_between(self.source)
             address = self.source.address + (f" through the proxy {proxy}" if proxy else "")
-            return diagnose(self.source) or SourceUnreachable(
+            found = None if self._is_closed else diagnose(self.source)
+            return found or SourceUnreachable(
                 _lost(address, code, text),
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
@@ -187,8 +198,7 @@ def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
     elif "handshake" in text.lower():
         state = "was cut off in the TLS handshake"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        waited = f"{CONTROL_S:.0f} s"
-        return f"Connected to {address}, but the source agent did not answer within {waited}."
+        return f"Connected to {address}, but the source agent did not answer in time."
     else:
         state = f"was lost ({text or code.name.lower()})"
     return f"The line to {address} {state}."
