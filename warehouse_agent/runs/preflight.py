@@ -1,8 +1,9 @@
-"""Check a source before Spark is started, so that mistakes are reported within a second.
+"""Check a source before anything waits for Spark, so that mistakes are reported within a second.
 
-A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection and
-asks for the names of the relations that the source serves to our certificate, which needs no
-database, and for the descriptions that first loads need anyway. `doctor` has its own checks.
+A JVM takes seconds to start and gigabytes to run. So the command line first makes a connection; no
+JVM is started before. Then it asks for the names of the relations that the source serves to our
+certificate, which needs no database, and for the descriptions that first loads need anyway.
+`doctor` has its own checks.
 """
 
 from __future__ import annotations
