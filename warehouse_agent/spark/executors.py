@@ -106,7 +106,14 @@ def driver_errors() -> Iterator[None]:
 
 
 def meaning(problem: Exception) -> DriftlineError | None:
-    """Return the error behind a failure of Spark; None if it is another failure or our mistake."""
+    """Return the error behind a failure of Spark; None if it is another failure or our mistake.
+
+    Raises:
+        KeyboardInterrupt: the failure is one of cleaning up after an interruption, such as waiting
+            for a job of a JVM that was ended.
+    """
+    if (interruption := _interruption(problem)) is not None:
+        raise interruption
     if isinstance(problem, DriftlineError):
         return problem
     text = str(problem)
@@ -147,11 +154,8 @@ def mistake(problem: Exception, where: str) -> DriftlineError:
     """Return a failure as a typed error at a place: its meaning if known, else INTERNAL.
 
     Raises:
-        KeyboardInterrupt: the failure is one of cleaning up after an interruption, such as waiting
-            for a job of a JVM that was ended.
+        KeyboardInterrupt: as of `meaning`.
     """
-    if (interruption := _interruption(problem)) is not None:
-        raise interruption
     error = meaning(problem)
     if error is None:
         is_of_spark = _is_of_pyspark(problem) or "Py4J" in type(problem).__name__

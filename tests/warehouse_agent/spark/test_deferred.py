@@ -23,7 +23,7 @@ from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
 from warehouse_agent.spark import session
-from warehouse_agent.spark.executors import mistake
+from warehouse_agent.spark.executors import driver_errors, mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.tasks.steps import Steps
 
@@ -169,6 +169,8 @@ def test_an_interruption_is_no_failure() -> None:
         wait()
     with pytest.raises(KeyboardInterrupt):
         mistake(caught.value, "orders")
+    with pytest.raises(KeyboardInterrupt), driver_errors():
+        wait()
 
 
 def running(mark: str) -> list[str]:
