@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from driftline.errors import WarehouseUnavailable
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
@@ -40,7 +43,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def check(pair: Pair) -> None:
     """Compare what a reader without Spark and without Driftline sees with the source."""
     table = DeltaTable(str(pair.warehouse / "orders")).to_pyarrow_table()
-    names = ["id", "status", "price", "placed", "note"]
+    names = [name for name in table.column_names if not name.startswith("_driftline")]
     ours = zip(*(table[name].to_pylist() for name in names), strict=True)
     theirs = pair.legacy.rows("orders")
     assert Counter(map(plain, ours)) == Counter(map(plain, theirs))
@@ -48,12 +51,13 @@ def check(pair: Pair) -> None:
 
 def plain(row: object) -> tuple[str, ...]:
     assert isinstance(row, tuple)
-    key, status, price, placed, note = row
-    return (str(key), status, f"{Decimal(str(price)):.2f}", placed, note)
+    key, status, price, placed, note, *more = row
+    return (str(key), status, f"{Decimal(str(price)):.2f}", placed, note, *more)
 
 
-def refresh(pair: Pair) -> Report:
-    report = pair.refresh("orders", options=Options(allow_shrink=True))
+def refresh(pair: Pair, *, accept_schema: bool = False) -> Report:
+    options = Options(allow_shrink=True, accept_schema=accept_schema)
+    report = pair.refresh("orders", options=options)
     assert set(report.places.values()) <= {"driver"}
     check(pair)
     return report
@@ -155,3 +159,99 @@ def test_a_step_that_is_too_large_says_what_needs_spark(pair: Pair) -> None:
     )
     pair.small_bytes = 32 << 20
     assert refresh(pair).version == 0
+
+
+def cut(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refresh, but for the commit: what came stays staged."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise WarehouseUnavailable("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("warehouse_agent.storage.formats.commit", fails)
+        pair.error("orders")
+
+
+def test_other_columns(pair: Pair) -> None:
+    refresh(pair)
+    edit(pair.legacy, 1)
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN more TEXT")
+    pair.restart()
+    assert pair.error("orders")["code"] == "RECIPE"
+    report = refresh(pair, accept_schema=True)
+    assert (report.version, report.schema_changed) == (1, True)
+    pair.legacy.execute("UPDATE orders SET more = note WHERE id % 5 = 0")
+    assert refresh(pair).version == 2
+
+
+def test_leftovers_of_two_cut_exchanges(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first load, and of a refresh."""
+    for seed in range(2):
+        cut(pair, monkeypatch)
+        edit(pair.legacy, seed)
+    assert refresh(pair).version == 0
+    for seed in range(2, 4):
+        edit(pair.legacy, seed)
+        cut(pair, monkeypatch)
+    edit(pair.legacy, 4)
+    assert refresh(pair).version == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'method = "group"',
+        'method = "range"',
+        'method = "full"',
+        'read_at_most = 1000\nrequire = "fuzzy"',
+        'require = "fuzzy"\nincremental = { rows = 500, pause_s = 0.01 }',
+    ],
+    ids=["group", "range", "full", "part", "tiles"],
+)
+def test_every_method_and_scope(pair: Pair, lines: str) -> None:
+    pair.fragment_lines["orders"] = lines
+    refresh(pair)
+    if "read_at_most" in lines:  # a part finds what it compares: here the updates of one key
+        pair.legacy.execute("UPDATE orders SET note = 'x' WHERE id = (SELECT min(id) FROM orders)")
+    else:
+        edit(pair.legacy, 1)
+    assert refresh(pair).version == 1
+
+
+LARGE_STEPS = {  # of a table with 3,000 rows, whose comparison reads 9,000 bytes of digests
+    "groups": ('method = "group"', "reduce", 8_000, 9_000),
+    "ranges": ('method = "range"', "reduce", 8_000, 9_000),
+    "rows to write": ("", "apply", 20_000, 20_001),
+    "other columns": ("", "reduce", 20_000, 20_001),
+    "leftovers": ("", "reduce", 20_000, 20_001),
+}
+
+
+@pytest.mark.parametrize("what", LARGE_STEPS)
+def test_every_large_step_says_what_needs_spark(
+    pair: Pair, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which step, how large it is, and which setting; with more bytes it goes on."""
+    lines, step, small_bytes, least = LARGE_STEPS[what]
+    refresh(pair)
+    pair.fragment_lines["orders"] = lines
+    pair.legacy.execute("UPDATE orders SET note = note || ' and more' WHERE id % 3 > 0")
+    is_other = what == "other columns"
+    if is_other:
+        pair.legacy.execute("ALTER TABLE orders ADD COLUMN more TEXT")
+        pair.restart()
+    if what == "leftovers":
+        cut(pair, monkeypatch)
+    pair.small_bytes = small_bytes
+    error = pair.error("orders", options=Options(accept_schema=is_other))
+    assert (error["code"], error["safe_to_retry"]) == ("CONFIGURATION", False)
+    said = error["details"]["Spark is needed"]
+    found = re.fullmatch(
+        r"for a step of `(\w+)`: it has at least ([\d,]+) bytes, and `small_bytes` is ([\d,]+)",
+        said,
+    )
+    assert found, said
+    assert (found[1], found[3]) == (step, f"{small_bytes:,}")
+    assert int(found[2].replace(",", "")) >= least
+    pair.small_bytes = 32 << 20
+    assert refresh(pair, accept_schema=is_other).version == 1

@@ -87,7 +87,7 @@ class UnitsPlan:
                 remedy="Remove `read_at_most` from the fragment.",
             )
         else:
-            window, turn = _window(copy, bounds, max(int(IN_TURN * self.rows_max), 1))
+            window, turn = _window(copy, bounds, int(IN_TURN * self.rows_max))
             noted = {TURN: turn}
             likeliest = group_selection.most_likely(counted, int(LIKELIEST * self.rows_max))
             part, part_of = PartRows(likeliest, window), _part_of(window, bounds, self.rows_max)
