@@ -37,6 +37,7 @@ from warehouse_agent.tasks.steps import (
     Steps,
     size_of_digests,
 )
+from warehouse_agent.tasks.write import Sink, written
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
 RECIPE = recipe(["int8", "text"])
@@ -182,6 +183,11 @@ def test_the_place_follows_the_size(tmp_path: Path) -> None:
     assert size < 20_000
     assert in_driver().size_of_rows([file]) >= 50_000
     assert in_driver(10).size_of_rows([file]) == size, "what is large is not opened"
+    with Sink(f"file://{tmp_path}", "d", pa.schema([("a", pa.string())])) as sink:
+        sink.add(pa.record_batch({"a": ["x" * 1000] * 500}))  # becomes a dictionary of one value
+        (found,) = written(pa.Table.from_batches(sink.finish()), Store(str(tmp_path)), ".", ".")
+    assert found.size < 20_000
+    assert in_driver().size_of_rows([found]) >= 500_000, "as its writer noted"
     gone = DataFile("g", f"file://{tmp_path}/g", 7, 1)
     assert in_driver().size_of_rows([gone]) == 7
     assert size_of_digests([file]) == 50 * DIGEST_BYTES // DIGESTS_FACTOR

@@ -18,6 +18,8 @@ from warehouse_agent.storage.store import Store, located
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ROW_BYTES = "driftline.row_bytes"  # key of a file's metadata: the bytes of its rows in Arrow
+
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
@@ -71,6 +73,31 @@ def bounds_in(footer: pq.FileMetaData, key: str | None) -> tuple[int, int] | Non
     if not all(group is not None and group.has_min_max for group in groups):
         return None
     return min(int(g.min) for g in groups), max(int(g.max) for g in groups)
+
+
+def uncompressed(footer: pq.FileMetaData) -> int:
+    """Return the bytes of a file's rows, as its writer noted them, or at least by the footer.
+
+    The footer counts a value that repeats within a row group once. Raises ValueError.
+    """
+    noted = int((footer.metadata or {}).get(ROW_BYTES.encode(), 0))
+    return max(noted, sum(size for _, size in _groups(footer)))
+
+
+def row_bytes(footer: pq.FileMetaData) -> float:
+    """Return the mean bytes of a row, in the row group with the largest rows if that is more.
+
+    Raises ValueError.
+    """
+    rows: int = footer.num_rows
+    largest = max((size / some for some, size in _groups(footer) if some), default=0.0)
+    return max(uncompressed(footer) / max(rows, 1), largest)
+
+
+def _groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
+    """Return rows and bytes of each row group; a value that repeats counts once."""
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:

@@ -23,7 +23,7 @@ from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
 from warehouse_agent.spark.executors import jvm_lost, mistake
 from warehouse_agent.spark.session import Deferred
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, uncompressed
 from warehouse_agent.storage.store import located
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ class Steps:
     def size_of_rows(self, files: Sequence[DataFile]) -> int:
         """Return the uncompressed bytes of files by their footers; what is large is not opened.
 
-        A value that repeats within a row group counts once; a file that cannot be opened counts by
-        its size, and whoever reads it says why.
+        A file that cannot be opened counts by its size, and whoever reads it says why.
         """
         size = sum(f.size for f in files)
         return size if size > self.small_bytes else max(size, sum(map(_uncompressed, files)))
@@ -161,7 +160,6 @@ def _uncompressed(file: DataFile) -> int:
     system, path = located(file.uri)
     try:
         with system.open_input_file(path) as source:
-            footer = pq.read_metadata(source)
+            return uncompressed(pq.read_metadata(source))
     except (OSError, ValueError, pa.ArrowException):
         return file.size
-    return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))

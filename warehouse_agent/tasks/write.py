@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.spark.executors import driver_errors
-from warehouse_agent.storage.data_files import DataFile, bounds_in, written_files
+from warehouse_agent.storage.data_files import ROW_BYTES, DataFile, bounds_in, written_files
 from warehouse_agent.storage.store import Store, file_errors, located
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Sink:
     key: str | None = None
     _held: list[pa.RecordBatch] = field(default_factory=list)
     _held_bytes: int = 0
+    _row_bytes: int = 0
     _writer: pq.ParquetWriter | None = None
     _footers: list[pq.FileMetaData] = field(default_factory=list)
     _is_begun: bool = False
@@ -89,7 +90,9 @@ class Sink:
             return
         system, path = located(f"{self.folder}/{self._place}")
         with file_errors("written", path):
-            self._writer.add_key_value_metadata({_CALENDAR: _spark_version()})
+            self._writer.add_key_value_metadata(
+                {_CALENDAR: _spark_version(), ROW_BYTES: str(self._row_bytes)}
+            )
             self._writer.close()
             size = system.get_file_info(path).size
         (footer,) = self._footers
@@ -111,6 +114,7 @@ class Sink:
                 self._is_begun = True
                 self._writer = _writer(system, path, max(self._held, key=len), self._footers)
             self._writer.write_table(rows, row_group_size=len(rows))
+        self._row_bytes += self._held_bytes
         self._held, self._held_bytes = [], 0
 
 
