@@ -180,7 +180,8 @@ def _digest(
     function = _check(layout, hasher, salt, stored)
     found, bad = Digest(), 0
     size = steps.size_of_rows(files)
-    for row in scan(steps, files, columns, function, _CHECKED, size=size).to_pylist():
+    rows = scan(steps, files, columns, function, _CHECKED, size=size, in_groups=True)
+    for row in rows.to_pylist():
         found += Digest(row["count"], int.from_bytes(row["sum"], "little"))
         bad += row["bad"]
     return found, bad

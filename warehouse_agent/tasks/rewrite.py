@@ -170,8 +170,9 @@ def files_holding(steps: Steps, files: Files, layout: Layout, removal: Removal) 
                 found.add(piece.file)
         yield pa.RecordBatch.from_pydict({"path": pa.array(sorted(found), pa.string())})
 
-    size = size_of_digests(files)
-    hit = set(scan(steps, files, layout.lane_schema, run, _PATHS, size=size)["path"].to_pylist())
+    size, lanes = size_of_digests(files), layout.lane_schema
+    found = scan(steps, files, lanes, run, _PATHS, size=size, in_groups=True)
+    hit = set(found["path"].to_pylist())
     return [f for f in files if f.path in hit]
 
 

@@ -4,6 +4,11 @@ Spark decides which task gets which files, and where it runs. The task reads the
 of the wanted columns, so no row goes through the JVM, which would convert it twice. (Orders, 1.5 M
 rows, two cores: three columns in 0.4 s instead of 0.9, all columns in 0.6 s instead of 2.2.) Pages
 are checked against the checksums that are written with them. One task reads a file.
+
+In this process a few threads share the files, and row groups of a file where the step allows it.
+Each thread has its share from the start and reads the next batch when the function wants it. So the
+bytes in flight are at most a batch, and a page and a buffer of each column, for each thread,
+however slow the function is.
 """
 
 from __future__ import annotations
@@ -12,17 +17,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
-from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.data_files import DataFile, row_bytes
 from warehouse_agent.storage.store import located
 from warehouse_agent.tasks.steps import Steps
 
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BATCH_ROWS = 16_384
-BATCH_BYTES = 32 << 20  # by the footer, which counts a repeated value once
+DIGEST_ROWS = 65_536  # of columns of fixed width alone: threads wait less for the interpreter
+BATCH_BYTES = 32 << 20
 BUFFER_BYTES = 1 << 20  # of each column that is being read
 THREADS_MAX = min(4, os.cpu_count() or 1)  # of a step in this process
 THREAD_BYTES = 8 << 20  # of a step, for which another thread is worth while
@@ -46,6 +53,10 @@ class Piece:
 
 Function = Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]]
 OfFiles = Callable[[Iterator[str]], Iterator[pa.RecordBatch]]
+Merge = Callable[["DataFrame"], "DataFrame"]
+_Part = tuple[str, slice]  # a file by its URI, and which of its row groups
+_WHOLE = slice(None)
+_Work = TypeVar("_Work", str, _Part)
 _MAY_LACK = {name for name, _ in STATISTICS}
 _PARTS = 3  # last parts of a URI, which differ among the files of a table
 
@@ -59,6 +70,8 @@ def scan(
     *,
     size: int,
     tasks_max: int | None = None,
+    in_groups: bool = False,
+    merge: Merge | None = None,
 ) -> pa.Table:
     """Return the rows that `function` makes of data files, in one step.
 
@@ -67,29 +80,40 @@ def scan(
         function: gets the rows of a task's files, file by file.
         schema: of the rows that it returns.
         size: bytes that the step reads or writes, by which its place is chosen.
-        tasks_max: number of Spark's tasks at most; None leaves it to Spark.
+        tasks_max: number of Spark's tasks, or of threads, at most; None leaves it to Spark.
+        in_groups: True if the rows of a file may go to several calls of `function`.
+        merge: what Spark makes of the rows, in the same schema, before the driver gets them.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
     paths = {f.uri: f.path for f in files}
 
-    def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
+    def run(parts: Iterator[_Part]) -> Iterator[pa.RecordBatch]:
         yield from function(
-            Piece(paths[uri], batch) for uri in uris for batch in read_batches(uri, columns)
+            Piece(paths[uri], batch)
+            for uri, groups in parts
+            for batch in read_batches(uri, columns, groups)
         )
 
-    return spread(steps, list(paths), run, schema, size=size, tasks_max=tasks_max)
+    if not files:
+        return schema.empty_table()
+    if steps.runs_here(size):
+        count = min(_threads(size), tasks_max or THREADS_MAX)
+        return _in_threads(_shares(files, count, in_groups), run, schema)
+    with driver_errors():
+        rows = spread_frame(
+            steps.spark(size),
+            list(paths),
+            lambda uris: run((uri, _WHOLE) for uri in uris),
+            schema,
+            tasks_max=tasks_max,
+        )
+        return (rows if merge is None else merge(rows)).toArrow()
 
 
 def spread(
-    steps: Steps,
-    uris: Sequence[str],
-    function: OfFiles,
-    schema: pa.Schema,
-    *,
-    size: int,
-    tasks_max: int | None = None,
+    steps: Steps, uris: Sequence[str], function: OfFiles, schema: pa.Schema, *, size: int
 ) -> pa.Table:
     """Return the rows that `function` makes of files, by URI, in one step; arguments as of `scan`.
 
@@ -99,11 +123,11 @@ def spread(
     if not uris:
         return schema.empty_table()
     if steps.runs_here(size):
-        threads = min(1 + size // THREAD_BYTES, tasks_max or THREADS_MAX, THREADS_MAX)
-        return _in_threads(uris, function, schema, threads)
+        count = min(_threads(size), len(uris))
+        cuts = [len(uris) * i // count for i in range(count + 1)]
+        return _in_threads([uris[a:b] for a, b in pairwise(cuts)], function, schema)
     with driver_errors():
-        spark = steps.spark(size)
-        return spread_frame(spark, uris, function, schema, tasks_max=tasks_max).toArrow()
+        return spread_frame(steps.spark(size), uris, function, schema).toArrow()
 
 
 def spread_frame(
@@ -136,23 +160,61 @@ def spread_frame(
     return placed.mapInArrow(task(run), kind)
 
 
+def _threads(size: int) -> int:
+    """Return the number of threads for a step of `size` bytes in this process."""
+    return min(1 + size // THREAD_BYTES, THREADS_MAX)
+
+
+def _shares(files: Sequence[DataFile], count: int, in_groups: bool) -> list[list[_Part]]:
+    """Divide files into at most `count` shares of neighbours, with about as many rows each.
+
+    A file, or with `in_groups` a row group, is in the share in which its middle row lies. Only
+    files in which two shares meet are opened for it.
+    """
+    rows, at = max(sum(f.rows for f in files), 1), 0
+    shares: list[list[_Part]] = [[] for _ in range(count)]
+    for f in files:
+        is_cut = in_groups and at * count // rows != (at + f.rows) * count // rows
+        groups = _group_rows(f) if is_cut else [f.rows]
+        ends = at + np.cumsum(groups)
+        middles = ends - np.array(groups) / 2
+        of = np.minimum(middles * count / rows, count - 1).astype(np.int64)
+        for share in np.unique(of):
+            first, end = np.searchsorted(of, [share, share + 1]).tolist()
+            shares[share].append((f.uri, slice(first, end) if len(groups) > 1 else _WHOLE))
+        at += f.rows
+    return [share for share in shares if share]
+
+
+def _group_rows(file: DataFile) -> list[int]:
+    """Return the rows of each row group of a file; of a file that cannot be read, its rows."""
+    system, path = located(file.uri)
+    try:
+        with system.open_input_file(path) as source:
+            footer = pq.read_metadata(source)
+    except (OSError, ValueError, pa.ArrowException):  # whoever reads its rows says why
+        return [file.rows]
+    return [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] or [file.rows]
+
+
 def _in_threads(
-    uris: Sequence[str], function: OfFiles, schema: pa.Schema, threads: int
+    shares: Sequence[Sequence[_Work]],
+    function: Callable[[Iterator[_Work]], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
 ) -> pa.Table:
-    """Run a step in a few threads of this process, each over neighbouring files.
+    """Run a step in threads of this process, one for each share of the work.
 
     Raises:
         WarehouseUnavailable: the memory does not suffice.
     """
-    count, stopped = min(threads, len(uris)), Event()
-    cuts = [len(uris) * i // count for i in range(count + 1)]
+    stopped = Event()
 
-    def run(first: int, end: int) -> list[pa.RecordBatch]:
-        return list(function(takewhile(lambda _: not stopped.is_set(), uris[first:end])))
+    def run(share: Sequence[_Work]) -> list[pa.RecordBatch]:
+        return list(function(takewhile(lambda _: not stopped.is_set(), share)))
 
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(len(shares)) as pool:
         try:
-            found = list(pool.map(run, cuts[:-1], cuts[1:]))
+            found = list(pool.map(run, shares))
         except MemoryError as error:
             raise WarehouseUnavailable(
                 "The driver's process ran out of memory.",
@@ -168,8 +230,8 @@ def _end(uri: str) -> str:
     return "/".join(uri.split("/")[-_PARTS:])
 
 
-def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read columns of a file in batches of the schema `columns`.
+def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterator[pa.RecordBatch]:
+    """Read columns of a file, or of some of its row groups, in batches of the schema `columns`.
 
     Raises:
         WarehouseUnavailable: the file cannot be read, or lacks a column (ArrowInvalid inside), or
@@ -180,7 +242,10 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         with (
             system.open_input_file(path) as source,
             pq.ParquetFile(
-                source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
+                source,
+                buffer_size=BUFFER_BYTES,
+                pre_buffer=False,  # it would hold all of the file's compressed pages
+                page_checksum_verification=True,
             ) as file,
         ):
             names = set(file.schema_arrow.names)
@@ -188,8 +253,9 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
             absent = [name for name in columns.names if name not in names | _MAY_LACK]
             if absent:
                 raise pa.ArrowInvalid(f"It has no column {absent[0]!r}.")
-            rows = _rows_at_once(file.metadata)
-            for batch in file.iter_batches(rows, columns=there, use_threads=False):
+            some = range(file.num_row_groups)[groups]
+            rows = _rows_at_once(file.metadata, columns)
+            for batch in file.iter_batches(rows, some, there, use_threads=False):
                 yield _typed(batch, columns)
     except (OSError, ValueError, pa.ArrowException) as error:  # a footer may hold no UTF-8
         if isinstance(error, MemoryError):
@@ -201,11 +267,11 @@ def read_batches(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         ) from error
 
 
-def _rows_at_once(footer: pq.FileMetaData) -> int:
-    """Return the rows of a batch; fewer if they are large."""
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    largest = max((g.total_byte_size / g.num_rows for g in groups if g.num_rows), default=0)
-    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(largest, 1))))
+def _rows_at_once(footer: pq.FileMetaData, columns: pa.Schema) -> int:
+    """Return the rows of a batch of these columns; fewer if rows of the file are large."""
+    if all(pa.types.is_primitive(kind) for kind in columns.types):
+        return DIGEST_ROWS
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(row_bytes(footer), 1))))
 
 
 def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

@@ -348,7 +348,7 @@ def test_lots_are_all_rows_once(files: list[int], rows: int, at_once: int) -> No
     """Of files of so many rows: lots of `rows` and less than a batch more, but for the last."""
     schema, total = pa.schema([("k", pa.int64())]), sum(files)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BATCH_ROWS", at_once)
+        patch.setattr(scan, "DIGEST_ROWS", at_once)
         uris, first = [], 0
         for number, count in enumerate(files):
             keys = pa.array(range(first, first := first + count), pa.int64())
@@ -402,6 +402,7 @@ def test_a_feed_in_many_lots_and_batches_is_the_same(
     pair.check_feed(name, 1)
     old, new = (snapshot_of(pair, name, version) for version in (0, 1))
     monkeypatch.setattr(scan, "BATCH_ROWS", 7)
+    monkeypatch.setattr(scan, "DIGEST_ROWS", 7)
     monkeypatch.setattr(key_lookup, "ROWS_MAX", 50)
     run = change_feed._write(f"file://{tmp_path}", new.layout, old.uris(), new.uris())
     written = [row for batch in run(iter([*old.uris(), *new.uris()])) for row in batch.to_pylist()]
