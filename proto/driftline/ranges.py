@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from driftline.arrays import U64, Bytes, Integers
-from driftline.digests import MASK128, P3, Digest, Mixed, Salt, xx_array
+from driftline.digests import P3, Digest, Mixed, Salt, xx_array
 from driftline.errors import MalformedMessage
 from driftline.limits import RANGES_MAX, SEGMENTS_MAX, STRATUM_CELLS
 
@@ -141,12 +141,6 @@ class RangeSums:
         np.add.at(self.sums, indices, row_hashes)
         self.total += digest
 
-    def merge(self, other: RangeSums) -> None:
-        """Add the sums of other rows over the same partition."""
-        self.counts += other.counts
-        self.sums += other.sums
-        self.total += other.total
-
     def coarsened(self, by: int) -> RangeSums:
         """Return the sums of the coarser partition in which 2^by neighbours are one range."""
         out = RangeSums(coarse_ranges(len(self.counts), by))
@@ -160,22 +154,28 @@ class RangeSums:
         """Return the short digest of each range, uint64 [ranges]; 0 only for empty ranges."""
         return short_digests(self.sums, self.counts)
 
+    def words(self) -> U64:
+        """Return counts, then sums, uint64 [2·ranges]; words of disjoint rows add modulo 2^64."""
+        return np.concatenate([self.counts.view(np.uint64), self.sums])
+
+    @classmethod
+    def from_words(cls, total: Digest, words: U64) -> RangeSums:
+        """Return the sums that have these words, uint64 [2·ranges]."""
+        out = cls(0)
+        counts, out.sums = np.split(words, 2)
+        out.counts, out.total = counts.view(np.int64), total
+        return out
+
     def to_bytes(self) -> bytes:
-        """Return the sums as bytes, between Spark tasks and the driver."""
+        """Return the sums as bytes, for a file."""
         head = self.total.count.to_bytes(8, "little") + self.total.sum_bytes()
-        return head + self.counts.tobytes() + self.sums.tobytes()
+        return head + self.words().tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RangeSums:
-        """Return the sums that `to_bytes` wrote."""
-        ranges = (len(data) - 24) // 16
-        out = cls(ranges)
-        out.total = Digest(
-            int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little") & MASK128
-        )
-        out.counts = np.frombuffer(data, np.int64, ranges, 24).copy()
-        out.sums = np.frombuffer(data, np.uint64, ranges, 24 + 8 * ranges).copy()
-        return out
+        """Return the sums that `to_bytes` wrote. Raises ValueError: they are cut off."""
+        total = Digest(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little"))
+        return cls.from_words(total, np.frombuffer(data, np.uint64, offset=24).copy())
 
 
 def short_digests(sums: U64, counts: Integers) -> U64:

@@ -209,12 +209,18 @@ class Cells:
         self.r = self.r.astype(np.uint32, copy=False)
         self.kr = self.kr.astype(np.uint32, copy=False)
 
-    def merge(self, other: Cells) -> None:
-        """Add the cells of other rows."""
-        self.r += other.r
-        self.kr += other.kr
-        self.reduce()
-        self.check = (self.check + other.check) % PRIME
+    def sums(self) -> U64:
+        """Return r, kr and check, uint64 [6·third + 1]; those of other rows add modulo PRIME."""
+        return np.concatenate([self.r, self.kr, np.array([self.check], np.uint64)])
+
+    @classmethod
+    def from_sums(cls, sums: U64) -> Cells:
+        """Return the cells that have these sums, uint64 [6·third + 1], shrunk."""
+        out = cls(0)
+        out.third, out.check = len(sums) // (2 * HASHES), int(sums[-1]) % PRIME
+        out.r, out.kr = np.split(sums[:-1] % _P, 2)
+        out.shrink()
+        return out
 
     def folded(self, grid: Grid) -> Cells:
         """Return the reduced cells of a grid; they are a table if the grid has no cut."""

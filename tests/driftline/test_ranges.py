@@ -154,8 +154,10 @@ def test_range_sums(some: list[tuple[int, int]], others: list[tuple[int, int]], 
         lanes = np.array([h for _, h in rows], np.uint64)
         for target in (both, sums):
             target.add(where, Mixed(lanes, ~lanes))
-    parts[0].merge(RangeSums.from_bytes(parts[1].to_bytes()))
-    assert parts[0].to_bytes() == both.to_bytes()
+    words = parts[0].words() + parts[1].words()
+    merged = RangeSums.from_words(parts[0].total + parts[1].total, words)
+    assert merged.to_bytes() == both.to_bytes()
+    assert RangeSums.from_bytes(both.to_bytes()).to_bytes() == both.to_bytes()
     rows = some + others
     assert both.counts.tolist() == [sum(i == n for i, _ in rows) for n in range(10)]
     coarse = both.coarsened(by)

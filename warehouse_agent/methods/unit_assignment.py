@@ -30,7 +30,7 @@ from warehouse_agent.methods.groups import UnitPiece
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
 from warehouse_agent.planning.update_probability import Outlook, probability
-from warehouse_agent.tasks.digests import Files, numbers, partials
+from warehouse_agent.tasks.digests import Files, numbers, tasks_for
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
@@ -91,9 +91,11 @@ def window_end(steps: Steps, files: Files, layout: Layout, start: int, count: in
 
     None if there are fewer positions.
     """
-    function = _least(start, count)
-    rows = partials(steps, files, layout, function, _POSITIONS, size=8 * max(count, 1))
-    found = [np.zeros(0, np.int64), *(np.frombuffer(r["positions"], np.int64) for r in rows)]
+    function, size = _least(start, count), size_of_digests(files)
+    columns, tasks = layout.lane_schema, tasks_for(8 * max(count, 1))
+    rows = scan(steps, files, columns, function, _POSITIONS, size=size, tasks_max=tasks)
+    lowest = (row.as_buffer() for row in rows["positions"])
+    found = [np.zeros(0, np.int64), *(np.frombuffer(some, np.int64) for some in lowest)]
     least = _lowest(np.concatenate(found), count)
     return int(least.max()) if 0 < count == len(least) else None
 

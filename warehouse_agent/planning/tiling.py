@@ -123,12 +123,6 @@ class PassSums:
         np.add.at(self.low, tile, mixed.m1 & _LOW)
         np.add.at(self.high, tile, mixed.m1 >> np.uint64(32))
 
-    def merge(self, other: PassSums) -> None:
-        """Add the sums of other rows."""
-        self.ranges.merge(other.ranges)
-        self.low += other.low
-        self.high += other.high
-
     def digest(self, tile: int) -> Digest:
         """Return the digest of our rows in a tile."""
         inside = self.tiling.ranges(tile)
@@ -145,6 +139,21 @@ class PassSums:
         there = slice(at, at + inside.stop - inside.start)
         out.counts[there], out.sums[there] = self.ranges.counts[inside], self.ranges.sums[inside]
         out.total = self.digest(tile)
+        return out
+
+    def words(self) -> npt.NDArray[np.uint64]:
+        """Return low, high and the words of the ranges, uint64 [2·(tiles + ranges)].
+
+        Words of disjoint rows add modulo 2^64.
+        """
+        return np.concatenate([self.low, self.high, self.ranges.words()])
+
+    @classmethod
+    def from_words(cls, total: Digest, words: npt.NDArray[np.uint64], tiling: Tiling) -> PassSums:
+        """Return the sums that have this total and these words, uint64 [2·(tiles + ranges)]."""
+        out, tiles = cls(tiling), len(tiling)
+        out.low, out.high, ranges = np.split(words, [tiles, 2 * tiles])
+        out.ranges = RangeSums.from_words(total, ranges)
         return out
 
     def to_bytes(self) -> bytes:

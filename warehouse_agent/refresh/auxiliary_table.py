@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from driftline.digests import Digest, Salt, mix
 
 from warehouse_agent.config import Fragment
@@ -42,8 +41,8 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Difference, Equal, Everything, ListedRows, Outcome
-from warehouse_agent.tasks.digests import Listing
-from warehouse_agent.tasks.scan import Function, Piece
+from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added
+from warehouse_agent.tasks.scan import Piece
 from warehouse_agent.tasks.staging import Staging, Writer
 from warehouse_agent.tasks.steps import Steps
 
@@ -51,7 +50,6 @@ FOLDER = "pass"
 _NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # `gc` reads the note
 _DONE = ".npz"
 _FACTS = ("as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes")
-_SUM = pa.schema([("sums", pa.binary())])
 SAMPLES_PER_TILE = 32  # positions of a file for each tile, by which tiles are cut
 _REFRESHES_LOOKED_AT = 20  # to estimate how many new rows come after the last key
 
@@ -255,22 +253,18 @@ def _unpacked(data: bytes) -> Outcome | None:
 
 
 def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
-    found = PassSums(tiling)
-    size = 16 * (tiling.cuts.ranges + len(tiling))
-    function = _sums(tiling, salt)
-    for row in digests.partials(steps, base.sound, base.layout, function, _SUM, size=size):
-        found.merge(PassSums.from_bytes(row["sums"], tiling))
-    digests.check_rows(base.sound, found.ranges.total.count)
-    return found
+    words = 2 * (tiling.cuts.ranges + len(tiling))
+    found = added(steps, base.sound, base.layout, _sums(tiling, salt), words=words)
+    digests.check_rows(base.sound, found.total.count)
+    return PassSums.from_words(found.total, found.words, tiling)
 
 
-def _sums(tiling: Tiling, salt: Salt) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+def _sums(tiling: Tiling, salt: Salt) -> Adder:
+    def run(pieces: Iterator[Piece]) -> PartialSums:
         sums = PassSums(tiling)
         for piece in pieces:
             where, hi, lo = (digests.numbers(piece.batch, i) for i in range(3))
             sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
-        if sums.ranges.total.count:
-            yield pa.RecordBatch.from_pydict({"sums": [sums.to_bytes()]})
+        return PartialSums(sums.ranges.total, sums.words(), np.zeros(0, np.uint64))
 
     return run

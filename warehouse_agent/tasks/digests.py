@@ -1,44 +1,65 @@
 """The warehouse's side of a comparison, added up task by task (protocol, sections 6 and 7).
 
 Each task reads positions and fingerprint lanes of some files, mixes them with the contract's code
-and returns one small array; the driver adds these up. So both sides use one formula, and the bytes
-that reach the driver depend on the number of ranges, not on the table.
+and adds them up. So both sides use one formula, and the bytes that reach the driver depend on the
+number of ranges, not on the table. All sums are modular: they depend neither on the order of
+additions nor on how rows fall to tasks.
 
-Rejected: grouping by range in Spark SQL. A quarter of a million groups need a shuffle, and the
-formula would exist twice.
+The largest sums, of a sketch's finest table and the most ranges, have 21 MB. The driver adds up
+those of a few tasks itself. Where a table is so large that more tasks are worth while, Spark adds
+them up: each task cuts its sums into slices, the tasks of a second `mapInArrow` add up slices of
+the same number, and the driver puts the results side by side. So it receives as many bytes as one
+task sends, however many tasks there are.
+
+Rejected: grouping by range in Spark SQL (a quarter of a million groups need a shuffle, and the
+formula would exist twice); a tree of additions (its last tasks each hold and send all sums).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from driftline.arrays import Integers
+from driftline.arrays import U64, Integers
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.ranges import Partition, RangeSums
-from driftline.sketches import CELL_BYTES, Cells, Embedding
+from driftline.sketches import HASHES, PRIME, Cells, Embedding
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
-from warehouse_agent.spark.executors import DATA_FILE
+from warehouse_agent.spark.executors import DATA_FILE, Batches, task
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.scan import Function, Piece, scan
-from warehouse_agent.tasks.steps import Steps, size_of_digests
+from warehouse_agent.tasks.steps import DIGEST_BYTES, Steps, size_of_digests
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
+Adder = Callable[[Iterator[Piece]], "PartialSums"]
 
-TASKS_MAX = 64  # each sends its partial sums to the driver
-# All partial sums together. Six tasks at the largest size are still faster than a source.
-PARTIALS_BYTES_MAX = 128 << 20
-_SUMS = pa.schema([("sums", pa.binary()), ("cells", pa.binary()), ("check", pa.int64())])
+TASKS_MAX = 64  # whose sums are added up
+# All sums that the driver adds up. Six tasks at the largest size are still faster than a source.
+DRIVER_BYTES_MAX = 128 << 20
+# Bytes of digests that a task reads, at least, for each byte of its sums if Spark adds them up.
+READ_FACTOR = 4
+MERGE_BYTES = 32 << 20  # of slices that a task of the second stage adds up, on average
+_SLICES = pa.schema(
+    [
+        ("slice", pa.int32()),
+        ("count", pa.int64()),
+        *((name, pa.binary()) for name in ("sum", "words", "elements")),
+    ]
+)
 _LISTED = pa.schema(
     [("range", pa.int64()), ("position", pa.int64()), ("hash", pa.int64()), ("file", pa.int32())]
 )
@@ -81,6 +102,47 @@ class Sums:
         return self.ranges.total
 
 
+@dataclass(slots=True)
+class PartialSums:
+    """The digest of some rows, and sums over them or over a slice of them.
+
+    Attributes:
+        words: uint64 [n], sums modulo 2^64.
+        elements: uint64 [m], sums in the field of PRIME elements, reduced or not.
+    """
+
+    total: Digest
+    words: U64
+    elements: U64
+
+    def add(self, other: PartialSums) -> None:
+        """Add the sums over other rows; at most 2^32 reduced ones."""
+        self.total += other.total
+        self.words += other.words
+        self.elements += other.elements
+
+    def slices(self, count: int) -> Iterator[pa.RecordBatch]:
+        """Yield these sums in `count` slices, one in a batch; the first has the digest."""
+        total = self.total
+        parts = (np.array_split(sums, count) for sums in (self.words, self.elements))
+        for number, (words, elements) in enumerate(zip(*parts, strict=True)):
+            yield PartialSums(total, words, elements).slice(number)
+            total = Digest()
+
+    def slice(self, number: int) -> pa.RecordBatch:
+        """Return these sums, reduced, as a batch of one row: a slice with this number."""
+        elements = (self.elements % np.uint64(PRIME)).astype(np.uint32)
+        values = (
+            number,
+            self.total.count,
+            self.total.sum_bytes(),
+            self.words.tobytes(),
+            elements.tobytes(),
+        )
+        columns = {name: [value] for name, value in zip(_SLICES.names, values, strict=True)}
+        return pa.RecordBatch.from_pydict(columns, schema=_SLICES)
+
+
 def reduced(
     steps: Steps,
     files: Files,
@@ -98,21 +160,75 @@ def reduced(
     Raises:
         WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
     """
-    found = Sums(RangeSums(partition.ranges), Cells(sketch.third if sketch else 0))
-    for row in partials(
+    third = sketch.third if sketch else 0
+    found = added(
         steps,
         files,
         layout,
         _sums(partition, salt, sketch),
-        _SUMS,
-        size=16 * partition.ranges + (CELL_BYTES * sketch.cells if sketch else 0),
-    ):
-        found.ranges.merge(RangeSums.from_bytes(row["sums"]))
-        part = Cells.from_bytes(row["cells"])
-        part.check = row["check"]
-        found.cells.merge(part)
+        words=2 * partition.ranges,
+        elements=2 * HASHES * third + 1,
+    )
     check_rows(files, found.total.count)
-    return found
+    ranges = RangeSums.from_words(found.total, found.words)
+    return Sums(ranges, Cells.from_sums(found.elements))
+
+
+def added(
+    steps: Steps,
+    files: Sequence[DataFile],
+    layout: Layout,
+    function: Adder,
+    *,
+    words: int,
+    elements: int = 0,
+) -> PartialSums:
+    """Return the sums over all rows of files; one step.
+
+    Args:
+        function: adds up the lanes of a task's rows.
+        words, elements: numbers of its sums.
+
+    Raises:
+        WarehouseUnavailable: a file cannot be read.
+    """
+    size, read = 8 * words + 4 * elements, size_of_digests(files)
+    tasks, slices = tasks_for(size), 1
+    rows = sum(f.rows for f in files)
+    wanted = min(TASKS_MAX, rows * DIGEST_BYTES // (READ_FACTOR * size))
+    if wanted > tasks:
+        tasks, slices = wanted, -(-wanted * size // MERGE_BYTES)
+
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        found = function(pieces)
+        if found.total.count:
+            yield from found.slices(slices)
+
+    found = scan(
+        steps,
+        files,
+        layout.lane_schema,
+        run,
+        _SLICES,
+        size=read,
+        tasks_max=tasks,
+        merge=partial(_merged, slices=slices) if slices > 1 else None,
+        in_groups=True,
+    ).to_batches()
+    sums = _summed(found.pop() for _ in range(len(found)))  # each is freed after it was added
+    if not sums:
+        return PartialSums(Digest(), np.zeros(words, np.uint64), np.zeros(elements, np.uint64))
+    parts = [sums[number] for number in range(slices)]
+    return PartialSums(
+        sum((part.total for part in parts), Digest()),
+        np.concatenate([part.words for part in parts]),
+        np.concatenate([part.elements for part in parts]),
+    )
+
+
+def tasks_for(size: int) -> int:
+    """Return the number of tasks of which each may send `size` bytes to the driver."""
+    return max(min(TASKS_MAX, DRIVER_BYTES_MAX // size), 1)
 
 
 def check_rows(files: Files, found: int) -> None:
@@ -124,32 +240,6 @@ def check_rows(files: Files, found: int) -> None:
             remedy="`driftline verify` names damaged files, and repairs them with --repair.",
             details={DATA_FILE: f"of {len(files)}"},
         )
-
-
-def partials(
-    steps: Steps,
-    files: Files,
-    layout: Layout,
-    function: Function,
-    schema: pa.Schema,
-    *,
-    size: int,
-) -> Iterator[dict[str, Any]]:
-    """Run one step over the lanes of files, and yield the row that each task returns.
-
-    Args:
-        function: run by each task over its files.
-        schema: of the rows that it returns, in one batch a task.
-        size: bytes of such a row; larger rows mean fewer tasks.
-    """
-    at_once = max(min(TASKS_MAX, PARTIALS_BYTES_MAX // size), 1)
-    read = size_of_digests(files)
-    lanes = layout.lane_schema
-    scanned = scan(steps, files, lanes, function, schema, size=read, tasks_max=at_once)
-    found = scanned.to_batches()
-    del scanned
-    while found:  # a row is freed after it was yielded
-        yield from found.pop().to_pylist()
 
 
 def total(steps: Steps, files: Files, layout: Layout, salt: Salt) -> Digest:
@@ -194,7 +284,8 @@ def list_rows(
     numbered = {f.path: i for i, f in enumerate(files)}
     near = files if within is None else [f for f in files if f.meets(*within)]
     function, size = _list(place, salt, numbered), size_of_digests(near)
-    table = scan(steps, near, layout.lane_schema, function, _LISTED, size=size)
+    lanes = layout.lane_schema
+    table = scan(steps, near, lanes, function, _LISTED, size=size, in_groups=True)
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),
@@ -213,8 +304,36 @@ def below(
     return np.where(is_named, found.astype(np.int64), np.int64(-1))
 
 
-def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
-    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+def _merged(rows: DataFrame, *, slices: int) -> DataFrame:
+    """Return the sum of the slices of each number, added up in a second stage."""
+    return rows.repartition(slices, "slice").mapInArrow(task(_merge), rows.schema)
+
+
+def _merge(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for number, sums in _summed(batches).items():
+        yield sums.slice(number)
+
+
+def _summed(batches: Iterable[pa.RecordBatch]) -> dict[int, PartialSums]:
+    """Return the sum of the slices of each number."""
+    sums: dict[int, PartialSums] = {}
+    for batch in batches:
+        for number, count, total, words, elements in zip(*batch.columns, strict=True):
+            some = PartialSums(
+                Digest(count.as_py(), int.from_bytes(total.as_py(), "little")),
+                np.frombuffer(words.as_buffer(), np.uint64),
+                np.frombuffer(elements.as_buffer(), np.uint32).astype(np.uint64),
+            )
+            if (found := sums.get(number.as_py())) is not None:
+                found.add(some)
+            else:
+                some.words = some.words.copy()
+                sums[number.as_py()] = some
+    return sums
+
+
+def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
+    def run(pieces: Iterator[Piece]) -> PartialSums:
         sums = RangeSums(partition.ranges)
         cells = Cells(sketch.third if sketch else 0)
         for piece in pieces:
@@ -230,9 +349,7 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Function:
                         details={DATA_FILE: piece.file},
                     )
                 cells.add(ks, mixed.m0, salt)
-        if sums.total.count:
-            found = {"sums": [sums.to_bytes()], "cells": [cells.to_bytes()], "check": [cells.check]}
-            yield pa.RecordBatch.from_pydict(found)
+        return PartialSums(sums.total, sums.words(), cells.sums())
 
     return run
 
