@@ -31,9 +31,10 @@ E = TypeVar("E", bound=Enum)
 SMALL_BYTES = 32 << 20
 AHEAD = 4  # fragments
 SOURCES_AT_ONCE = 4
+EXECUTORS_WAIT_S = 120.0
 _ALL = "all"  # of `ahead`
 _TOP = ("warehouse", "spark", "sources", "fragments")
-_WAREHOUSE = ("path", "small_bytes", "ahead", "sources_at_once")
+_WAREHOUSE = ("path", "small_bytes", "ahead", "sources_at_once", "executors_wait_s")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = (
     "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
@@ -114,6 +115,7 @@ class WarehouseConfig:
         small_bytes: the most bytes that a step reads or writes without Spark.
         ahead: the most fragments of a source that share a snapshot; None: all of a command.
         sources_at_once: sources that are refreshed side by side.
+        executors_wait_s: the longest time without an executor of Spark, in seconds.
     """
 
     file: Path
@@ -124,6 +126,7 @@ class WarehouseConfig:
     fragments: Mapping[str, Fragment]
     ahead: int | None = AHEAD
     sources_at_once: int = SOURCES_AT_ONCE
+    executors_wait_s: float = EXECUTORS_WAIT_S
 
 
 def load(path: Path | str) -> WarehouseConfig:
@@ -149,6 +152,7 @@ def load(path: Path | str) -> WarehouseConfig:
         fragments=MappingProxyType(fragments),
         ahead=_ahead(warehouse),
         sources_at_once=warehouse.integer("sources_at_once", default=SOURCES_AT_ONCE, least=1),
+        executors_wait_s=warehouse.number("executors_wait_s", default=EXECUTORS_WAIT_S),
     )
 
 

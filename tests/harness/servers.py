@@ -46,6 +46,11 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
+def dying_with_parent(how: int = signal.SIGKILL) -> None:
+    """Let this process get a signal when its parent ends; to be called before it executes."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, how)
+
+
 def find_program(name: str) -> str | None:
     """Where a server's program is; also where not every login's PATH looks."""
     places = [os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]
@@ -75,7 +80,7 @@ class _Server:
         """Starts `command` and waits until `is_ready` raises nothing."""
 
         def die_with_parent() -> None:  # a server must not outlive a killed test run
-            _LIBC.prctl(_PR_SET_PDEATHSIG, self.crash_signal)
+            dying_with_parent(self.crash_signal)
 
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

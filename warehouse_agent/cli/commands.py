@@ -49,7 +49,7 @@ def refresh(
     """Refresh fragments, and print the report of each as soon as it is done."""
     with Display(len(chosen)) as display:
         answers = Answers(display, as_json=as_json)
-        runner = Runner(spark or session.Deferred(config.spark), config, (display, answers))
+        runner = Runner(spark or session.Deferred.of(config), config, (display, answers))
         reports = runner.refresh(chosen, Options(**allowed))
         answers.end()
     return [report.exit_code for report in reports]
@@ -72,7 +72,7 @@ def verify(
     """Read the published files of fragments, and check each row; with `repair`, refresh what is
     damaged."""
     store = Store(config.path)
-    spark = session.Deferred(config.spark)
+    spark = session.Deferred.of(config)
     to_repair: list[Fragment] = []
     suspects: set[tuple[str, str]] = set()
 
@@ -82,7 +82,7 @@ def verify(
         with report.phase("verify"):
             if not repair:
                 check_files(store, fragment.name, snapshot)  # before Spark is started
-            steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]))
+            steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)
             wrong = damaged(steps, store, fragment.name, snapshot, repair=repair)
         if wrong and repair:
             to_repair.append(fragment)
@@ -112,7 +112,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     snapshot = published(store, fragment.name)
     check_files(store, fragment.name, snapshot)
     log = StepLog(phases=["receipt"])
-    steps = Steps(session.Deferred(config.spark), config.small_bytes, log)
+    steps = Steps(session.Deferred.of(config), config.small_bytes, log, store)
     one_off, salt = secrets.token_bytes(FRAGMENT_KEY_BYTES), Salt.fresh()
     layout = snapshot.layout
     try:

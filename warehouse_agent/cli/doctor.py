@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from driftline import wire_pb2 as pb
 from driftline.errors import (
     ConfigurationError,
@@ -41,8 +41,8 @@ from warehouse_agent.config import Fragment, Source, WarehouseConfig, load
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.spark import java, session
-from warehouse_agent.spark.executors import Batches, cause, failures, mistake, task
+from warehouse_agent.spark import cluster, java, session
+from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -51,6 +51,9 @@ from warehouse_agent.transport.certificates import certificates, context_of, val
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Newest = Callable[[], Snapshot | None]  # the newest version of a fragment
 
@@ -89,7 +92,10 @@ def examine(path: Path) -> Iterator[Check]:
     yield check("Python packages of the driver", _packages)
     if "spark.remote" not in config.spark:
         yield check("Java", _java)
-    yield check("Spark", lambda: _spark(config))
+    started: list[SparkSession] = []
+    yield check("Spark", lambda: _spark(config, started))
+    if started:
+        yield check("Spark executors", lambda: _executors(started[0], store))
     reachable: dict[str, DriftlineError | None] = {}
     for source in config.sources.values():
         for made in examine_source(source):
@@ -160,24 +166,32 @@ def _java() -> str:
     return f"Java {runs.major if runs else '?'}, JAVA_HOME {home}"
 
 
-def _spark(config: WarehouseConfig) -> str:
-    """Start a session and run one task that needs what all our tasks need."""
-    try:
-        spark = session.start(dict(config.spark))
-        row = spark.range(1, numPartitions=1).mapInArrow(task(_worker), "python string").first()
-    except failures() as error:
-        raise ConfigurationError(
-            f"Spark does not work: {cause(error)}",
-            where="[spark]",
-            remedy="Its workers need the same Python, driftline and its packages.",
-        ) from error
+def _spark(config: WarehouseConfig, started: list[SparkSession]) -> str:
+    """Start a session, and append it to `started`."""
+    started.append(session.Deferred.of(config).get())
     master = config.spark.get("spark.remote") or config.spark.get("spark.master", "local[*]")
-    return f"Spark {spark.version} at {master}, workers with Python {row[0] if row else '?'}"
+    return f"Spark {started[0].version} at {master}"
 
 
-def _worker(batches: Batches) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        yield pa.RecordBatch.from_pydict({"python": [sys.version.split()[0]]})
+def _executors(spark: SparkSession, store: Store) -> str:
+    """Run a task on each executor: is the warehouse there, and the driver's packages?"""
+    found, here, differences = cluster.probe(spark, store), cluster.versions(), []
+    for executor in found:
+        cluster.refuse_unfit(executor, store)
+        differences += [
+            f"{executor.host} has {name} {there or 'not installed'}, and the driver {here[name]}"
+            for name, there in executor.versions.items()
+            if there != here[name]
+        ]
+    if differences:
+        raise ConfigurationError(
+            f"Versions differ: {'; '.join(dict.fromkeys(differences))}.",
+            where="[spark]",
+            remedy="Install the same ones, or name a Python that has them: `spark.pyspark.python`.",
+        )
+    hosts = ", ".join(sorted({executor.host for executor in found}))
+    said = ", ".join(f"{name} {version}" for name, version in here.items() if version)
+    return f"{len(found)} on {hosts}, workers with {said}; each reads and writes the warehouse"
 
 
 def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from driftline.errors import UsageError, WarehouseUnavailable
@@ -46,11 +46,11 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The newest version, the paths of all files of kept versions, the folders of their feeds."""
+    """The newest version, the paths of all files of kept versions, the files of their feeds."""
 
     newest: int | None = None  # None: nothing was ever published
     paths: frozenset[str] = frozenset()
-    feeds: frozenset[str] = frozenset()
+    feeds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by folder
 
 
 def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> Garbage:
@@ -108,8 +108,9 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept:
     paths = {file.path for file in (*first.files, *head.files)}
     for version in range(oldest + 1, head.version + 1):
         paths |= formats.added(store, name, version)
-    feeds = {e.record.changes for e in entries if e.record and e.version >= oldest}
-    return _Kept(head.version, frozenset(paths), frozenset(filter(None, feeds)))
+    records = [e.record for e in entries if e.record and e.version >= oldest]
+    feeds = {record.changes: record.changes_files for record in records if record.changes}
+    return _Kept(head.version, frozenset(paths), feeds)
 
 
 def _data(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
@@ -132,7 +133,10 @@ def _feeds(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
         if not _FEED.fullmatch(folder):
             continue
         for entry in store.walk(PRIVATE, "changes", name, folder):
-            if "/".join(entry.place[3:-1]) not in kept.feeds:
+            *above, file = entry.place[3:]
+            files = kept.feeds.get("/".join(above))
+            # A task that lost its executor may have written a file that the version does not name.
+            if files is None or (file.endswith(".parquet") and file not in files and all(files)):
                 yield entry
 
 

@@ -84,7 +84,7 @@ class Runner:
         announcer = _Announcer(RunHistory(self.store), self.listeners)
         deadline_s = options.deadline_s
         command = Command(
-            steps=Steps(self.spark, self.config.small_bytes),
+            steps=Steps(self.spark, self.config.small_bytes, store=self.store),
             store=self.store,
             options=options,
             emit=announcer,

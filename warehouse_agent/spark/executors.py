@@ -44,6 +44,7 @@ _READ_SPARK = (
 )
 _LOST = re.compile(
     "Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure"
+    "|SparkContext was shut down|stopped SparkContext"
     "|java.lang.OutOfMemoryError|SparkOutOfMemoryError|MemoryError"
 )
 _FILE = re.compile(r"\S+\.parquet")
@@ -73,10 +74,15 @@ def task(function: Task) -> Task:
         try:
             yield from function(batches)
         except DriftlineError as error:
-            text = json.dumps([error.code, error.message, error.remedy, error.where, error.details])
-            raise RuntimeError(_MARK + "{" + text.encode().hex() + "}:end") from None
+            raise RuntimeError(marked(error)) from None
 
     return run
+
+
+def marked(error: DriftlineError) -> str:
+    """Return an error as text, which `meaning` finds again in the text of a Spark exception."""
+    text = json.dumps([error.code, error.message, error.remedy, error.where, error.details])
+    return _MARK + "{" + text.encode().hex() + "}:end"
 
 
 def cause(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 A job that brings its own session calls `prepare` on it. Timestamps are written as microseconds
 (only Spark can read years 1 and 9999 as INT96), the time zone is UTC, and Python workers use the
-interpreter of the driver.
+interpreter that `spark.pyspark.python` names, or the environment, or else that of the driver.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 from dataclasses import InitVar, dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from driftline.errors import ConfigurationError, DriftlineError
 
+from warehouse_agent.config import EXECUTORS_WAIT_S, WarehouseConfig
+from warehouse_agent.spark.cluster import is_local_master, limited_start, watch
 from warehouse_agent.spark.executors import cause, meaning
 from warehouse_agent.spark.foreign_output import diverted_bytes, quiet_pyspark, reason
 from warehouse_agent.spark.java import ensure_java
@@ -46,13 +49,20 @@ _DEFAULTS = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.parquet.compression.codec": "zstd",
 }
+_INTERPRETERS = {
+    "PYSPARK_PYTHON": "spark.pyspark.python",
+    "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python",
+}
 
 STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
 _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 
 
-def start(settings: dict[str, str]) -> SparkSession:
+def start(settings: dict[str, str], wait_s: float = EXECUTORS_WAIT_S) -> SparkSession:
     """Start a session with the `[spark]` settings of the configuration, and defaults.
+
+    On a cluster, the session must be there after `wait_s` seconds, and its jobs are cancelled when
+    it has no executor for as long (`cluster.watch`).
 
     Raises:
         ConfigurationError: no Java, or Spark does not start with these settings.
@@ -63,8 +73,7 @@ def start(settings: dict[str, str]) -> SparkSession:
     if "spark.remote" not in settings:
         ensure_java()
     quiet_pyspark()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    choose_interpreters(settings)
     builder = SparkSession.builder
     if "spark.remote" in settings:
         chosen = {**settings, **_SESSION}
@@ -74,15 +83,35 @@ def start(settings: dict[str, str]) -> SparkSession:
         chosen = {**_DEFAULTS, **quiet, **settings, **_SESSION}
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    written = diverted_bytes()
+    written, master = diverted_bytes(), chosen.get("spark.master", "")
     try:
-        return prepare(builder.getOrCreate())
+        with nullcontext() if is_local(settings) else limited_start(master, wait_s):
+            spark = prepare(builder.getOrCreate())
     except Exception as error:  # py4j, PySpark and Spark Connect have no common base class
         raise _did_not_start(error, written) from error
+    watch(spark, wait_s)
+    return spark
+
+
+def is_local(settings: Mapping[str, str]) -> bool:
+    """Return True if a session with these settings runs its tasks on this machine."""
+    master = settings.get("spark.master", _DEFAULTS["spark.master"])
+    return "spark.remote" not in settings and is_local_master(master)
+
+
+def choose_interpreters(settings: Mapping[str, str]) -> None:
+    """Set the environment from which PySpark takes its interpreters: of tasks, and of the driver.
+
+    Only spark-submit reads the settings itself. The default is this interpreter.
+    """
+    for variable, key in _INTERPRETERS.items():
+        os.environ[variable] = settings.get(key) or os.environ.get(variable) or sys.executable
 
 
 def _did_not_start(error: Exception, written: int) -> DriftlineError:
     """Return why Spark did not start; `written` bytes were diverted from stderr before."""
+    if isinstance(error, DriftlineError):
+        return error
     from pyspark.errors import PySparkRuntimeError
 
     remedy = "Correct the settings in [spark]; --debug shows all that it wrote."
@@ -106,7 +135,7 @@ def prepare(spark: SparkSession) -> SparkSession:
 
 @dataclass
 class Deferred:
-    """A session that starts when it is expected or first used, and again if its JVM has ended.
+    """A session that starts when it is expected or first used, and again if it has ended.
 
     It starts in a thread of its own, so that other work goes on meanwhile. Threads share it. `get`
     raises the error of a start in every thread that needs the session; only a start whose JVM was
@@ -115,6 +144,7 @@ class Deferred:
 
     settings: Mapping[str, str]
     session: InitVar[SparkSession | None] = None
+    wait_s: float = EXECUTORS_WAIT_S
     _start: _Start | None = field(default=None, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -122,6 +152,16 @@ class Deferred:
         if session is not None:
             self._start = _Start()
             self._start.session.set_result(session)
+
+    @classmethod
+    def of(cls, config: WarehouseConfig) -> Deferred:
+        """Return the session that a configuration describes."""
+        return cls(config.spark, wait_s=config.executors_wait_s)
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the session's tasks run on this machine."""
+        return is_local(self.settings)
 
     def begin(self) -> None:
         """Begin to start the session, if this was not done; do not wait for it.
@@ -160,7 +200,7 @@ class Deferred:
                 if "spark.remote" not in self.settings:
                     ensure_java()
                 self._start = _Start()
-                self._start.begin(self.settings)
+                self._start.begin(self.settings, self.wait_s)
             return self._start
 
 
@@ -174,8 +214,8 @@ class _Start:
         self._is_abandoned = False
         self._lock = threading.Lock()
 
-    def begin(self, settings: Mapping[str, str]) -> None:
-        """Start a session with these settings in a new thread."""
+    def begin(self, settings: Mapping[str, str], wait_s: float) -> None:
+        """Start a session with these settings in a new thread; `wait_s` as of `start`."""
 
         def run() -> None:
             try:
@@ -183,7 +223,7 @@ class _Start:
 
                 _forget_ended()
                 java_gateway.Popen = self._popen  # type: ignore[assignment, attr-defined]
-                self.session.set_result(start(dict(settings)))
+                self.session.set_result(start(dict(settings), wait_s))
             except BaseException as problem:
                 self.session.set_exception(problem)
 
@@ -201,7 +241,7 @@ class _Start:
             raise own from error.__cause__
 
     def is_over(self) -> bool:
-        """Return True if another start is due: the JVM of this one was lost."""
+        """Return True if another start is due: the session or JVM of this one has ended."""
         if not self.session.done():
             return False
         error = self.session.exception()
@@ -247,25 +287,40 @@ class _Start:
 
 
 def _forget_ended() -> None:
-    """Clear references of PySpark to a JVM that is gone."""
+    """Clear references of PySpark to a session that has ended, and to a JVM that is gone."""
     if _has_ended():
         _forget()
 
 
 def _has_ended() -> bool:
-    """Return True if PySpark started a JVM that is gone."""
+    """Return True if PySpark's JVM is gone, or its context was stopped, as a cluster may do."""
+    from pyspark import SparkContext
+
+    if _jvm_is_gone():
+        return True
+    context = SparkContext._active_spark_context
+    try:
+        return context is not None and (context._jsc is None or context._jsc.sc().isStopped())
+    except Exception:  # of py4j: the JVM has just gone
+        return True
+
+
+def _forget() -> None:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if _jvm_is_gone():
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+    elif (context := SparkContext._active_spark_context) is not None:
+        with suppress(Exception):  # it is stopped in the JVM already
+            context.stop()
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+
+
+def _jvm_is_gone() -> bool:
     from pyspark import SparkContext
 
     jvm = getattr(SparkContext._gateway, "proc", None)
     return jvm is not None and jvm.poll() is not None
-
-
-def _forget() -> None:
-    """Clear PySpark's references to its JVM, so that it starts another."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    SparkContext._active_spark_context = None
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkSession._instantiatedSession = None

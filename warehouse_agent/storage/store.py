@@ -5,6 +5,7 @@
     <path>/_driftline/fragments/<name>.json notes between refreshes, which may be lost
     <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as received
     <path>/_driftline/changes/<name>/…      the change feed
+    <path>/_driftline/executors/…           files of a check of Spark's executors, while it is made
     <path>/_driftline/locks/<name>          held while an agent works on the fragment (disks only)
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
 

@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
+from warehouse_agent.spark import cluster
 from warehouse_agent.spark.executors import jvm_lost, mistake
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.data_files import DataFile, uncompressed
-from warehouse_agent.storage.store import located
+from warehouse_agent.storage.store import Store, located
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,41 +71,58 @@ class Steps:
         small_bytes: the most bytes that a step may read or write in this process; with 0 every
             step runs on Spark.
         log: of the places.
+        store: the warehouse that executors must reach; None: they are not asked.
     """
 
     session: SparkSession | Deferred
     small_bytes: int = 0
     log: StepLog = field(default_factory=StepLog)
+    store: Store | None = None
 
     def spark(self, size: int) -> SparkSession:
         """Return the session for a step on Spark of `size` bytes; start it if this is the first.
 
         Raises:
-            ConfigurationError: Spark does not start; the details say which step needs it and why.
+            ConfigurationError: Spark does not start, or its executors do not reach the warehouse;
+                the details say which step needs it and why.
+            SparkLost: its executors were lost.
         """
         self.log.note(StepPlace.SPARK)
-        if isinstance(self.session, Deferred):
-            with self._explained(size):
-                session = self.log.session = self.session.get()
-            return session
-        return self.session
+        with self._explained(size):
+            return self._checked()
 
     def expect(self, size: int) -> None:
         """Begin to start Spark, beside what comes first, if a later step of `size` bytes needs it.
 
+        A cluster is waited for: its executors are to be checked before a source is asked.
+
         Raises:
-            ConfigurationError: it is known already that Spark does not start; details as of
-                `spark`.
+            ConfigurationError: it is known already that Spark does not start, or as of `spark`;
+                details as of `spark`.
+            SparkLost: as of `spark`.
         """
-        if isinstance(self.session, Deferred) and not self._is_small(size):
-            with self._explained(size):
+        if self._is_small(size):
+            return
+        with self._explained(size):
+            if isinstance(self.session, Deferred) and self.session.is_local:
                 self.session.begin()
+            else:
+                self._checked()
 
     def begin(self) -> None:
         """Begin to start Spark, which a later step may need; an error is left to that step."""
         if isinstance(self.session, Deferred):
             with suppress(DriftlineError):
                 self.session.begin()
+
+    def _checked(self) -> SparkSession:
+        """Return the session, whose executors reach the warehouse."""
+        spark = self.session
+        if isinstance(spark, Deferred):
+            spark = self.log.session = spark.get()
+        if self.store is not None:
+            cluster.check(spark, self.store)
+        return spark
 
     @contextmanager
     def _explained(self, size: int) -> Iterator[None]:

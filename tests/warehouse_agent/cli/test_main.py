@@ -101,7 +101,7 @@ def run(
         code = ended.value.code
         return Ended(code if isinstance(code, int) else 0, said.out, said.err)
 
-    monkeypatch.setattr("warehouse_agent.spark.session.start", lambda settings: spark)
+    monkeypatch.setattr("warehouse_agent.spark.session.start", lambda *_: spark)
     return run
 
 
@@ -262,7 +262,7 @@ def no_spark(
     """Spark must not be started."""
     started: list[object] = []
 
-    def start(settings: dict[str, str]) -> SparkSession:
+    def start(settings: dict[str, str], _wait_s: float) -> SparkSession:
         started.append(settings)
         raise ConfigurationError("Spark was started.")
 
@@ -328,7 +328,7 @@ def test_doctor(secure: Pair, tmp_path: Path, run: Run) -> None:
     ended = run("doctor", config=config)
     assert ended.code == 6
     assert "column extra (text) was added" in ended.out
-    assert ended.err.splitlines()[-1] == "1 of 13 checks failed"
+    assert ended.err.splitlines()[-1] == "1 of 14 checks failed"
 
 
 def test_some_went_well(pair: Pair, run: Run) -> None:

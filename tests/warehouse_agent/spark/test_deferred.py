@@ -39,7 +39,7 @@ class Start:
         self.threads: list[str] = []
         self.has_begun, self.goes_on = threading.Event(), threading.Event()
 
-    def __call__(self, _settings: dict[str, str]) -> Any:
+    def __call__(self, _settings: dict[str, str], _wait_s: float) -> Any:
         self.threads.append(threading.current_thread().name)
         self.has_begun.set()
         assert self.goes_on.wait(S_MAX)

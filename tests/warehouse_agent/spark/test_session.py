@@ -1,8 +1,10 @@
-"""Why Spark does not start, in one sentence of the [spark] settings, from commands of their own."""
+"""Why Spark does not start, in one sentence of the [spark] settings, from commands of their own;
+and which Python its tasks run."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 from source_agent.server.service import start
 from tests.harness.agents import configuration, make_orders
 from tests.harness.pair import environment
+from warehouse_agent.spark import session
 
-pytestmark = pytest.mark.slow  # starts processes, some with a JVM
 
-
+@pytest.mark.slow  # starts processes, some with a JVM
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
@@ -57,3 +59,36 @@ def test_spark_that_does_not_start(tmp_path: Path, setting: str, says: str) -> N
         assert report["error"]["where"] == "[spark]"
         assert says in report["error"]["message"]
         assert "\n" not in report["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("named", "inherited", "used"),
+    [
+        (None, None, sys.executable),
+        (None, "/of/the/environment", "/of/the/environment"),
+        ("/of/the/settings", "/of/the/environment", "/of/the/settings"),
+        ("/of/the/settings", None, "/of/the/settings"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("variable", "key"),
+    [
+        ("PYSPARK_PYTHON", "spark.pyspark.python"),
+        ("PYSPARK_DRIVER_PYTHON", "spark.pyspark.driver.python"),
+    ],
+)
+def test_interpreters(
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    key: str,
+    named: str | None,
+    inherited: str | None,
+    used: str,
+) -> None:
+    """The settings win over the environment, which wins over this interpreter."""
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")
+    if inherited is not None:
+        monkeypatch.setenv(variable, inherited)
+    session.choose_interpreters({} if named is None else {key: named})
+    assert os.environ[variable] == used

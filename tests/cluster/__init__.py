@@ -1,0 +1,1 @@
+"""Load and refresh on a cluster of processes, and what goes wrong on clusters only."""

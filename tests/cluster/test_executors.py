@@ -1,0 +1,211 @@
+"""Clusters whose executors do not come, do not stay, or lack what our tasks need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from driftline.errors import SparkLost
+
+from tests.harness.absent import absent
+from tests.harness.cluster import Cluster
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair, environment
+from tests.harness.processes import is_alive
+from warehouse_agent.spark import session
+from warehouse_agent.spark.cluster import watch
+from warehouse_agent.spark.executors import Batches, driver_errors
+from warehouse_agent.spark.java import ensure_java
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.spark]
+
+LOCAL = {"spark.master": "local[1]", "spark.driver.host": "127.0.0.1"}
+END_S_MAX = 300.0  # of a command, on a busy machine
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """A source with one small table, and a warehouse whose commands are processes."""
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, comment TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, 'x')", [(i,) for i in range(100)])
+    with Pair(NoSpark(), legacy, tmp_path, {"orders": 'table = "orders"'}) as made:
+        made.small_bytes = 0
+        yield made
+    legacy.close()
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path) -> Path:
+    """Another Python for executors: it notes its starts in `starts`, and looks in `packages`."""
+    path = tmp_path / "python of executors"
+    path.write_text(
+        f'#!/bin/sh\necho >>"{tmp_path}/starts"\n'
+        f'PYTHONPATH="{tmp_path}/packages:$PYTHONPATH" exec "{sys.executable}" "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def command(pair: Pair, name: str, settings: dict[str, str], more: str = "") -> list[Any]:
+    """Run a command with `[spark]` settings; return its lines of JSON."""
+    ensure_java()
+    file = pair.warehouse_toml(more)
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in settings.items()]
+    file.write_text("\n".join([file.read_text(), "[spark]", *lines]))
+    done = subprocess.run(
+        [sys.executable, "-m", "warehouse_agent.cli", "--config", str(file), name, "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+        timeout=END_S_MAX,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def asked(pair: Pair) -> list[str]:
+    """What the source was asked for rows, by its audit."""
+    lines = (pair.folder / "audit.jsonl").read_text().splitlines()
+    return [line for line in lines if json.loads(line)["outcome"] != "described"]
+
+
+def of_executors(pair: Pair, settings: dict[str, str]) -> Any:
+    """What `doctor` says of the executors."""
+    (found,) = (c for c in command(pair, "doctor", settings) if c["check"] == "Spark executors")
+    return found
+
+
+def test_each_executor_is_checked_and_has_the_python_that_is_named(
+    cluster: Cluster, pair: Pair, wrapper: Path
+) -> None:
+    found = of_executors(pair, cluster.settings() | {"spark.pyspark.python": str(wrapper)})
+    assert found["ok"], found
+    assert found["found"].startswith("2 on ")
+    assert "each reads and writes the warehouse" in found["found"]
+    assert len((wrapper.parent / "starts").read_text().splitlines()) >= 2
+    assert not list((pair.warehouse / "_driftline" / "executors").rglob("*")), "it tidies up"
+
+
+def test_another_version_on_executors(pair: Pair, wrapper: Path) -> None:
+    info = wrapper.parent / "packages" / "blake3-0.0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: blake3\nVersion: 0.0.1\n")
+    found = of_executors(pair, LOCAL | {"spark.pyspark.python": str(wrapper)})
+    assert found["code"] == "CONFIGURATION"
+    assert " has blake3 0.0.1, and the driver " in found["error"]
+
+
+def test_executors_without_driftline(cluster: Cluster, pair: Pair, wrapper: Path) -> None:
+    """Said before the source is asked, and by `doctor`."""
+    module = wrapper.parent / "packages" / "warehouse_agent.py"
+    module.parent.mkdir()
+    module.write_text("raise ModuleNotFoundError(f'No module named {__name__!r}')")
+    settings = cluster.settings() | {"spark.pyspark.python": str(wrapper)}
+    (report,) = command(pair, "refresh", settings)
+    assert report["error"]["code"] == "CONFIGURATION"
+    assert "No module named 'warehouse_agent'" in report["error"]["message"]
+    assert not asked(pair)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "wait_s", "says"),
+    [
+        ({"spark.executor.memory": "3g"}, 20, "gave no executor within 20 s"),
+        ({"spark.master": "spark://127.0.0.1:1"}, 3, "spark://127.0.0.1:1 does not answer"),
+    ],
+)
+def test_executors_that_never_come(
+    cluster: Cluster, pair: Pair, lacking: dict[str, str], wait_s: int, says: str
+) -> None:
+    """An error that names the master, and no endless wait; the source is not asked."""
+    more = f"executors_wait_s = {wait_s}\n"
+    (report,) = command(pair, "refresh", cluster.settings() | lacking, more)
+    assert report["error"]["code"] == "CONFIGURATION", report
+    assert says in report["error"]["message"]
+    assert "executors_wait_s" in report["error"]["remedy"]
+    assert "Spark is needed" in report["error"]["details"]
+    assert not asked(pair)
+
+
+def test_a_path_that_only_the_driver_reaches(pair: Pair) -> None:
+    """It is refused before the source is asked."""
+    pair.warehouse.mkdir()
+    with Cluster(workers=0) as blind:
+        try:
+            blind.add_worker(without=pair.warehouse)
+        except RuntimeError as error:
+            absent("MOUNT NAMESPACES", str(error).strip(), is_required_in_ci=False)
+        (report,) = command(pair, "refresh", blind.settings())
+        assert report["error"]["code"] == "CONFIGURATION", report
+        assert report["error"]["where"] == "warehouse.path"
+        assert str(pair.warehouse) in report["error"]["message"]
+        assert not asked(pair)
+        assert of_executors(pair, blind.settings())["code"] == "CONFIGURATION"
+
+
+def lose_executors(settings: dict[str, str], folder: Path, wait_s: float) -> str:
+    """Run a job until its executors are lost; return the error, once another job went well."""
+    spark = session.start(settings)
+    watch(spark, wait_s)
+    begun, ended = str(folder / "begun"), folder / "again"
+
+    def stand_still(batches: Batches) -> Iterator[pa.RecordBatch]:
+        import pathlib
+        import time
+
+        for _ in batches:
+            pathlib.Path(begun).touch()
+            time.sleep(600)
+        yield pa.RecordBatch.from_pydict({"x": [1]})
+
+    try:
+        with driver_errors():
+            spark.range(1).mapInArrow(stand_still, "x long").collect()
+        said = "it went well"
+    except SparkLost as error:
+        said = error.message
+    (folder / "lost").touch()
+    while not ended.exists():
+        time.sleep(0.1)
+    end = time.monotonic() + END_S_MAX
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver counts
+        assert time.monotonic() < end, "no executor came back"
+        time.sleep(0.1)
+    assert spark.range(10).count() == 10
+    return said
+
+
+def test_executors_that_are_lost_for_good(driver: ProcessPoolExecutor, tmp_path: Path) -> None:
+    """A job in the middle ends with an error; the session serves the next one on new executors."""
+    with Cluster(workers=0) as lone:
+        worker = lone.add_worker()
+        done = driver.submit(lose_executors, lone.settings(), tmp_path, 3)
+        wait_for(tmp_path / "begun", done)
+        (executor,) = lone.executors()
+        worker.kill()
+        worker.wait()
+        wait_for(tmp_path / "lost", done)
+        assert not is_alive(executor), "it ends with its worker"
+        lone.add_worker()
+        (tmp_path / "again").touch()
+        said = done.result(END_S_MAX)
+    assert said == f"All executors of {lone.master} were lost, and none came back within 3 s."
+
+
+def wait_for(file: Path, done: Any) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + END_S_MAX
+    while not file.exists():
+        assert not done.done(), done.result()
+        assert time.monotonic() < end, file
+        time.sleep(0.05)
