@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from driftline.errors import DriftlineError, Locked, SnapshotLost
-from pyspark.sql import SparkSession
 
 from tests.harness.nine_tables import NAMES, Log, Mark, Phases, Served, nine_tables
 from warehouse_agent.config import Source
@@ -204,7 +203,6 @@ def fail_once(
 def test_a_step_of_each_run_fails(
     served: Served,
     monkeypatch: pytest.MonkeyPatch,
-    spark: SparkSession,
     step: str,
     error: type[Exception],
 ) -> None:
@@ -216,7 +214,7 @@ def test_a_step_of_each_run_fails(
     with monkeypatch.context() as patch:
         fail_once(patch, step, broken, error)
         log = Log()
-        reports = {r.name: r for r in served.refresh(log, spark=spark)}
+        reports = {r.name: r for r in served.refresh(log)}
     assert sorted(log.ends) == NAMES
     assert not threads()
     assert are_free(served)
@@ -228,7 +226,7 @@ def test_a_step_of_each_run_fails(
             assert report.error is not None
             assert (report.error["code"], report.version) == ("INTERNAL", 0)
     served.check(*(name for name, report in reports.items() if report.error is None))
-    assert [r.error for r in served.refresh(Log(), spark=spark)] == [None] * 9
+    assert [r.error for r in served.refresh(Log())] == [None] * 9
     served.check(*NAMES)
 
 
@@ -245,7 +243,7 @@ INTERRUPTED_AT = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", INTERRUPTED_AT, ids="-".join)
-def test_an_interruption(served: Served, phases: Phases, at: Mark, spark: SparkSession) -> None:
+def test_an_interruption(served: Served, phases: Phases, at: Mark) -> None:
     """Ctrl-C in each phase: nothing is left running or locked, and what was committed is kept."""
     served.refresh(Log())
     served.change()
@@ -266,8 +264,7 @@ def test_an_interruption(served: Served, phases: Phases, at: Mark, spark: SparkS
     assert [served.pair.version(n) for n in NAMES] == [int(n in committed) for n in NAMES]
     assert len(committed) < 9
     phases.then = lambda _mark: None
-    # Spark takes up what was staged.
-    assert [r.error for r in served.refresh(Log(), spark=spark)] == [None] * 9
+    assert [r.error for r in served.refresh(Log())] == [None] * 9
     served.check(*NAMES)
 
 
@@ -276,9 +273,7 @@ def test_an_interruption(served: Served, phases: Phases, at: Mark, spark: SparkS
     ("phase", "name"),
     [("reduce", "t1"), ("exchange", "t5"), ("apply", "t1"), ("prove", "t5"), ("publish", "t5")],
 )
-def test_answers_that_nobody_reads(
-    served: Served, phase: str, name: str, spark: SparkSession
-) -> None:
+def test_answers_that_nobody_reads(served: Served, phase: str, name: str) -> None:
     served.refresh(Log())
     served.change()
 
@@ -294,5 +289,5 @@ def test_answers_that_nobody_reads(
     assert served.pair.version(name) == 0
     kept = [served.pair.version(n) for n in NAMES]
     assert kept == sorted(kept, key=lambda version: -(version or 0)), "in order"
-    assert [r.error for r in served.refresh(Log(), spark=spark)] == [None] * 9
+    assert [r.error for r in served.refresh(Log())] == [None] * 9
     served.check(*NAMES)

@@ -89,6 +89,7 @@ class SourceRuns:
         """
         while self._refresh_next(left):
             pass
+        self._done_at = 0.0  # nothing else is taken before the other thread is done, too
 
     def _refresh_next(self, left: deque[tuple[Fragment, ...]]) -> bool:
         """Refresh the next run; return False if there is none.
