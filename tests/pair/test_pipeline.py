@@ -159,6 +159,13 @@ def test_bytes_are_those_of_the_fragment(
         served.change()
 
 
+def test_one_run_has_no_thread_of_its_own(served: Served) -> None:
+    """Nothing of it overlaps."""
+    found = set[int]()
+    served.refresh(Log(lambda _event: found.add(threading.get_ident())), more='ahead = "all"')
+    assert found == {threading.get_ident()}
+
+
 @pytest.mark.parametrize("ahead", ["ahead = 4", "ahead = 1", 'ahead = "all"'])
 def test_a_source_has_one_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch, ahead: str

@@ -260,6 +260,32 @@ def test_a_source_that_falls_silent_in_its_exchange(sources: Sources) -> None:
     sources.check()
 
 
+def test_a_source_that_waits_for_its_next_attempt_leaves_its_place(sources: Sources) -> None:
+    """One place: the first source waits until the others are done, in their only chance."""
+    sources.refresh(Alone())
+    sources.change()
+    others_done, waited = threading.Event(), list[bool]()
+
+    def look(event: Event) -> None:
+        if event == PhaseStarted("crm_one", "exchange") and not waited:
+            sources.relays["crm"].refuse()
+        if len([name for name, _ in heard.ends if not name.startswith("crm")]) == 6:
+            others_done.set()
+
+    def wait(_seconds: float) -> None:
+        waited.append(others_done.wait(S_MAX))
+        sources.relays["crm"].heal()
+
+    heard, config = Alone(look), sources.config("sources_at_once = 1")
+    reports = Runner(nowhere(), config, (heard,), sleep=wait).refresh(
+        select(config, [], True), Options()
+    )
+    assert waited == [True]
+    assert [(r.error, r.version) for r in reports] == [(None, 1)] * 9
+    assert [r.attempts for r in reports] == [2] * 3 + [1] * 6
+    sources.check()
+
+
 def test_answers_that_nobody_reads_end_the_command(sources: Sources, spark: SparkSession) -> None:
     """The other threads stop; what they had committed is kept in the history."""
 

@@ -1,0 +1,111 @@
+"""Places of sources, and threads that end together; no source and no clock."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
+
+S_MAX = 30.0
+
+
+class Unforeseen(Exception):
+    """No error of ours."""
+
+
+def test_places_are_given_in_order() -> None:
+    places = Places(2)
+    asked = [places.ask() for _ in range(4)]
+    assert [given.is_set() for given in asked] == [True, True, False, False]
+    ahead = places.ask(first=True)
+    places.leave()
+    assert (ahead.is_set(), asked[2].is_set()) == (True, False)
+    places.leave()
+    assert [given.is_set() for given in asked] == [True, True, True, False]
+    places.lift()
+    assert asked[3].is_set()
+    assert places.ask().is_set()
+
+
+def test_who_pauses_leaves_the_place_and_is_the_next() -> None:
+    order: list[str] = []
+    in_other, may_end = threading.Event(), threading.Event()
+
+    class Watched(Places):
+        """Places that the others hold until somebody asks to be the next."""
+
+        def ask(self, *, first: bool = False) -> threading.Event:
+            given = super().ask(first=first)
+            if first:
+                may_end.set()
+            return given
+
+    places = Watched(1)
+    one, other, third = Place(places), Place(places), Place(places)
+
+    def serve_other() -> None:
+        with other.held():
+            in_other.set()
+            may_end.wait(S_MAX)
+            order.append("other")
+
+    def serve_third() -> None:
+        with third.held():
+            order.append("third")
+
+    threads = Threads()
+    with one.held():
+        threads.start(serve_other)
+        threads.start(serve_third)
+
+        def sleep(_seconds: float) -> None:
+            assert in_other.wait(S_MAX), "the place was left"
+
+        one.pause(sleep, 1.0)
+        order.append("one")
+    threads.wait()
+    assert order == ["other", "one", "third"]
+    assert places.ask().is_set(), "all was left"
+
+
+def test_an_exception_in_a_pause_leaves_the_place() -> None:
+    places = Places(1)
+    place = Place(places)
+
+    def sleep(_seconds: float) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped), place.held():
+        place.pause(sleep, 1.0)
+    assert places.ask().is_set()
+    assert not places.ask().is_set(), "it was left once"
+
+
+def test_threads_end_together() -> None:
+    threads, done = Threads(), list[str]()
+
+    def start_another() -> None:
+        threads.start(lambda: done.append("inner"))
+        done.append("outer")
+
+    threads.start(start_another)
+    threads.wait()
+    threads.join(S_MAX)
+    assert sorted(done) == ["inner", "outer"]
+
+
+def test_the_cause_is_raised_and_not_that_others_stopped() -> None:
+    threads = Threads()
+
+    def stop() -> None:
+        raise Stopped
+
+    def fail() -> None:
+        raise Stopped from Unforeseen("why")
+
+    threads.start(stop)
+    threads.start(fail)
+    with pytest.raises(Unforeseen, match="why"):
+        threads.wait()
