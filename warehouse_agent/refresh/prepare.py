@@ -86,7 +86,7 @@ def expect_spark(steps: Steps, store: Store, name: str) -> None:
     The history tells its size, so that the log is not opened twice.
     """
     with contextlib.suppress(Exception):  # the refresh says what is wrong, with the table or Spark
-        steps.expect(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
+        steps.begin(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
 
 
 def prepare(job: Job, describe: Describe) -> Prepared:

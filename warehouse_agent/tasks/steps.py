@@ -109,9 +109,12 @@ class Steps:
             else:
                 self._checked()
 
-    def begin(self) -> None:
-        """Begin to start Spark, which a later step may need; an error is left to that step."""
-        if isinstance(self.session, Deferred):
+    def begin(self, size: int | None = None) -> None:
+        """Begin to start Spark, which a later step may need; an error is left to that step.
+
+        Do nothing if it is known that the step has `size` bytes, and that is little.
+        """
+        if isinstance(self.session, Deferred) and (size is None or not self._is_small(size)):
             with suppress(DriftlineError):
                 self.session.begin()
 
