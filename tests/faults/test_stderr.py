@@ -25,7 +25,7 @@ from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import PostgreSQL
 
 ROWS = 400
-END_S_MAX = 120.0
+END_S_MAX = 300.0
 # Nothing of these is ours.
 FOREIGN = re.compile(
     r"^\s+at |Caused by|Exception|Traceback|WARN|ERROR|log4j|org\.apache|java\.|py4j|pyspark"

@@ -25,7 +25,7 @@ from driftline.errors import ConfigurationError, DriftlineError
 
 from warehouse_agent.config import EXECUTORS_WAIT_S, WarehouseConfig
 from warehouse_agent.spark.cluster import is_local_master, limited_start, watch
-from warehouse_agent.spark.executors import cause, meaning
+from warehouse_agent.spark.executors import cause, jvm_lost, meaning
 from warehouse_agent.spark.foreign_output import diverted_bytes, quiet_pyspark, reason
 from warehouse_agent.spark.java import ensure_java
 
@@ -225,11 +225,19 @@ class _Start:
                 java_gateway.Popen = self._popen  # type: ignore[assignment, attr-defined]
                 self.session.set_result(start(dict(settings), wait_s))
             except BaseException as problem:
-                self.session.set_exception(problem)
+                self.session.set_exception(self._failure(problem))
 
         self._thread = threading.Thread(target=run, name="driftline-spark", daemon=True)
         atexit.register(self._abandon)
         self._thread.start()
+
+    def _failure(self, problem: BaseException) -> BaseException:
+        """Return why the start failed: what ended by a signal was lost, whatever PySpark says."""
+        if self._java is None or (self._java.poll() or 0) >= 0:
+            return problem
+        lost = jvm_lost()
+        lost.__cause__ = problem
+        return lost
 
     def result(self) -> SparkSession:
         """Wait for the session. Raise the error of the start, an instance for each caller."""

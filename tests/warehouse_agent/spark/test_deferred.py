@@ -28,7 +28,7 @@ from warehouse_agent.spark.session import Deferred
 from warehouse_agent.tasks.steps import Steps
 
 S_MAX = 30.0
-END_S_MAX = 120.0
+END_S_MAX = 300.0
 
 
 class Start:
@@ -190,6 +190,34 @@ def wait_until(condition: Callable[[], bool], says: Callable[[], object] = lambd
     while not condition():
         assert time.monotonic() < until, says()
         time.sleep(0.02)
+
+
+KILLED = """
+import time
+from warehouse_agent.spark.session import Deferred
+
+shared = Deferred({"spark.master": "local[1]", "spark.driver.memory": "1g"})
+shared.begin()
+first = shared._start
+while first._java is None:
+    time.sleep(0.01)
+first._java.kill()
+first.session.exception()  # waits for its end
+print(shared.get().range(3).count(), shared._start is first)
+"""
+
+
+@pytest.mark.slow
+def test_a_jvm_that_is_killed_while_it_starts_is_started_again() -> None:
+    """PySpark says that Java did not start, as with a setting that it does not know."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
 
 
 UNNEEDED = """
