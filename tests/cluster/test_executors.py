@@ -120,7 +120,7 @@ def test_executors_without_driftline(cluster: Cluster, pair: Pair, wrapper: Path
 @pytest.mark.parametrize(
     ("lacking", "wait_s", "says"),
     [
-        ({"spark.executor.memory": "3g"}, 20, "gave no executor within 20 s"),
+        ({"spark.executor.memory": "3g"}, 10, "gave no executor within 10 s"),
         ({"spark.master": "spark://127.0.0.1:1"}, 3, "spark://127.0.0.1:1 does not answer"),
     ],
 )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PYTHON = "Python"
 DRIFTLINE = "driftline"
 PACKAGES = (DRIFTLINE, "pyarrow", "numpy", "pandas", "blake3", "zstandard")  # that tasks import
+_START_S = 30.0  # in which the driver itself starts, on a slow machine
 _POLL_S = 0.5
 _JOBS_MAX = 3  # of a check: executors register one after the other
 _TASKS = 8  # of a check, if the number of executors is not known
@@ -76,7 +77,9 @@ def is_local_master(master: str) -> bool:
 
 @contextlib.contextmanager
 def limited_start(master: str, wait_s: float) -> Iterator[None]:
-    """End Spark's Java process if its session is not there `wait_s` seconds after it started.
+    """End Spark's Java process if its session is not there when a master had `wait_s` seconds.
+
+    The driver's own start has _START_S more.
 
     Raises:
         ConfigurationError: it was ended.
@@ -89,7 +92,8 @@ def limited_start(master: str, wait_s: float) -> Iterator[None]:
         while (gateway := SparkContext._gateway) is None:
             if ready.wait(_POLL_S):
                 return
-        if not ready.wait(wait_s) and (jvm := getattr(gateway, "proc", None)) is not None:
+        jvm = getattr(gateway, "proc", None)
+        if jvm is not None and not ready.wait(_START_S + wait_s):
             ended.set()
             jvm.kill()
 
@@ -102,8 +106,8 @@ def limited_start(master: str, wait_s: float) -> Iterator[None]:
         raise ConfigurationError(
             f"Spark's master {master} does not answer.",
             where="[spark]",
-            remedy="Is it up, and reachable from here? `spark.master` names it. Spark was waited "
-            f"for up to {wait_s:g} s, the `executors_wait_s` of [warehouse].",
+            remedy="Is it up, and reachable from here? `spark.master` names it. It was waited for "
+            f"up to {wait_s:g} s, the `executors_wait_s` of [warehouse].",
         ) from error
     finally:
         ready.set()

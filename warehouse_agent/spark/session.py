@@ -61,8 +61,8 @@ _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 def start(settings: dict[str, str], wait_s: float = EXECUTORS_WAIT_S) -> SparkSession:
     """Start a session with the `[spark]` settings of the configuration, and defaults.
 
-    On a cluster, the session must be there after `wait_s` seconds, and its jobs are cancelled when
-    it has no executor for as long (`cluster.watch`).
+    On a cluster, its master has `wait_s` seconds to answer, and jobs of the session are cancelled
+    when it has no executor for as long (`cluster.limited_start`, `cluster.watch`).
 
     Raises:
         ConfigurationError: no Java, or Spark does not start with these settings.
