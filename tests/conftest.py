@@ -13,6 +13,7 @@ from tests.harness.examples import DEFAULT_EXAMPLES
 from warehouse_agent.refresh import prepare
 
 pytest_plugins = [
+    "tests.fixtures.clock",
     "tests.fixtures.cluster",
     "tests.fixtures.databases",
     "tests.fixtures.disk",

@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
 from source_agent.scan import tile
+from tests.fixtures.clock import Daily
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.relay import Relay
@@ -144,17 +145,6 @@ def cut(pair: Pair, nth: int = 1, *, after: bool = True) -> None:
         pytest.raises(KeyboardInterrupt),
     ):
         pair.reports("orders")
-
-
-def an_hour_apart(pair: Pair) -> None:
-    """What is expected depends on how long ago refreshes were: here, not on how slow a machine is
-    between two calls."""
-    place = pair.warehouse / PRIVATE / "runs" / "orders.jsonl"
-    runs = [json.loads(line) for line in place.read_text().splitlines()]
-    now = datetime.now(UTC)
-    for ago, run in enumerate(reversed(runs), 1):
-        run["checked_at"] = (now - timedelta(hours=ago)).isoformat()
-    place.write_text("".join(json.dumps(run) + "\n" for run in runs))
 
 
 # Right
@@ -609,10 +599,11 @@ def test_pauses_between_tiles(pair: Pair) -> None:
     assert slept == [0.01] * (TILES - 1)
 
 
-def test_plan_tells_of_tiles(pair: Pair) -> None:
+def test_plan_tells_of_tiles(daily_clock: type[Daily], pair: Pair) -> None:
+    daily_clock.days += 1
     edit(pair.legacy, "once")
     pair.refresh("orders")
-    an_hour_apart(pair)
+    daily_clock.days += 1
     edit(pair.legacy, "twice")
     store, fragment = Store(str(pair.warehouse)), pair.config().fragments["orders"]
     found = forecast(store, fragment)

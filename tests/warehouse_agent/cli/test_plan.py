@@ -8,10 +8,9 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
-from typing import ClassVar, Self
 
 import pytest
 from driftline.errors import ConfigurationError, NotFound
@@ -21,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from tests.fixtures.clock import Daily
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair
 from tests.samples.prices import flat
@@ -378,29 +378,6 @@ def test_the_forecast_comes_true(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     assert moved == pytest.approx(by_name(now)["nothing changed"], rel=0.25)
     assert quiet.changes_expected is not None
     assert predicted(pair).candidates[0].seconds is not None
-
-
-class Daily(datetime):
-    """A clock that a test moves on, by a day."""
-
-    days: ClassVar[int] = 0
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        """Return the same moment until the next day."""
-        return cls.fromtimestamp(LOADED.timestamp() + 86_400 * cls.days, tz)
-
-
-@pytest.fixture
-def daily_clock(monkeypatch: pytest.MonkeyPatch) -> type[Daily]:
-    """Give refreshes a clock: what they expect to change follows the time since the last one.
-
-    By the true clock, and whole seconds, two refreshes of a test may be 0, 1 or 5 seconds apart.
-    """
-    for module in ("cli.plan", "refresh.prepare", "report"):
-        monkeypatch.setattr(f"warehouse_agent.{module}.datetime", Daily)
-    monkeypatch.setattr(Daily, "days", 0)
-    return Daily
 
 
 @pytest.mark.parametrize("method", [None, *Method])
