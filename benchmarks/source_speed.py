@@ -21,9 +21,9 @@ from driftline.limits import RANGES_MAX
 from driftline.ranges import Partition, RangeSums, from_quantiles, uniform
 from driftline.sketches import Cells
 from pymysql.cursors import SSCursor
+from sqlalchemy.engine import make_url
 
 from benchmarks.fetch import databases
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Limits, Relation, Session
 from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.registry import connect
@@ -222,12 +222,12 @@ def fetched(session: Session, name: str) -> int:
 
 def fetched_by_default(url: str) -> int:
     """Rows of `fetchall` over a connection with the driver's defaults."""
-    parsed = DatabaseUrl.parse(url)
+    parsed = make_url(url)
     connection: Any = (
         sqlite3.connect(str(parsed.database))
-        if parsed.scheme == "sqlite"
+        if parsed.get_backend_name() == "sqlite"
         else pymysql.connect(
-            unix_socket=parsed.query["unix_socket"][0],
+            unix_socket=str(parsed.query["unix_socket"]),
             user=str(parsed.username),
             database=str(parsed.database),
         )

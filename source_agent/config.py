@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import time
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +20,9 @@ from driftline.errors import MalformedMessage
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Fingerprint, Limits, Relation
 from source_agent.engines.registry import is_file
 
@@ -152,8 +153,8 @@ def load(path: Path | str) -> SourceConfig:
 def _database(table: TomlTable) -> Database:
     url = table.url("url", _LOGIN)
     try:
-        parsed = DatabaseUrl.parse(url)
-    except ValueError:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
         raise table.error(
             "url",
             "It is not a database URL.",
@@ -161,7 +162,7 @@ def _database(table: TomlTable) -> Database:
         ) from None
     file = parsed.database
     if is_file(parsed) and file and not file.startswith((":", "file:")):
-        parsed = replace(parsed, database=str(resolve(table.file, file)))
+        parsed = parsed.set(database=str(resolve(table.file, file)))
     limits = Limits(
         statement_s=table.optional_number("statement_timeout_s"),
         lock_s=table.number("lock_timeout_s", default=Limits().lock_s),
@@ -169,7 +170,8 @@ def _database(table: TomlTable) -> Database:
         connect_s=table.number("connect_timeout_s", default=Limits().connect_s),
         silence_s=_silence(table),
     )
-    return Database(parsed.text(), table.password("password_file", _LOGIN), limits)
+    url = parsed.render_as_string(hide_password=False)
+    return Database(url, table.password("password_file", _LOGIN), limits)
 
 
 def _silence(table: TomlTable) -> float:

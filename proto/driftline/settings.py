@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 SECRET_BYTES_MAX = 4096  # a password file is one line; anything longer is the wrong file
 
-# `user:password@` as a source reads it, and the parameters in which drivers take passwords.
+# `user:password@` as SQLAlchemy reads it, and the query parameters in which drivers take passwords.
 URL_PASSWORDS: Final = (
     *("password", "passwd", "pwd", "passfile"),
     *("sslpassword", "ssl_key_password"),  # of a key file

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 
 from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
+from sqlalchemy.engine import make_url
 
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import SourceConfig
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
 from source_agent.printable import counted
 
@@ -111,7 +111,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         session.close()
     return CheckReport(
         database=engine.name,
-        login=DatabaseUrl.parse(config.database.url).username or "",
+        login=make_url(config.database.url).username or "",
         as_of=as_of,
         consistency=consistency,
         read_only=READ_ONLY,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from driftline.errors import UsageError
 from driftline.limits import DESCRIBE_RPCS_READING_MAX
+from sqlalchemy.engine import make_url
 
 from source_agent.config import Budget, SourceConfig
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Engine
 from source_agent.engines.registry import is_file
 
@@ -22,7 +22,7 @@ def grants(config: SourceConfig, engine: Engine, *, login: str | None = None) ->
 
     Raises UsageError if there is no login and the engine needs one.
     """
-    url = DatabaseUrl.parse(config.database.url)
+    url = make_url(config.database.url)
     named = login or url.username or (ACCOUNT if is_file(url) else "")
     if not named:
         raise UsageError("database.url names no login.", remedy="Add --login NAME.")

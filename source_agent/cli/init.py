@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.limits import NAME_BYTES_MAX
 from driftline.peer_text import one_line
 from driftline.settings import URL_PASSWORDS, TomlTable, address_parts, environment_name
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from source_agent.cli.grants import ACCOUNT, connections
 from source_agent.config import Budget
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Engine, Limits, Listed, Relation, Shape
 from source_agent.engines.registry import connect, is_file
 from source_agent.engines.relations import nearest
@@ -105,7 +106,7 @@ def init(request: Request) -> Made:
     is_own = is_file(url) or request.login in {None, url.username}
     kept = _kept_password(request, secret, is_own=is_own, typed=prompted is not None)
     # Without --login a URL without a user stays as it is: ACCOUNT may not exist.
-    text = _text(request, url if is_own else replace(url, username=login), kept, proposals)
+    text = _text(request, url if is_own else url.set(username=login), kept, proposals)
     relations = [o.shape.relation for o in proposals if o.shape is not None]
     grants = engine.grants(relations, login=login, connections=connections(Budget()))
     written: list[tuple[Path, str, int | None]] = [(config, text, None), (script, grants, None)]
@@ -118,11 +119,11 @@ def init(request: Request) -> Made:
     return Made(files, len(relations), len(proposals), None if is_own else secret.name)
 
 
-def _checked(request: Request) -> DatabaseUrl:
+def _checked(request: Request) -> URL:
     """Return the URL; the path of an SQLite file is relative to the configuration, if below it."""
     try:
-        url = DatabaseUrl.parse(request.url)
-    except ValueError:
+        url = make_url(request.url)
+    except (ArgumentError, ValueError):
         raise UsageError(
             "--url is not a database URL.",  # not shown: it may hold a password
             remedy="Write one such as postgresql://reader@localhost/erp or sqlite:///erp.db.",
@@ -141,7 +142,7 @@ def _checked(request: Request) -> DatabaseUrl:
         )
     if not is_file(url) or not url.database or url.database.startswith((":", "file:")):
         return url
-    return replace(url, database=_relative(Path(url.database), request.config))
+    return url.set(database=_relative(Path(url.database), request.config))
 
 
 def _relative(path: Path, config: Path) -> str:
@@ -160,13 +161,13 @@ def _refuse_existing(request: Request, paths: Sequence[Path]) -> None:
         )
 
 
-def _connected(request: Request, url: DatabaseUrl) -> tuple[Engine, str | None]:
+def _connected(request: Request, url: URL) -> tuple[Engine, str | None]:
     """Return the engine, after a first connection, and the password if the user typed it."""
     password = _password(request)
     file = url.database
     if is_file(url) and file and not file.startswith((":", "file:")):
-        url = replace(url, database=str(request.config.absolute().parent / file))
-    text = url.text()
+        url = url.set(database=str(request.config.absolute().parent / file))
+    text = url.render_as_string(hide_password=False)
     engine = connect(text, password, Limits())
     try:
         engine.open().close()
@@ -251,13 +252,11 @@ def _kept_password(request: Request, file: Path, *, is_own: bool, typed: bool) -
     return file.name, typed or not is_own
 
 
-def _text(
-    request: Request, url: DatabaseUrl, kept: tuple[str, bool], proposals: Sequence[Proposal]
-) -> str:
+def _text(request: Request, url: URL, kept: tuple[str, bool], proposals: Sequence[Proposal]) -> str:
     lines = [
         "# Made by `driftline-source init`. Relative paths start from the folder of this file.",
         "[database]",
-        f"url = {_quoted(url.text())}",
+        f"url = {_quoted(url.render_as_string(hide_password=False))}",
     ]
     if not is_file(url):
         file, is_in_force = kept

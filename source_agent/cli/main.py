@@ -3,7 +3,7 @@
 stdout has the result of a command (a report, a script, JSON); everything else goes to stderr. An
 error of the user, the database or the network is one line of what, where, why and what to do, with
 an exit code of docs/errors.md; a traceback appears with --debug only. Each command imports its
-modules itself: `enroll` needs no database driver, and `--help` no gRPC.
+modules itself: `enroll` needs no database driver, and `--help` neither SQLAlchemy nor gRPC.
 """
 
 from __future__ import annotations

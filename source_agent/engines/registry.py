@@ -2,7 +2,7 @@
 
 An engine is a package with a function `from_url`, and one line in `KINDS`; it implements
 `interface`, and `tests/conformance` tests it. It is imported when a URL names it, because its
-driver may not be installed.
+driver may not be installed. SQLAlchemy only parses the URL.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from driftline.errors import ConfigurationError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Engine, Limits
 
 _WHERE = "database.url"
@@ -42,9 +43,9 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
 }
 
 
-def is_file(url: DatabaseUrl) -> bool:
+def is_file(url: URL) -> bool:
     """Return True if a URL names an engine whose databases are files."""
-    kind = KINDS.get(url.scheme)
+    kind = KINDS.get(url.get_backend_name())
     return kind is not None and kind.is_file
 
 
@@ -60,14 +61,14 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
         ConfigurationError: not a URL, an unknown database or driver, or a driver not installed.
     """
     try:
-        parsed = DatabaseUrl.parse(url)
-    except ValueError:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
         raise ConfigurationError(
             "It is not a URL.",  # which is not shown: it may hold a password
             remedy="Write it as postgresql://user@host/database or sqlite:////path/to/file.",
             where=_WHERE,
         ) from None
-    scheme, driver = parsed.scheme, parsed.driver
+    scheme, _, driver = parsed.drivername.partition("+")
     kind = KINDS.get(scheme)
     if kind is None:
         *others, last = KINDS

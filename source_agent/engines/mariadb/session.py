@@ -25,10 +25,10 @@ import pymysql
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
 from pymysql.cursors import Cursor, SSCursor
+from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import (
     Consistency,
     Limits,
@@ -218,8 +218,8 @@ class MariadbEngine:
 
     name = "mariadb"
 
-    def __init__(self, url: DatabaseUrl, password: str | None, limits: Limits) -> None:
-        parameters = {name: ",".join(values) for name, values in url.query.items()}
+    def __init__(self, url: URL, password: str | None, limits: Limits) -> None:
+        parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
         host, port = url.host or "localhost", url.port or 3306
         self._limits, self._database = limits, url.database or ""
         self._where = parameters.get("unix_socket") or f"{host}:{port}"
@@ -227,7 +227,7 @@ class MariadbEngine:
             "host": host,
             "port": port,
             "user": url.username or "",
-            "password": password or url.password or "",
+            "password": password or str(url.password or ""),
             "database": self._database,
         }
         self._connect = Connector(arguments | access.driver_arguments(parameters))
@@ -272,7 +272,7 @@ class MariadbEngine:
         return access.templates(shapes)
 
 
-def from_url(url: DatabaseUrl, password: str | None, limits: Limits) -> MariadbEngine:
+def from_url(url: URL, password: str | None, limits: Limits) -> MariadbEngine:
     """Return the engine that a URL names.
 
     Raises:

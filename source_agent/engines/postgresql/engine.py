@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Sequence
 
 from psycopg import Error
+from sqlalchemy.engine import URL
 
 from source_agent.engines import sockets
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
@@ -70,16 +70,16 @@ class PostgresqlEngine:
         return access.templates(shapes)
 
 
-def from_url(url: DatabaseUrl, password: str | None, limits: Limits) -> PostgresqlEngine:
+def from_url(url: URL, password: str | None, limits: Limits) -> PostgresqlEngine:
     """Return the engine that a URL names, for `registry.connect`."""
     named = {
         "host": url.host,
         "port": str(url.port) if url.port else None,
         "user": url.username,
         "dbname": url.database,
-        "password": password or url.password,
+        "password": password or (str(url.password) if url.password else None),
     }
     given = {name: value for name, value in named.items() if value}
     # A repeated parameter is a list, separated by commas as libpq reads it.
-    parameters = {name: ",".join(values) for name, values in url.query.items()}
+    parameters = {name: ",".join(values) for name, values in url.normalized_query.items()}
     return PostgresqlEngine(parameters | given, limits)

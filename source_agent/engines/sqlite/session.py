@@ -31,10 +31,10 @@ from driftline.arrays import Positions
 from driftline.errors import ConfigurationError
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
+from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import (
     Consistency,
     Limits,
@@ -323,7 +323,7 @@ class SqliteEngine:
         return list(dict.fromkeys((*STATEMENTS, *texts)))
 
 
-def from_url(url: DatabaseUrl, _password: str | None, limits: Limits) -> SqliteEngine:
+def from_url(url: URL, _password: str | None, limits: Limits) -> SqliteEngine:
     """Return the engine that a URL names. Raises ConfigurationError if it names no file."""
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(

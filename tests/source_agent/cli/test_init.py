@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, UsageError
+from sqlalchemy.engine import make_url
 
 from source_agent.cli import check, init
 from source_agent.cli.init import Made, Request
 from source_agent.config import SourceConfig, load
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import Relation
 from source_agent.engines.registry import connect
 from tests.harness.pair import environment
@@ -210,7 +210,7 @@ def test_a_url_without_a_user_stays_without_one(
         place = Place("postgresql", url, None, None)
         made = init.init(requested(tmp_path / "a", place))
         database = load(made.files[0]).database
-        assert DatabaseUrl.parse(database.url).username is None
+        assert make_url(database.url).username is None
         with closing(connect(database.url, None, database.limits).open()) as session:
             assert session.describe(Relation("keyed", table="keyed")).vouched
         script = made.files[1].read_text()

@@ -30,10 +30,10 @@ from driftline.errors import (
 )
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
+from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.database_url import DatabaseUrl
 from source_agent.engines.interface import (
     Limits,
     Listed,
@@ -237,6 +237,6 @@ class DuckdbEngine:
         return list(dict.fromkeys(found))
 
 
-def from_url(url: DatabaseUrl, _password: str | None, _limits: Limits) -> DuckdbEngine:
+def from_url(url: URL, _password: str | None, _limits: Limits) -> DuckdbEngine:
     """Return the engine that a URL names. See `registry.connect`."""
     return DuckdbEngine(Path(url.database or ""))

@@ -70,7 +70,7 @@ def test_commands_on_small_tables_import_no_spark(tmp_path: Path):
         '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[relations.orders]\ntable = "orders"\n'
     )
     found = imported(SOURCE, tmp_path, "check")
-    assert not found & {"psycopg", "pymysql", "sqlalchemy"}
+    assert not found & {"psycopg", "pymysql", "sqlalchemy.dialects.sqlite"}
     with SourceProcess(dba) as source:
         (tmp_path / "warehouse.toml").write_text(
             f'[warehouse]\npath = "warehouse"\n[sources.erp]\naddress = "{source.address}"\n'
