@@ -88,6 +88,7 @@ IN_DRIVER = [
 ]
 KILLS = [
     *(("driver", *kill) for kill in (*EVERYWHERE, *IN_DRIVER)),
+    *(pytest.param("spark", *kill, marks=pytest.mark.spark) for kill in EVERYWHERE),
 ]
 EDITS = (
     "UPDATE t SET note = 'one' WHERE id % 10 = 0",
