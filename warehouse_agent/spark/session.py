@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import InitVar, dataclass, field
@@ -58,11 +58,16 @@ STOP_S_MAX = 1.0  # for a start that is given up at the exit of the process
 _WITHOUT_SIGINT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "spark")
 
 
-def start(settings: dict[str, str], wait_s: float = EXECUTORS_WAIT_S) -> SparkSession:
+def start(
+    settings: dict[str, str],
+    wait_s: float = EXECUTORS_WAIT_S,
+    was_killed: Callable[[], bool] = lambda: False,
+) -> SparkSession:
     """Start a session with the `[spark]` settings of the configuration, and defaults.
 
     On a cluster, its master has `wait_s` seconds to answer, and jobs of the session are cancelled
-    when it has no executor for as long (`cluster.limited_start`, `cluster.watch`).
+    when it has no executor for as long (`cluster.limited_start`, `cluster.watch`). `was_killed`
+    returns True if a signal ended the JVM, which PySpark does not tell from a wrong setting.
 
     Raises:
         ConfigurationError: no Java, or Spark does not start with these settings.
@@ -87,8 +92,10 @@ def start(settings: dict[str, str], wait_s: float = EXECUTORS_WAIT_S) -> SparkSe
     try:
         with nullcontext() if is_local(settings) else limited_start(master, wait_s):
             spark = prepare(builder.getOrCreate())
+    except DriftlineError:  # of a master that does not answer, whose JVM we killed
+        raise
     except Exception as error:  # py4j, PySpark and Spark Connect have no common base class
-        raise _did_not_start(error, written) from error
+        raise (jvm_lost() if was_killed() else _did_not_start(error, written)) from error
     watch(spark, wait_s)
     return spark
 
@@ -110,8 +117,6 @@ def choose_interpreters(settings: Mapping[str, str]) -> None:
 
 def _did_not_start(error: Exception, written: int) -> DriftlineError:
     """Return why Spark did not start; `written` bytes were diverted from stderr before."""
-    if isinstance(error, DriftlineError):
-        return error
     from pyspark.errors import PySparkRuntimeError
 
     remedy = "Correct the settings in [spark]; --debug shows all that it wrote."
@@ -199,8 +204,9 @@ class Deferred:
             if self._start is None or self._start.is_over():
                 if "spark.remote" not in self.settings:
                     ensure_java()
-                self._start = _Start()
-                self._start.begin(self.settings, self.wait_s)
+                begun = _Start()
+                begun.begin(self.settings, self.wait_s)
+                self._start = begun
             return self._start
 
 
@@ -223,21 +229,17 @@ class _Start:
 
                 _forget_ended()
                 java_gateway.Popen = self._popen  # type: ignore[assignment, attr-defined]
-                self.session.set_result(start(dict(settings), wait_s))
+                self.session.set_result(start(dict(settings), wait_s, self._was_killed))
             except BaseException as problem:
-                self.session.set_exception(self._failure(problem))
+                self.session.set_exception(problem)
 
         self._thread = threading.Thread(target=run, name="driftline-spark", daemon=True)
         atexit.register(self._abandon)
         self._thread.start()
 
-    def _failure(self, problem: BaseException) -> BaseException:
-        """Return why the start failed: what ended by a signal was lost, whatever PySpark says."""
-        if self._java is None or (self._java.poll() or 0) >= 0:
-            return problem
-        lost = jvm_lost()
-        lost.__cause__ = problem
-        return lost
+    def _was_killed(self) -> bool:
+        """Return True if a signal ended the JVM."""
+        return self._java is not None and (self._java.poll() or 0) < 0
 
     def result(self) -> SparkSession:
         """Wait for the session. Raise the error of the start, an instance for each caller."""

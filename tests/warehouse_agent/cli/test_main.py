@@ -262,7 +262,7 @@ def no_spark(
     """Spark must not be started."""
     started: list[object] = []
 
-    def start(settings: dict[str, str], _wait_s: float) -> SparkSession:
+    def start(settings: dict[str, str], *_: object) -> SparkSession:
         started.append(settings)
         raise ConfigurationError("Spark was started.")
 

@@ -39,7 +39,7 @@ class Start:
         self.threads: list[str] = []
         self.has_begun, self.goes_on = threading.Event(), threading.Event()
 
-    def __call__(self, _settings: dict[str, str], _wait_s: float) -> Any:
+    def __call__(self, *_: object) -> Any:
         self.threads.append(threading.current_thread().name)
         self.has_begun.set()
         assert self.goes_on.wait(S_MAX)
@@ -138,6 +138,26 @@ def test_without_a_java_nothing_is_begun(
     assert not one.threads
 
 
+def test_a_start_without_a_thread_is_tried_again(
+    starting: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for a session that no thread starts."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    found = object()
+    one, shared = starting(found), Deferred({})
+    one.goes_on.set()
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            shared.begin()
+    shared.begin()
+    assert one.has_begun.wait(S_MAX)
+    assert shared.get() is found
+
+
 def test_any_failure_of_a_session_that_was_replaced_is_its_loss(starting: Starting) -> None:
     """Another thread may have noticed first, and PySpark then asserts, or knows no object."""
     first, second = object(), object()
@@ -218,6 +238,45 @@ def test_a_jvm_that_is_killed_while_it_starts_is_started_again() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
+
+
+SILENT = """
+import contextlib
+from driftline.errors import ConfigurationError
+from warehouse_agent.spark import cluster, session
+
+cluster._START_S = 0.0
+limited_start = session.limited_start
+
+@contextlib.contextmanager
+def reaped(*limits):
+    try:
+        with limited_start(*limits):
+            yield
+    finally:
+        shared._start._java.wait()  # then its exit code is known
+
+session.limited_start = reaped
+shared = session.Deferred({"spark.master": "spark://127.0.0.1:9"}, wait_s=1.0)
+try:
+    shared.get()
+except ConfigurationError as error:
+    print(error.message, shared._start._java.returncode)
+"""
+
+
+@pytest.mark.slow
+def test_a_master_that_does_not_answer_is_no_lost_jvm() -> None:
+    """The start is ended by a signal, which does not hide why."""
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    says = "Spark's master spark://127.0.0.1:9 does not answer. -9\n"
+    assert (done.returncode, done.stdout) == (0, says), done.stderr
 
 
 UNNEEDED = """
