@@ -268,10 +268,13 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
 
 
 def _rows_at_once(footer: pq.FileMetaData, columns: pa.Schema) -> int:
-    """Return the rows of a batch of these columns; fewer if rows of the file are large."""
-    if all(pa.types.is_primitive(kind) for kind in columns.types):
-        return DIGEST_ROWS
-    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(row_bytes(footer), 1))))
+    """Return the rows of a batch of these columns; fewer if rows are large."""
+    fixed = [kind.bit_width + 1 for kind in columns.types if pa.types.is_primitive(kind)]
+    size = sum(fixed) / 8  # with a bit of each value that says if it is null
+    rows = DIGEST_ROWS
+    if len(fixed) < len(columns):
+        rows, size = BATCH_ROWS, max(size, row_bytes(footer))
+    return max(1, min(rows, int(BATCH_BYTES / max(size, 1))))
 
 
 def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

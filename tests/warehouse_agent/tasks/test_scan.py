@@ -130,3 +130,20 @@ def test_no_more_is_read_than_a_step_has_taken(
     scan.scan(STEPS, [*files, *files], schema, taken, PATHS, size=2)
     assert len(peaks) >= 62
     assert max(peaks) < 12 << 20
+
+
+def test_many_columns_of_fixed_width_come_in_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also across row groups, so that a file that is written again has no larger ones."""
+    monkeypatch.setattr(scan, "BATCH_BYTES", 1 << 20)
+    schema = pa.schema([(f"c{i}", pa.int64()) for i in range(20)] + [("flag", pa.bool_())])
+    rows = 20_000  # 3 MB
+    table = pa.table([*([range(rows)] * 20), [True] * rows], schema=schema)
+    file = put(tmp_path, "a.parquet", table, 3000)
+    batches = list(read_batches(file.uri, schema))
+    assert (1 << 20) * 0.9 < max(batch.nbytes for batch in batches) <= 1 << 20
+    assert pa.Table.from_batches(batches) == table
+    monkeypatch.setattr(scan, "BATCH_BYTES", 1)
+    few = put(tmp_path, "b.parquet", table.slice(0, 3), 3)
+    assert [len(batch) for batch in read_batches(few.uri, schema)] == [1, 1, 1]
