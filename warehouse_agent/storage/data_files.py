@@ -84,6 +84,18 @@ def uncompressed(footer: pq.FileMetaData) -> int:
     return max(noted, sum(size for _, size in _groups(footer)))
 
 
+def uncounted_columns(footer: pq.FileMetaData) -> set[str]:
+    """Return the columns whose repeated values count once, because nobody noted their bytes.
+
+    Spark's writer notes nothing, nor did older releases. Raises ValueError.
+    """
+    if ROW_BYTES.encode() in (footer.metadata or {}):
+        return set()
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    return {c.path_in_schema for c in chunks if any("DICTIONARY" in e for e in c.encodings)}
+
+
 def row_bytes(footer: pq.FileMetaData) -> float:
     """Return the mean bytes of a row, in the row group with the largest rows if that is more.
 

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.columns.layout import STATISTICS
 from warehouse_agent.spark.executors import DATA_FILE, Batches, driver_errors, task
-from warehouse_agent.storage.data_files import DataFile, row_bytes
+from warehouse_agent.storage.data_files import DataFile, row_bytes, uncounted_columns
 from warehouse_agent.storage.store import located
 from warehouse_agent.tasks.steps import Steps
 
@@ -239,24 +240,26 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
     """
     try:
         system, path = located(uri)
-        with (
-            system.open_input_file(path) as source,
-            pq.ParquetFile(
+        with system.open_input_file(path) as source:
+            footer = pq.read_metadata(source)
+            file = pq.ParquetFile(
                 source,
+                metadata=footer,
+                read_dictionary=sorted(uncounted_columns(footer) & {*columns.names}),
                 buffer_size=BUFFER_BYTES,
                 pre_buffer=False,  # it would hold all of the file's compressed pages
                 page_checksum_verification=True,
-            ) as file,
-        ):
+            )
             names = set(file.schema_arrow.names)
             there = [name for name in columns.names if name in names]
             absent = [name for name in columns.names if name not in names | _MAY_LACK]
             if absent:
                 raise pa.ArrowInvalid(f"It has no column {absent[0]!r}.")
             some = range(file.num_row_groups)[groups]
-            rows = _rows_at_once(file.metadata, columns)
+            rows = _rows_at_once(footer, columns)
             for batch in file.iter_batches(rows, some, there, use_threads=False):
-                yield _typed(batch, columns)
+                for part in _bounded(batch):
+                    yield _typed(part, columns)
     except (OSError, ValueError, pa.ArrowException) as error:  # a footer may hold no UTF-8
         if isinstance(error, MemoryError):
             raise
@@ -277,11 +280,28 @@ def _rows_at_once(footer: pq.FileMetaData, columns: pa.Schema) -> int:
     return max(1, min(rows, int(BATCH_BYTES / max(size, 1))))
 
 
+def _bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that the values of its dictionaries fill BATCH_BYTES at most, or one row."""
+    ends = np.zeros(len(batch), np.int64)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            sizes = pc.binary_length(column.dictionary).take(column.indices)
+            ends += np.cumsum(sizes.fill_null(0), dtype=np.int64)
+    at = 0
+    while at < len(batch):
+        most = (ends[at - 1] if at else 0) + BATCH_BYTES
+        end = max(at + 1, int(np.searchsorted(ends, most, "right")))
+        yield batch.slice(at, end - at)
+        at = end
+
+
 def _typed(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     """Return columns of a batch, in order and type; null columns where it has none."""
     arrays = []
     for field in columns:
         index = batch.schema.get_field_index(field.name)
         array = pa.nulls(len(batch), field.type) if index < 0 else batch.column(index)
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=columns)

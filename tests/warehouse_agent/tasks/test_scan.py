@@ -147,3 +147,21 @@ def test_many_columns_of_fixed_width_come_in_small_batches(
     monkeypatch.setattr(scan, "BATCH_BYTES", 1)
     few = put(tmp_path, "b.parquet", table.slice(0, 3), 3)
     assert [len(batch) for batch in read_batches(few.uri, schema)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["repeated", "distinct"])
+def test_large_values_of_a_file_without_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    """Spark's writer notes no size of the rows, and the footer counts a repeated value once."""
+    monkeypatch.setattr(scan, "BATCH_BYTES", 1 << 20)
+    dice = random.Random(7)
+    texts = [dice.randbytes(2000).hex() for _ in range(20 if few else 4000)]
+    values = [texts[i % len(texts)] if i % 7 else None for i in range(4000)]  # 14 MB
+    schema = pa.schema([("k", pa.int64()), ("t", pa.string()), ("b", pa.binary())])
+    table = pa.table([range(4000), values, [b"x" * (i % 3) for i in range(4000)]], schema=schema)
+    file = put(tmp_path, "a.parquet", table, 1500)
+    batches = list(read_batches(file.uri, schema))
+    assert max(batch.nbytes for batch in batches) < 1.2 * (1 << 20)
+    assert len(batches) < 30
+    assert pa.Table.from_batches(batches) == table
