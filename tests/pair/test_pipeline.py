@@ -20,7 +20,7 @@ from driftline.errors import DriftlineError, Locked, SnapshotLost
 from tests.harness.nine_tables import NAMES, Log, Mark, Phases, Served, nine_tables
 from warehouse_agent.config import Source
 from warehouse_agent.events import Event, PhaseStarted, RefreshCommitted
-from warehouse_agent.refresh import whole
+from warehouse_agent.refresh import finish, whole
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.runs import attempt
@@ -298,3 +298,30 @@ def test_answers_that_nobody_reads(served: Served, phase: str, name: str) -> Non
     assert kept == sorted(kept, key=lambda version: -(version or 0)), "in order"
     assert [r.error for r in served.refresh(Log())] == [None] * 9
     served.check(*NAMES)
+
+
+@pytest.mark.parametrize("ahead", ["ahead = 4", 'ahead = "all"'])
+def test_answers_that_nobody_reads_where_tidying_up_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    """An exception on the way out hides neither that the command ends nor why."""
+    closed, real = list[Event](), finish.write_and_prove
+
+    def unread(event: Event) -> None:
+        if event == PhaseStarted("t1", "prove"):
+            closed.append(event)
+            raise BrokenPipeError
+
+    def untidy(job: Job, *rest: object) -> object:
+        try:
+            return real(job, *rest)  # type: ignore[arg-type]
+        finally:
+            if closed:
+                raise OSError("what was written cannot be removed")
+
+    monkeypatch.setattr(attempt, "write_and_prove", untidy)
+    with pytest.raises(BrokenPipeError):
+        served.refresh(Log(unread), more=ahead)
+    assert not threads()
+    assert are_free(served)
+    assert served.pair.version("t1") is None

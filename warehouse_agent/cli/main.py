@@ -315,7 +315,7 @@ def main() -> NoReturn:
         _log.debug("the command failed", exc_info=problem)
         failure = mistake(problem, "")
         say_error(failure)
-        sys.exit(failure.exit_code)
+        _leave(failure.exit_code)
     sys.exit(0)
 
 

@@ -102,13 +102,13 @@ class Runner:
         with contextlib.ExitStack() as links:
             for one in turns:
                 links.callback(one.runs.close)
-            if len(turns) == 1 and turns[0].is_single:
-                try:
+            try:
+                if len(turns) == 1 and turns[0].is_single:
                     turns[0].serve(announcer)
-                except Stopped as stopped:
-                    raise stopped.__cause__ or stopped from None
-            else:
-                _serve_all(turns, places, announcer)
+                else:
+                    _serve_all(turns, places, announcer)
+            finally:
+                announcer.check()
         reports = {report.name: report for one in turns for report in one.runs.reports}
         return [reports[fragment.name] for fragment in fragments]
 
@@ -124,6 +124,7 @@ class _Announcer:
         self._history, self._listeners = history, listeners
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._unread: BrokenPipeError | None = None
 
     def __call__(self, event: Event) -> None:
         """Pass an event to every listener.
@@ -140,8 +141,14 @@ class _Announcer:
                 for listener in self._listeners:
                     _tell(listener, event)
         except BrokenPipeError as unread:
+            self._unread = unread
             self.stop()
-            raise Stopped from unread  # no failure of the fragment whose event this is
+            raise Stopped from None  # no failure of the fragment whose event this is
+
+    def check(self) -> None:
+        """Raise BrokenPipeError if nobody reads the answers, whatever was raised after it."""
+        if self._unread is not None:
+            raise self._unread from None
 
     def stop(self) -> None:
         """End every thread at its next event, and waits at once."""

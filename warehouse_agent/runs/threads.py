@@ -18,7 +18,7 @@ NAME = "driftline-source"  # of each thread begins with it
 
 
 class Stopped(BaseException):
-    """The command ends; raised in its threads. The cause is why, in the thread that found it."""
+    """The command ends; raised in its threads."""
 
 
 class Places:
@@ -109,8 +109,6 @@ class Threads:
         def run() -> None:
             try:
                 function()
-            except Stopped as stopped:
-                self._ended.put(stopped.__cause__)
             except BaseException as problem:
                 self._ended.put(problem)
             else:

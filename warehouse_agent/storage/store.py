@@ -234,9 +234,13 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a fragment's lock; raise Locked if another agent has it.
+        """Hold a fragment's lock.
 
         On object stores there are no locks: the table's log alone decides who commits.
+
+        Raises:
+            Locked: another agent has it.
+            WarehouseUnavailable: the storage gives no locks.
         """
         if not self.is_local:
             yield
@@ -246,14 +250,15 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("a+")
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Locked(
-                    "Another warehouse agent works on this fragment.",
-                    where=name,
-                    remedy="Run the command again when it has finished.",
-                ) from None
+            with file_errors("locked", str(path)):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Locked(
+                        "Another warehouse agent works on this fragment.",
+                        where=name,
+                        remedy="Run the command again when it has finished.",
+                    ) from None
             yield
 
     def _at(self, *parts: str) -> tuple[fs.FileSystem, str]:

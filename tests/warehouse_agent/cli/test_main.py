@@ -172,6 +172,34 @@ def test_debug_shows_the_traceback_of_what_failed_for_one_fragment(
     assert "orders failed\nTraceback" in caplog.text
 
 
+HANGS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from warehouse_agent.cli import main, status
+from warehouse_agent.runs.threads import NAME
+def broken(*_, **__):
+    work = ThreadPoolExecutor(1).submit(time.sleep, 600)
+    threading.Thread(target=work.result, name=f"{NAME}-1", daemon=True).start()
+    raise ZeroDivisionError
+status.status = broken
+main.main()
+"""
+
+
+def test_an_unforeseen_error_waits_for_no_other_source(tmp_path: Path) -> None:
+    """Python would wait at its end for what the thread of another source has started."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, "--config", str(written(tmp_path)), "status"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -96,16 +96,20 @@ def test_threads_end_together() -> None:
     assert sorted(done) == ["inner", "outer"]
 
 
-def test_the_cause_is_raised_and_not_that_others_stopped() -> None:
-    threads = Threads()
-
-    def stop() -> None:
-        raise Stopped
+@pytest.mark.parametrize("why", [Stopped, Unforeseen])
+def test_the_first_exception_is_raised(why: type[BaseException]) -> None:
+    """Also that a thread stopped: the others may wait for what only the command can end."""
+    threads, has_ended = Threads(), threading.Event()
 
     def fail() -> None:
-        raise Stopped from Unforeseen("why")
+        raise why
 
-    threads.start(stop)
+    def wait() -> None:
+        has_ended.wait(S_MAX)
+
     threads.start(fail)
-    with pytest.raises(Unforeseen, match="why"):
+    threads.start(wait)
+    with pytest.raises(why):
         threads.wait()
+    has_ended.set()
+    threads.join(S_MAX)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -159,6 +161,17 @@ def test_one_agent_at_a_time(store: Store) -> None:
             pass
     assert (caught.value.exit_code, caught.value.is_retryable) == (75, True)
     with store.lock("orders"):
+        pass
+
+
+def test_storage_without_locks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS without its lock daemon: an error of the fragment, not of the command."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(WarehouseUnavailable, match="be locked: No locks"), store.lock("orders"):
         pass
 
 
