@@ -1,8 +1,8 @@
 """Merge the rows that cut exchanges staged into the working copy (decision 4).
 
 The folders of the exchanges follow each other, the oldest first. Rows of a folder replace older
-rows of the same keys and carry their statistics on. Only files that hold replaced rows are written
-again.
+rows of the same keys, and carry the statistics of the working copy's rows on. Only files that hold
+replaced rows are written again, and once, however many folders there are.
 
  1. The working copy may be anything: the exchange compares it with the source. So rows are replaced
     by position, which is the key or a hash of it. Another row at the same position would be removed
@@ -12,7 +12,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from driftline.arrays import Integers
@@ -26,6 +26,11 @@ from warehouse_agent.tasks.key_lookup import fits
 from warehouse_agent.tasks.rewrite import ByPosition, files_holding, rewrite
 from warehouse_agent.tasks.row_statistics import Stamp
 
+Parts = tuple[list[DataFile], list[DataFile]]
+# Returns files without the rows that a folder newer than this number has, and files with only
+# these rows. The working copy is 0, the oldest folder 1.
+Replaced = Callable[[Sequence[DataFile], int], Parts]
+
 
 def merge(
     job: Job, files: Sequence[DataFile], layout: Layout, folders: Sequence[str], stamp: Stamp
@@ -38,51 +43,60 @@ def merge(
     """
     staged = [job.staging.uris(folder) for folder in folders]
     came = [job.write_staged(f"taken-{i}", uris, layout, stamp) for i, uris in enumerate(staged)]
-    updated = sum(f.rows for taken in came for f in taken)
-    merged = list(files)
+    every = [f for taken in came for f in taken]
+    replaced = (_by_position if fits(job.steps, every) else _by_join)(job, came, layout)
+    merged, before = replaced(files, 0)
     for number, (uris, taken) in enumerate(zip(staged, came, strict=True)):
-        replace = _replaced if fits(job.steps, taken) else _replaced_by_join
-        merged, before = replace(job, merged, taken, layout, number)
         if before:
-            part = f"counted-{number}"
+            part, updated = f"counted-{number}", sum(f.rows for f in every)
             taken = job.write_staged(part, uris, layout, stamp, before, updated)  # noqa: PLW2901
-        merged += taken
+        merged += replaced(taken, number + 1)[0]
     return tuple(merged)
 
 
-def _replaced(
-    job: Job, files: list[DataFile], taken: list[DataFile], layout: Layout, number: int
-) -> tuple[list[DataFile], list[DataFile]]:
-    """Return files without the rows of the keys in `taken`, and files with only these rows."""
-    if not files or not taken:
-        return files, []
-    listed = list_rows(job.steps, taken, layout, _all, Salt.fresh())
-    removal = ByPosition(np.unique(listed.positions))
-    ends = int(removal.positions[0]), int(removal.positions[-1])
-    near = [f for f in files if f.meets(*ends)]
-    hit = files_holding(job.steps, near, layout, removal)
-    if not hit:
-        return files, []
-    place = (job.steps, job.store, job.name, job.folder(f"superseded-{number}"))
-    kept, before = rewrite(*place, hit, layout, removal=removal)
-    return [*(f for f in files if f not in hit), *kept], before
+def _by_position(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -> Replaced:
+    """Replace rows by position; `came` has the files of each folder."""
+    numbers = np.array([n for n, taken in enumerate(came, 1) for _ in taken], np.int64)
+    every = [f for taken in came for f in taken]
+    listed = list_rows(job.steps, every, layout, _all, Salt.fresh())
+    positions, at = np.unique(listed.positions, return_inverse=True)
+    newest = np.zeros(len(positions), np.int64)
+    np.maximum.at(newest, at, numbers[listed.file])
+
+    def replaced(files: Sequence[DataFile], number: int) -> Parts:
+        gone = positions[newest > number]
+        if not files or not len(gone):
+            return list(files), []
+        removal, ends = ByPosition(gone), (int(gone[0]), int(gone[-1]))
+        hit = files_holding(job.steps, [f for f in files if f.meets(*ends)], layout, removal)
+        if not hit:
+            return list(files), []
+        place = (job.steps, job.store, job.name, job.folder(f"superseded-{number}"))
+        kept, before = rewrite(*place, hit, layout, removal=removal)
+        return [*(f for f in files if f not in hit), *kept], before
+
+    return replaced
 
 
-def _replaced_by_join(
-    job: Job, files: list[DataFile], taken: list[DataFile], layout: Layout, number: int
-) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the same as `_replaced`, for rows of any number."""
-    if not files or not taken:
-        return files, []
-    spark = job.steps.spark(job.steps.size_of_rows([*files, *taken]))
-    keys = list(layout.key_names)
-    named = [quoted(name) for name in keys]
-    new = rows_of(spark, layout, [f.uri for f in taken]).select(*named).distinct()
-    old = rows_of(spark, layout, [f.uri for f in files])
-    before = job.write(f"replaced-{number}", old.join(new, keys, "left_semi"), layout)
-    if not before:
-        return files, []
-    return job.write(f"superseded-{number}", old.join(new, keys, "left_anti"), layout), before
+def _by_join(job: Job, came: Sequence[Sequence[DataFile]], layout: Layout) -> Replaced:
+    """Replace rows by key, of any number; `came` has the files of each folder."""
+
+    def replaced(files: Sequence[DataFile], number: int) -> Parts:
+        newer = [f for taken in came[number:] for f in taken]
+        if not files or not newer:
+            return list(files), []
+        spark = job.steps.spark(job.steps.size_of_rows([*files, *newer]))
+        keys = list(layout.key_names)
+        named = [quoted(name) for name in keys]
+        new = rows_of(spark, layout, [f.uri for f in newer]).select(*named).distinct()
+        old = rows_of(spark, layout, [f.uri for f in files])
+        before = job.write(f"replaced-{number}", old.join(new, keys, "left_semi"), layout)
+        if not before:
+            return list(files), []
+        kept = job.write(f"superseded-{number}", old.join(new, keys, "left_anti"), layout)
+        return kept, before
+
+    return replaced
 
 
 def _all(positions: Integers) -> Integers:

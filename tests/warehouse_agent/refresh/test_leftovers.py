@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftline.errors import FrameDamaged
 from driftline.types import Recipe
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
@@ -24,6 +27,7 @@ from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import key_lookup
+from warehouse_agent.tasks.rewrite import Removal, rewrite
 from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import Steps
 
@@ -102,6 +106,70 @@ def test_the_newest_row_of_a_key_stays(steps: Steps, tmp_path: Path, kind: str) 
     alone = leftovers.merge(job, (), layout, folders, FIRST_STAMP)
     merged = {key: (text, (0, 0, 0)) for key, text in (OLDER | NEWER).items()}
     assert keyed(contents(alone, layout), kind) == merged
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.dictionaries(st.integers(0, 40), st.sampled_from("ab")), max_size=3),
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 50), st.sampled_from("abc")), max_size=12, unique=True),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(sorted(KINDS)),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_key_has_the_rows_of_its_newest_folder(
+    tables: list[Rows], folders: list[list[tuple[int, str]]], kind: str
+) -> None:
+    """All of them, where keys are not unique; the working copy may hold a key in two files."""
+    made, row_of = KINDS[kind]
+    layout, text = lay_out(made, {}, where="t"), "c1" if kind == "integer" else "c2"
+    with tempfile.TemporaryDirectory() as folder:
+        job = job_in(Path(folder), Steps(NoSpark(), small_bytes=1 << 30))
+
+        def staged(rows: Iterable[tuple[int, str]]) -> str:
+            return put(job, [row_of(*row) for row in rows], made)
+
+        published = []
+        for number, rows in enumerate(tables):
+            uris = job.staging.uris(staged(rows.items()))
+            published += job.write_staged(f"load-{number}", uris, layout, FIRST_STAMP)
+        found = leftovers.merge(job, published, layout, [staged(rows) for rows in folders], STAMP)
+        rows_found = contents(found, layout)
+
+    model: list[tuple[int, str]] = [row for rows in tables for row in rows.items()]
+    for came in folders:
+        taken = {key for key, _ in came}
+        model = [row for row in model if row[0] not in taken] + came
+    keys = [row["c0"] if kind == "integer" else int(row["c0"][1:]) for row in rows_found]
+    texts = [row[text] for row in rows_found]
+    assert sorted(zip(keys, texts, strict=True)) == sorted(model)
+    known = {key for rows in tables for key in rows}
+    assert [row[FIRST] == 0 for row in rows_found] == [key in known for key in keys]
+
+
+def test_the_working_copy_is_written_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, row_of = KINDS["integer"]
+    layout, job = lay_out(made, {}, where="t"), job_in(tmp_path, Steps(NoSpark(), 1 << 30))
+    written: list[int] = []
+
+    def counted(*place: Any, removal: Removal) -> Any:
+        written.append(sum(f.rows for f in place[4]))
+        return rewrite(*place, removal=removal)
+
+    def staged(keys: Iterable[int], text: str) -> str:
+        return put(job, [row_of(key, text) for key in keys], made)
+
+    monkeypatch.setattr(leftovers, "rewrite", counted)
+    uris = job.staging.uris(staged(range(1000), "old"))
+    published = job.write_staged("load", uris, layout, FIRST_STAMP)
+    folders = [staged(range(at, 1000, 100), f"new {at}") for at in range(12)]
+    found = leftovers.merge(job, published, layout, folders, STAMP)
+    assert sum(row["c1"] != "old" for row in contents(found, layout)) == 120
+    assert written == [1000]
 
 
 def keyed(rows: list[dict[str, Any]], kind: str) -> dict[int, tuple[str, tuple[int, int, int]]]:
