@@ -43,8 +43,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     legacy.close()
 
 
-def refresh(pair: Pair, *words: str) -> Ended:
-    return command("refresh", *words, config=pair.warehouse_toml(MORE))
+def refresh(pair: Pair, *words: str, more: str = MORE) -> Ended:
+    return command("refresh", *words, config=pair.warehouse_toml(more))
 
 
 def marks(pair: Pair) -> dict[str, set[int]]:
@@ -108,3 +108,9 @@ def test_one_that_is_worked_on_fails_as_always(pair: Pair) -> None:
     with pair.store.lock("short"):
         ended = refresh(pair, "short", "--deadline", "1d")
     assert ended.code == 75
+
+
+def test_a_run_that_is_done_needs_no_more_time(pair: Pair) -> None:
+    """Runs that fit only one after the other follow each other, however long they should take."""
+    assert refresh(pair, "--deadline", "6h", more="ahead = 1").code == 0
+    assert set.union(*marks(pair).values()) == {1}

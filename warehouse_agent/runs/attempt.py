@@ -7,9 +7,10 @@ is that of its fragment and stops no other; what was staged is kept for the next
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from driftline import wire_pb2 as pb
@@ -55,6 +56,18 @@ _Ready = tuple[Job, Prepared, OurSide]  # to be compared in one exchange
 
 
 @dataclass(frozen=True, slots=True)
+class RunBefore:
+    """The run before another one of its source: when it is expected to be done, and if it is.
+
+    Attributes:
+        expected_at: by a monotonic clock, in seconds.
+    """
+
+    expected_at: float = 0.0
+    is_done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """Settings and services that the runs of all sources of one command share; safe for threads.
 
@@ -91,25 +104,30 @@ class Command:
         self.finished(report)
 
     def in_time(
-        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], after: float
+        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
     ) -> tuple[list[Fragment], float]:
         """Return the fragments of a run to start now; report those that would end too late.
 
-        Args:
-            after: when the run before is expected to be done, by a monotonic clock.
+        Where the run before may need the time that they need, wait until it is done, then decide.
 
         Returns:
             The fragments, and the seconds that they are expected to take; 0 without a deadline.
         """
         if self.ends_at is None:
             return list(fragments), 0.0
-        takes_s, left_s = dict[str, float](), self.ends_at - max(time.monotonic(), after)
+        takes_s = dict[str, float]()
         for fragment in fragments:
             takes_s[fragment.name] = 0.0
             with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
                 durations_s = record.durations_s(self.store, fragment.name, schedule.DURATIONS)
                 takes_s[fragment.name] = schedule.expected_s(durations_s)
+        left_s = self.ends_at - time.monotonic()
         chosen = schedule.in_time(fragments, takes_s, left_s)
+        behind_s = left_s if before.is_done.is_set() else self.ends_at - before.expected_at
+        if chosen != schedule.in_time(fragments, takes_s, min(left_s, behind_s)):
+            before.is_done.wait()
+            left_s = self.ends_at - time.monotonic()
+            chosen = schedule.in_time(fragments, takes_s, left_s)
         for name in (f.name for f in fragments if f not in chosen):
             report = reports[name]
             report.not_started = (

@@ -42,7 +42,7 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
-from warehouse_agent.runs.attempt import Attempt, Command
+from warehouse_agent.runs.attempt import Attempt, Command, RunBefore
 from warehouse_agent.transport.channel import Link
 
 _OF_SOURCE = (DatabaseUnavailable, NotNow)
@@ -73,7 +73,7 @@ class SourceRuns:
         self._preparing = threading.Lock()
         self._exchanging = threading.RLock()
         self._finishing = threading.Lock()
-        self._done_at = 0.0  # when the run that is compared is expected to be done, with a deadline
+        self._before = RunBefore()  # the newest run that was compared
         self._is_reached = not command.is_deferred  # below: changed by the run that exchanges
         self._lost: DriftlineError | None = None  # why the source is not asked any more
         self._is_away = False  # all of the newest run failed by _OF_SOURCE
@@ -89,7 +89,6 @@ class SourceRuns:
         """
         while self._refresh_next(left):
             pass
-        self._done_at = 0.0  # nothing else is taken before the other thread is done, too
 
     def _refresh_next(self, left: deque[tuple[Fragment, ...]]) -> bool:
         """Refresh the next run; return False if there is none.
@@ -102,11 +101,12 @@ class SourceRuns:
                     return False
                 reports = {f.name: Report(f.name) for f in left[0]}
                 self.reports += reports.values()
-                run, takes_s = self._command.in_time(left.popleft(), reports, self._done_at)
+                run, takes_s = self._command.in_time(left.popleft(), reports, self._before)
                 if (attempt := self._prepared(run, reports, locks)) is None:
                     return True
                 turn.enter_context(self._exchanging)
-                self._done_at = time.monotonic() + takes_s
+                self._before = RunBefore(time.monotonic() + takes_s)
+                locks.callback(self._before.is_done.set)
             if self._lost is None:
                 self._linked(attempt, attempt.compare)
             else:
