@@ -59,7 +59,7 @@ def examine(
 
     def examined(some: Sequence[DataFile]) -> dict[str, str]:
         function = _examine(layout, key, known)
-        uris, size = [f.uri for f in some], sum(f.size for f in some)
+        uris, size = [f.uri for f in some], steps.size_of_rows(some)
         rows = spread(steps, uris, function, _FOUND, size=size).to_pylist()
         for row in rows:
             if row["refusal"] is not None:
