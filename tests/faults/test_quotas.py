@@ -342,11 +342,12 @@ def test_a_refusal_by_grpc_is_busy_or_a_limit() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        with ThreadPoolExecutor(1) as pool, Link(Source("erp", address, insecure=True)) as link:
+        source = Source("erp", address, insecure=True)
+        with ThreadPoolExecutor(1) as pool, Link(source) as link, Link(source) as other:
             first = pool.submit(link.describe, "")
             assert stuck.entered.wait(10)
             with pytest.raises(NotNow, match="taken"):
-                link.describe("")
+                other.describe("")
             stuck.leave.set()
             with pytest.raises(LimitExceeded):
                 first.result()

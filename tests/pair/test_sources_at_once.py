@@ -362,7 +362,7 @@ def test_threads_start_one_session(spark: SparkSession, monkeypatch: pytest.Monk
     started: list[int] = []
     together = threading.Barrier(6, timeout=S_MAX)
 
-    def start(_settings: dict[str, str]) -> SparkSession:
+    def start(*_settings: object) -> SparkSession:
         started.append(threading.get_ident())
         time.sleep(0.05)  # as long as another thread may take to come
         return spark

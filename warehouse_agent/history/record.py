@@ -247,9 +247,9 @@ def note_line(store: Store, link: Link, stream: Stream) -> None:
     measured = number(_noted(store, link.source), "rtt_at") or 0.0
     # A measurement in the future has the time of a wrong clock.
     is_fresh = 0 <= now - measured < RTT_DAYS * 86_400
-    rtt_s = None if is_fresh else link.round_trip_s()
-    if rate is None and rtt_s is None:
+    if is_fresh and rate is None:
         return
+    rtt_s = None if is_fresh else link.round_trip_s()
     with _NOTING:
         noted = _noted(store, link.source)
         if rate is not None:
