@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -137,8 +138,12 @@ class Report:
         return json.dumps(asdict(self))
 
     def fail(self, error: DriftlineError) -> None:
-        """Note why the fragment was not refreshed; log the traceback at debug level."""
+        """Note why the fragment was not refreshed; log the traceback at debug level.
+
+        The error may be kept for long, so what the frames of its traceback hold is let go.
+        """
         _log.debug("%s failed", self.name, exc_info=error)
+        _clear_frames(error)
         self.recovered()
         self.error = {
             "code": error.code,
@@ -216,3 +221,14 @@ def counted(number: int, noun: str) -> str:
 def utc_now() -> str:
     """Return the current time in UTC to the second, ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clear the local variables of the frames in which an error, and what led to it, was raised."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += filter(None, (one.__cause__, one.__context__))

@@ -123,6 +123,37 @@ def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> N
     assert most == 2
 
 
+def test_two_runs_are_in_memory_while_one_is_tried_again(
+    served: Served, phases: Phases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a failed attempt held is let go before the next one, not kept by its error."""
+    served.refresh(Log())
+    served.change()
+    real, tried, found = attempt.write_and_prove, list[str](), list[int]()
+
+    def fail(job: Job, *rest: object) -> object:
+        if job.name == "t0" and len(tried) < 3:
+            tried.append(job.name)
+            try:
+                raise Unforeseen(job.name)
+            except Unforeseen as problem:
+                raise SnapshotLost(job.name) from problem
+        return real(job, *rest)  # type: ignore[arg-type]
+
+    def count(mark: Mark) -> None:
+        if mark == ("compare", "t0", "begin"):
+            gc.collect()
+            held = [o for o in gc.get_objects() if isinstance(o, Prepared)]
+            found.append(sum(o.known.name == "t0" for o in held))
+
+    phases.then = count
+    monkeypatch.setattr(attempt, "write_and_prove", fail)
+    reports = served.refresh(Log(), more="ahead = 1")
+    assert [r.attempts for r in reports] == [4] + [1] * 8
+    assert found == [1] * 4
+    served.check(*NAMES)
+
+
 def test_bytes_are_those_of_the_fragment(
     served: Served, phases: Phases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,13 +224,10 @@ class Attempt:
         again = {}
         for fragment in self.fragments:
             report = self._reports[fragment.name]
-            job, done = self._jobs.get(fragment.name), self._compared.pop(fragment.name, None)
-            if job is None:
+            if (job := self._jobs.get(fragment.name)) is None:
                 self._command.published(report)
-            elif done is not None and fragment.name not in self.failed:
-                with _catching(job, self.failed):
-                    report.took(commit(job, write_and_prove(job, done)))
-                    report.recovered()
+            else:
+                self._publish(job)
             if (error := self.failed.get(fragment.name)) is not None:
                 if job is not None:
                     repair.note_failure(job, error)
@@ -242,6 +239,14 @@ class Attempt:
                     continue
             self._command.finished(report)
         return again
+
+    def _publish(self, job: Job) -> None:
+        """Write, prove and publish what was compared of a fragment, if it did not fail."""
+        done = self._compared.pop(job.name, None)
+        if done is not None and job.name not in self.failed:
+            with _catching(job, self.failed):
+                job.report.took(commit(job, write_and_prove(job, done)))
+                job.report.recovered()
 
     def _walk(self, link: Link, job: Job, p: Prepared, tiles: Pass) -> None:
         """Compare a fragment tile by tile."""

@@ -114,9 +114,11 @@ class SourceRuns:
             if not attempt.has_retryable:
                 self._is_away = False
                 turn.close()
-            if failed := self._finished(attempt):
+            ours, failed = attempt.fragments, self._finished(attempt)
+            del attempt  # what it holds is not needed beside another one
+            if failed:
                 turn.enter_context(self._exchanging)
-                self._try_again(attempt.fragments, reports, failed)
+                self._try_again(ours, reports, failed)
         return True
 
     def _prepared(
@@ -207,6 +209,7 @@ class SourceRuns:
                 attempt = self._begun(left, reports)
                 self._linked(attempt, attempt.compare)
                 failed = self._finished(attempt)
+                del attempt
             if number < attempts:
                 for error, names in _alike(failed):
                     self._command.emit(RefreshRetried(names, error))
