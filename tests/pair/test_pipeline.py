@@ -24,6 +24,7 @@ from warehouse_agent.refresh import finish, whole
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.runs import attempt
+from warehouse_agent.runs.source_run import LINK_IDLE_S_MAX
 from warehouse_agent.transport.channel import Link, Stream
 
 RUNS = [NAMES[:4], NAMES[4:8], NAMES[8:]]
@@ -129,7 +130,7 @@ def test_two_runs_are_in_memory_while_one_is_tried_again(
     """What a failed attempt held is let go before the next one, not kept by its error."""
     served.refresh(Log())
     served.change()
-    real, tried, found = attempt.write_and_prove, list[str](), list[int]()
+    real, tried, found = finish.write_and_prove, list[str](), list[int]()
 
     def fail(job: Job, *rest: object) -> object:
         if job.name == "t0" and len(tried) < 3:
@@ -356,3 +357,28 @@ def test_answers_that_nobody_reads_where_tidying_up_fails(
     assert not threads()
     assert are_free(served)
     assert served.pair.version("t1") is None
+
+
+def test_a_link_rests_while_a_run_is_prepared(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing may take long without a call; then the comparison gets another connection."""
+    made: list[Link] = []
+    real = Link.__init__
+
+    def make(link: Link, source: Source) -> None:
+        made.append(link)
+        real(link, source)
+
+    monkeypatch.setattr(Link, "__init__", make)
+    prepared = attempt.Attempt.prepare
+
+    def rest(one: attempt.Attempt, link: Link) -> None:
+        prepared(one, link)
+        link._called_at -= LINK_IDLE_S_MAX
+
+    monkeypatch.setattr(attempt.Attempt, "prepare", rest)
+    assert [r.error for r in served.refresh(Log(), more='ahead = "all"')] == [None] * 9
+    assert len(made) == 2
+    assert all(link._is_closed for link in made)
+    served.check(*NAMES)

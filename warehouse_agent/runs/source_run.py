@@ -49,8 +49,8 @@ _OF_SOURCE = (DatabaseUnavailable, NotNow)
 # Another connection may have none of these: its certificates and protocol are read again.
 _OF_LINK = (SourceUnreachable, MalformedMessage, Unauthenticated, VersionMismatch, InternalError)
 
-# A link that was used less long ago is used again. gRPC's keep-alive rests between two streams, so
-# a firewall may have dropped an older one.
+# A link that was called over less long ago is used again. gRPC's keep-alive rests between two
+# streams, so a firewall may have dropped an older one.
 LINK_IDLE_S_MAX = 20.0
 
 
@@ -253,25 +253,22 @@ class _Line:
         self._guard = threading.Lock()
         self._link: Link | None = None
         self._used: list[Link] = []  # once for each use now
-        self._used_at = 0.0  # seconds of a monotonic clock
 
     @contextlib.contextmanager
     def used(self) -> Iterator[Link]:
         """Lend the link. Raise ConfigurationError: its certificates cannot be read."""
         with self._guard:
             link = self._link
-            rested_s = 0.0 if self._used else time.monotonic() - self._used_at
-            if link is not None and rested_s > LINK_IDLE_S_MAX:
-                link.close()
-                link = None
-            if link is None:
-                link = self._link = Link(self._source)
+            if link is None or link.rested_s > LINK_IDLE_S_MAX:
+                self._link = Link(self._source)
+                if link is not None:
+                    self._close_unused(link)
+                link = self._link
             self._used.append(link)
         try:
             yield link
         finally:
             with self._guard:
-                self._used_at = time.monotonic()
                 self._used.remove(link)
                 self._close_unused(link)
 

@@ -92,6 +92,7 @@ class Link:
         self._describing = threading.Lock()  # the source makes one description at a time for us
         self._stream: Stream | None = None  # the newest
         self._is_closed = False
+        self._called_at = time.monotonic()  # when the newest call ended
         self.bytes_sent = self.bytes_received = 0
 
     def __enter__(self) -> Self:
@@ -104,6 +105,13 @@ class Link:
         """Close the channel; calls that wait end with an error."""
         self._is_closed = True
         self._channel.close()
+
+    @property
+    def rested_s(self) -> float:
+        """Return the seconds since the last call; 0 while a stream is open."""
+        if self._stream is not None and not self._stream.is_abandoned:
+            return 0.0
+        return time.monotonic() - self._called_at
 
     def relations(self) -> frozenset[str]:
         """Return the names of the relations that the source serves to us; ask once.
@@ -144,6 +152,8 @@ class Link:
                 reply: pb.DescribeReply = self._stub.Describe(request, timeout=wait_s)
             except grpc.RpcError as error:
                 raise self._meaning(error, relation) from None
+            finally:
+                self._called_at = time.monotonic()
         check_description(reply)
         self._agreed = agree(reply.protocols, reply.features)
         return reply
@@ -229,6 +239,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Close a stream that is lost or out of step, without waiting for further replies."""
+        self._link._called_at = time.monotonic()
         self._closed.set()
         self._call.cancel()
 
