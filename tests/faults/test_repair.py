@@ -209,7 +209,7 @@ def test_a_repair_is_told_what_verify_found(
         return wrong
 
     monkeypatch.setattr(commands, "damaged", found)
-    monkeypatch.setattr(session, "start", lambda settings: pair.spark)
+    monkeypatch.setattr(session, "start", lambda *_: pair.spark)
     config = pair.config()
     chosen = [config.fragments["orders"]]
     assert commands.verify(config, chosen, repair=True, as_json=True) == [0]
