@@ -93,6 +93,7 @@ def check(pair: Pair) -> None:
     assert sorted(ours) == sorted(pair.legacy.rows("a"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_the_next_command_writes_the_line(pair: Pair, place: str) -> None:
     kill(pair, place)

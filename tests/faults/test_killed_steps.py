@@ -203,6 +203,7 @@ def check_feed(pair: Pair, before: set[tuple[Any, ...]]) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "what", "function", "when", "call"), KILLS)
 def test_killed_at(
     pair: Pair,

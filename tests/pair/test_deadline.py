@@ -54,6 +54,7 @@ def marks(pair: Pair) -> dict[str, set[int]]:
     return {name: set(table["mark"].to_pylist()) for name, table in found.items()}
 
 
+@pytest.mark.slow
 def test_what_would_end_too_late_is_not_started(pair: Pair) -> None:
     asked = (pair.folder / "audit.jsonl").read_text().count('"long')
     kept = pair.store.read(PRIVATE, "runs", "long.jsonl")

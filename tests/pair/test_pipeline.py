@@ -98,6 +98,7 @@ def test_a_run_is_taken_when_the_one_before_is_compared(served: Served, phases: 
     assert are_free(served)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> None:
     """However many there are: nine, or five."""
@@ -125,6 +126,7 @@ def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> N
     assert most == 2
 
 
+@pytest.mark.slow
 def test_two_runs_are_in_memory_while_one_is_tried_again(
     served: Served, phases: Phases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ class Alone:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4])
 def test_all_sources_are_refreshed(sources: Sources, at_once: int) -> None:
     for version in range(3):
