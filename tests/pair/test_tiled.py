@@ -199,7 +199,7 @@ class Writer(threading.Thread):
                 self.error = error
                 return
             self.waits.append(time.monotonic() - began)
-            self._stop_now.wait(0.01)
+            self._stop_now.wait(0.002)
 
     def stop(self) -> None:
         self._stop_now.set()
