@@ -163,7 +163,7 @@ def test_a_command_mends_what_it_meets(pair: Pair) -> None:
     lost = next(f for f in head(pair).files if f.bounds == (2 * ROWS + 1, 3 * ROWS))
     flip(lost, 0.1)
     assert lost.bounds is not None
-    pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id >= ?", lost.bounds[0])
+    pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id BETWEEN ? AND ?", *lost.bounds)
     report = pair.refresh("orders", attempts=2)
     assert [error["code"] for error in report.retried] == ["WAREHOUSE"]
     mended(pair, report, [lost])
