@@ -48,6 +48,20 @@ NAME_CHARACTERS_MAX = 128  # of a folder, with room for a suffix
 _PATH_REFUSED = "*?[]{}\\%"
 
 
+class Maintain(Enum):
+    """How a view follows its inputs."""
+
+    AUTO = "auto"
+    RECOMPUTE = "recompute"
+
+
+class OnFailure(Enum):
+    """What happens to the inputs of a view that fails: they move without it, or wait for it."""
+
+    STALE = "stale"
+    HOLD = "hold"
+
+
 class Require(Enum):
     """The weakest consistency that may be published."""
 
@@ -82,6 +96,7 @@ class Fragment:
     changed, and some in turn; None: all rows are compared.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
+    `is_kept`: nobody configured it; a view needs it, and its home is `Store.home(is_kept=True)`.
     """
 
     name: str
@@ -94,6 +109,7 @@ class Fragment:
     incremental: Incremental | None = None
     staging_at_most: int | None = None
     priority: int = 0
+    is_kept: bool = False
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
         """Return what identifies an unfinished exchange: what it compared, and where."""
@@ -104,6 +120,19 @@ class Fragment:
             "address": self.source.address,
             "relation": self.relation,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A select-project-join over fragments and views, published as a table of its own.
+
+    `query`: Spark SQL, as the data engineer wrote it; `views.query` reads it.
+    """
+
+    name: str
+    query: str
+    maintain: Maintain = Maintain.AUTO
+    on_failure: OnFailure = OnFailure.STALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +153,7 @@ class WarehouseConfig:
     spark: Mapping[str, str]
     sources: Mapping[str, Source]
     fragments: Mapping[str, Fragment]
+    views: Mapping[str, View] = field(default_factory=dict)
     ahead: int | None = AHEAD
     sources_at_once: int = SOURCES_AT_ONCE
     executors_wait_s: float = EXECUTORS_WAIT_S

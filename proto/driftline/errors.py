@@ -20,6 +20,7 @@
     ├── LimitExceeded
     ├── NotNow                   retryable
     ├── ProofFailed              retryable
+    ├── ViewFailed
     ├── WarehouseUnavailable
     ├── SparkLost                retryable
     ├── Locked                   retryable
@@ -168,6 +169,10 @@ class NotNow(DriftlineError, code="NOT_NOW", exit_code=75, is_retryable=True):
 
 class ProofFailed(DriftlineError, code="PROOF", exit_code=75, is_retryable=True):
     """The result differs from the source and was not published."""
+
+
+class ViewFailed(DriftlineError, code="VIEW_FAILED"):
+    """Spark cannot evaluate a view: its query, or an expression on one of the rows."""
 
 
 class WarehouseUnavailable(DriftlineError, code="WAREHOUSE"):

@@ -31,6 +31,7 @@ from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
 PRIVATE = "_driftline"
+KEPT = "kept"  # the folder below it with a warehouse of the relations that only views need
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
 # Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
 RESERVE_BYTES = 64 << 20
@@ -53,6 +54,10 @@ class Store:
     """The warehouse's folder. `root` is an absolute local path or a URI."""
 
     root: str
+
+    def home(self, *, is_kept: bool) -> Store:
+        """Return the warehouse in which a fragment lives: this one, or that of kept relations."""
+        return Store(f"{self.root.rstrip('/')}/{PRIVATE}/{KEPT}") if is_kept else self
 
     @property
     def is_local(self) -> bool:

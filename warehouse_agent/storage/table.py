@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, Protocol, Self
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
@@ -136,6 +137,65 @@ class Snapshot:
     def uris(self) -> list[str]:
         """Return the URIs of all files."""
         return [f.uri for f in self.files]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRecord:
+    """The record of a view's version, as its commit has it; fields as in `VersionRecord`.
+
+    Attributes:
+        as_of: the least of its inputs'.
+        consistency, proof: the weakest of its inputs'.
+        checked: how its rows were checked: "total".
+        inputs: the versions that it was made of, by name.
+    """
+
+    as_of: str
+    consistency: str
+    proof: str
+    checked: str
+    inputs: Mapping[str, int]
+    rows: int
+    published_at: str
+    changes: str | None = None
+    changes_files: tuple[str, ...] = ()
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    report: dict[str, Any] | None = None
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class ViewSnapshot:
+    """One published version of a view, pinned; fields as in `Snapshot`."""
+
+    version: int
+    table: str
+    files: tuple[DataFile, ...]
+    layout: ViewLayout
+    record: ViewRecord
+    pin: object = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in all files."""
+        return sum(f.rows for f in self.files)
+
+    def uris(self) -> list[str]:
+        """Return the URIs of all files."""
+        return [f.uri for f in self.files]
+
+
+@dataclass(frozen=True, slots=True)
+class NewViewVersion:
+    """The version of a view to be committed after `base`, as `NewVersion`."""
+
+    base: ViewSnapshot | None
+    layout: ViewLayout
+    added: Sequence[DataFile]
+    removed: Sequence[DataFile]
+    record: ViewRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Views over fragments: read, selected, evaluated."""
