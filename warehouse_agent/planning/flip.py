@@ -7,7 +7,7 @@ component moves in one flip, its views always: a view that could not follow is m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -48,11 +48,28 @@ class Member:
     stale: str | None = None
     stale_since: str | None = None
 
+    def marked(self, why: str, now: str) -> Member:
+        """Return the member as a view that stays behind since `now`, or since it first did."""
+        return replace(self, stale=why, stale_since=self.stale_since or now)
+
 
 def moved(before: Mapping[str, Member], changed: Iterable[Member]) -> dict[str, Member] | None:
     """Return the members of the next warehouse version by name; None if nothing moved.
 
+    A member that is as before, apart from its times, stays as it was.
+
     Raises:
         AssertionError: a view that is not stale is not made of the versions beside it.
     """
-    raise NotImplementedError
+    after = dict(before)
+    for member in changed:
+        known = before.get(member.name)
+        if known is None or replace(member, moved_at=known.moved_at) != known:
+            after[member.name] = member
+    if after == dict(before):
+        return None
+    for member in after.values():
+        if member.kind is Kind.VIEW and member.stale is None:
+            beside = {name: after[name].version for name in member.inputs if name in after}
+            assert beside == dict(member.inputs), f"{member.name}: {member.inputs}, not {beside}"
+    return after

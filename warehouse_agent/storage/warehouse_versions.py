@@ -1,17 +1,55 @@
 """The table of versions: which versions of all tables of a warehouse belong together.
 
-`<path>/_driftline/warehouse` is a Delta table. Each of its commits replaces all rows and is one
-warehouse version, written last: the flip. A row is a `planning.flip.Member`.
+`<path>/_driftline/warehouse` is a Delta table that anybody can read. Each of its commits replaces
+all rows and is one warehouse version, written last: the flip. A row is a `planning.flip.Member`.
+
+The rows are in one small Parquet file per version. A commit that was overtaken is made again on the
+newer members, so commands on different tables do not disturb each other. A newest version that
+Driftline did not write is refused.
 """
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
-from warehouse_agent.planning.flip import Member
-from warehouse_agent.storage.store import Store
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from driftline.errors import Locked, NotFound, WarehouseUnavailable
+
+from warehouse_agent.planning.flip import Kind, Member
+from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors, one_line
+
+FOLDER = "warehouse"  # below PRIVATE
+TABLE = f"{PRIVATE}/{FOLDER}"
+FORMAT = 1  # of the rows; a reader refuses a newer one
+TRIES_MAX = 100  # commits of others that may overtake one flip
+_META = "driftline"
+_INPUTS = pa.map_(pa.string(), pa.int64())
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("kind", pa.string()),
+        ("folder", pa.string()),
+        ("version", pa.int64()),
+        ("as_of", pa.string()),
+        ("consistency", pa.string()),
+        ("proof", pa.string()),
+        ("moved_at", pa.string()),
+        ("checked", pa.string()),
+        ("inputs", _INPUTS),
+        ("stale", pa.string()),
+        ("stale_since", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +59,12 @@ class WarehouseVersion:
     number: int
     flipped_at: datetime
     members: Mapping[str, Member]
-    pin: object = field(repr=False, compare=False)
+    pin: DeltaTable = field(repr=False, compare=False)
+
+
+def exists(store: Store) -> bool:
+    """Return True if the warehouse has a table of versions."""
+    return bool(store.files(PRIVATE, FOLDER, "_delta_log"))
 
 
 def newest(store: Store) -> WarehouseVersion | None:
@@ -30,12 +73,34 @@ def newest(store: Store) -> WarehouseVersion | None:
     Raises:
         WarehouseUnavailable: the table cannot be read; somebody else or a newer release wrote it.
     """
-    raise NotImplementedError
+    return _opened(store, None)
 
 
 def at_version(store: Store, number: int) -> WarehouseVersion:
     """Return an earlier warehouse version. Raises NotFound; WarehouseUnavailable as `newest`."""
-    raise NotImplementedError
+    if (found := _opened(store, number)) is None:
+        raise NotFound(
+            "The warehouse has no versions: no view was published yet.",
+            where=TABLE,
+            remedy="Read the newest state: `at(spark, path)` without a version.",
+        )
+    return found
+
+
+def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
+    """Return the version that was the newest at a moment, and all later ones, ascending.
+
+    Raises:
+        WarehouseUnavailable: as `newest`; or one of these versions is not in the log any more.
+    """
+    found: list[WarehouseVersion] = []
+    version = newest(store)
+    while version is not None:
+        found.append(version)
+        if version.flipped_at <= moment or version.number == 0:
+            break
+        version = _opened(store, version.number - 1)
+    return found[::-1]
 
 
 def flip(
@@ -51,6 +116,176 @@ def flip(
         The newest warehouse version afterwards; None if there is no table.
 
     Raises:
+        Locked: others flipped again and again meanwhile.
         WarehouseUnavailable: the table cannot be read or written.
     """
-    raise NotImplementedError
+    for _ in range(TRIES_MAX):
+        base = newest(store)
+        after = change({} if base is None else base.members)
+        if after is None:
+            return base
+        if _commit(store, base, after):
+            return newest(store)
+    raise Locked(
+        f"Other commands overtook this one {TRIES_MAX} times.",
+        where=TABLE,
+        remedy="Run the command again.",
+    )
+
+
+def garbage(store: Store, oldest: int, newest: WarehouseVersion) -> list[StoredFile]:
+    """Return files of the table that no version from `oldest` to `newest` needs.
+
+    Among them are those of flips that others overtook. A flip that is being made may have a file
+    that nobody names yet, so remove only what is old enough.
+    """
+    kept = {_file(_opened_at(store, number)) for number in range(oldest, newest.number)}
+    kept.add(_file(newest.pin))
+    found = store.walk(PRIVATE, FOLDER)
+    data = [f for f in found if len(f.place) == 3 and f.place[-1].endswith(".parquet")]
+    return [f for f in data if f.place[-1] not in kept]
+
+
+def _opened_at(store: Store, number: int) -> DeltaTable:
+    table = _table(store, number)
+    assert table is not None, "the newest version was read"
+    return table
+
+
+def _table(store: Store, number: int | None) -> DeltaTable | None:
+    """Return the handle of a version, None for the newest; None if there is no table."""
+    try:
+        return DeltaTable(store.table(TABLE), version=number)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if number is not None:
+            last = _table(store, None)
+            if last is not None and last.version() < number:
+                raise NotFound(
+                    f"There is no warehouse version {number}; the newest is {last.version()}.",
+                    where=TABLE,
+                ) from None
+            raise NotFound(
+                f"Warehouse version {number} is not in the log any more: {one_line(error)}.",
+                where=TABLE,
+                remedy="Pin a newer one.",
+            ) from error
+        raise _unreadable(one_line(error)) from error
+
+
+def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
+    table = _table(store, number)
+    if table is None:
+        return None
+    name = _file(table)
+    try:
+        with file_errors("read", name):
+            data = store.read(PRIVATE, FOLDER, name)
+        rows = None if data is None else pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise _unreadable(f"{name}: {one_line(error)}") from error
+    if rows is None:
+        raise _unreadable(f"{name} is missing")
+    noted = _noted(rows, table.version())
+    members = (_member(row) for row in rows.to_pylist())
+    flipped_at = datetime.fromisoformat(noted["flipped_at"])
+    return WarehouseVersion(table.version(), flipped_at, {m.name: m for m in members}, table)
+
+
+def _file(table: DeltaTable) -> str:
+    """Return the name of the file of a version. Raises WarehouseUnavailable: there is not one."""
+    files = table.file_uris()
+    if len(files) != 1:
+        raise _foreign(table.version())
+    return files[0].rsplit("/", 1)[-1]
+
+
+def _noted(rows: pa.Table, version: int) -> dict[str, Any]:
+    """Return what a flip notes in its file. Raises WarehouseUnavailable: another program's."""
+    text = (rows.schema.metadata or {}).get(_META.encode())
+    if text is None:
+        raise _foreign(version)
+    noted: dict[str, Any] = json.loads(text)
+    if noted["format"] > FORMAT:
+        raise WarehouseUnavailable(
+            f"Warehouse version {version} was written by a newer release of Driftline.",
+            where=TABLE,
+            remedy="Install that release, or a newer one, here as well.",
+        )
+    return noted
+
+
+def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Member]) -> bool:
+    """Commit members as the next version; return False if somebody else was faster."""
+    number = 0 if base is None else base.number + 1
+    noted = {"format": FORMAT, "flipped_at": datetime.now(UTC).isoformat()}
+    schema = SCHEMA.with_metadata({_META: json.dumps(noted).encode()})
+    rows = pa.Table.from_pylist([_row(after[name]) for name in sorted(after)], schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    data, name = sink.getvalue().to_pybytes(), f"{number:010d}-{uuid.uuid4().hex[:12]}.parquet"
+    store.write(data, PRIVATE, FOLDER, name)
+    statistics = json.dumps({"numRecords": rows.num_rows})
+    now = int(time.time() * 1000)
+    add = AddAction(name, len(data), {}, now, True, statistics)
+    properties = CommitProperties(custom_metadata={_META: json.dumps(noted)}, max_commit_retries=0)
+    delta_schema = Schema.from_arrow(SCHEMA)
+    try:
+        if base is None:
+            create_table_with_add_actions(
+                store.table(TABLE),
+                delta_schema,
+                [add],
+                mode="error",
+                name="driftline_warehouse",
+                commit_properties=properties,
+            )
+        else:
+            gone = RemoveAction(_file(base.pin), True, now, 0, {})
+            base.pin.create_write_transaction(
+                [add, gone], "append", delta_schema, commit_properties=properties
+            )
+    except CommitFailedError:
+        store.remove_file(PRIVATE, FOLDER, name)
+        return False
+    except (DeltaError, OSError) as error:
+        if base is None and exists(store):
+            store.remove_file(PRIVATE, FOLDER, name)
+            return False
+        raise WarehouseUnavailable(
+            f"The warehouse version could not be committed: {one_line(error)}.",
+            where=TABLE,
+            remedy="Check space and permissions. What was committed of each table stays, readers"
+            " keep the version before, and the next refresh goes on from there.",
+        ) from error
+    return True
+
+
+def _row(member: Member) -> dict[str, Any]:
+    row = {name: getattr(member, name) for name in SCHEMA.names}
+    return row | {"kind": member.kind.value, "inputs": sorted(member.inputs.items())}
+
+
+def _member(row: dict[str, Any]) -> Member:
+    known: dict[str, Any] = {name: row.get(name) for name in SCHEMA.names}
+    known |= {"kind": Kind(row["kind"]), "inputs": dict(row["inputs"] or ())}
+    return Member(**known)
+
+
+def _unreadable(why: str) -> WarehouseUnavailable:
+    return WarehouseUnavailable(
+        f"The table of versions cannot be read: {why}.",
+        where=TABLE,
+        remedy="Restore the folder from a backup; or move it away: the next refresh of a view makes"
+        " a new one from the newest version of every table.",
+    )
+
+
+def _foreign(version: int) -> WarehouseUnavailable:
+    return WarehouseUnavailable(
+        f"Version {version} of the table of versions was not written by Driftline.",
+        where=TABLE,
+        remedy="Restore the last version that Driftline wrote; or move the folder away: the next"
+        " refresh of a view makes a new one from the newest version of every table.",
+    )

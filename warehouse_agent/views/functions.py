@@ -34,7 +34,7 @@ timestamp_micros timestamp_millis timestamp_seconds to_date to_timestamp to_time
 try_to_timestamp unix_date unix_micros unix_millis unix_seconds weekday weekofyear year
 """
 _CASTS = """
-bigint binary boolean cast date decimal double float int smallint string timestamp tinyint try_cast
+bigint binary boolean cast date decimal double float int smallint string timestamp tinyint
 """
 
 FUNCTIONS = frozenset(" ".join((_CONDITIONS, _NUMBERS, _TEXTS, _TIMES, _CASTS)).split())

@@ -74,7 +74,7 @@ _CLAUSES = {
 _WORDS = frozenset({
     "and", "as", "between", "both", "by", "case", "else", "end", "escape", "from", "ilike", "in",
     "inner", "interval", "is", "join", "leading", "like", "not", "null", "on", "or", "regexp",
-    "rlike", "select", "then", "trailing", "true", "false", "when", "where",
+    "rlike", "select", "then", "trailing", "true", "false", "try_cast", "when", "where",
 })  # fmt: skip
 _TYPES = frozenset({"char", "character", "dec", "decimal", "numeric", "varchar"})  # with a length
 

@@ -1,0 +1,48 @@
+"""The members of the next warehouse version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from warehouse_agent.planning.flip import Kind, Member, moved
+
+T0, T1 = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+def fragment(name: str, version: int, at: str = T0) -> Member:
+    return Member(name, Kind.FRAGMENT, name, version, at, "exact", "total", at)
+
+
+def view(name: str, version: int, **inputs: int) -> Member:
+    return Member(name, Kind.VIEW, name, version, T0, "exact", "total", T0, "total", inputs)
+
+
+BEFORE = {m.name: m for m in (fragment("a", 3), fragment("b", 1), view("v", 7, a=3, b=1))}
+
+
+def test_what_did_not_move_makes_no_version() -> None:
+    assert moved(BEFORE, []) is None
+    assert moved(BEFORE, [replace(BEFORE["a"], moved_at=T1)]) is None
+
+
+def test_fragments_and_views_move_together() -> None:
+    after = moved(BEFORE, [fragment("a", 4, T1), view("v", 8, a=4, b=1)])
+    assert after is not None
+    assert {name: m.version for name, m in after.items()} == {"a": 4, "b": 1, "v": 8}
+    assert after["b"] is BEFORE["b"]
+
+
+def test_a_view_that_is_left_behind_must_be_marked() -> None:
+    with pytest.raises(AssertionError, match="v: "):
+        moved(BEFORE, [fragment("a", 4, T1)])
+    after = moved(BEFORE, [fragment("a", 4, T1), BEFORE["v"].marked("division by zero", T1)])
+    assert after is not None
+    assert (after["v"].version, after["v"].stale, after["v"].stale_since) == (
+        7,
+        "division by zero",
+        T1,
+    )
+    again = after["v"].marked("still", "2026-02-01T00:00:00Z")
+    assert (again.stale, again.stale_since) == ("still", T1)
