@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.store import Store, located
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ class DataFile:
         return self.bounds is None or (self.bounds[0] <= last and first <= self.bounds[1])
 
 
-def written_files(store: Store, name: str, folder: str, layout: Layout) -> list[DataFile]:
+def written_files(
+    store: Store, name: str, folder: str, layout: Layout | ViewLayout
+) -> list[DataFile]:
     """Return the Parquet files that Spark wrote into a folder of the table, without empty ones."""
     found = []
     for file, size in store.files(name, folder):
@@ -112,7 +115,7 @@ def _groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def rows_of(spark: SparkSession, layout: Layout, uris: list[str]) -> DataFrame:
+def rows_of(spark: SparkSession, layout: Layout | ViewLayout, uris: list[str]) -> DataFrame:
     """Return the rows of data files, with bookkeeping columns."""
     if not uris:
         return spark.createDataFrame([], layout.ddl)

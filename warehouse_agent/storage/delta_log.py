@@ -29,10 +29,19 @@ from deltalake.transaction import (
 )
 from driftline.errors import Locked, MalformedMessage, NotFound, WarehouseUnavailable
 
+from warehouse_agent.columns import view_layout
 from warehouse_agent.columns.layout import Layout, from_json, to_json
+from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store, one_line
-from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, VersionRecord
+from warehouse_agent.storage.table import (
+    LogEntry,
+    NewVersion,
+    NewViewVersion,
+    Snapshot,
+    VersionRecord,
+    ViewSnapshot,
+)
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
@@ -49,38 +58,31 @@ class DeltaLog:
     temporary: Final = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp")
 
     def head(self, store: Store, name: str, version: int | None) -> Snapshot | None:
-        try:
-            table = DeltaTable(store.table(name), version=version)
-        except TableNotFoundError:
+        if (opened := _opened(store, name, version)) is None:
             return None
-        except (DeltaError, OSError) as error:
-            if version is not None:
-                newest = self.head(store, name, None)
-                if newest is not None and newest.version < version:
-                    raise NotFound(
-                        f"There is no version {version}; the newest is {newest.version}.",
-                        where=name,
-                    ) from None
-            raise WarehouseUnavailable(
-                f"The table cannot be read: {one_line(error)}.",
-                where=name,
-                remedy="Check the folder and `path`.",
-            ) from error
-        body = _metadata(_actions(store, name, table.version()))
-        if body is None:
-            raise WarehouseUnavailable(
-                f"Version {table.version()} of the table was not written by Driftline.",
-                where=name,
-                remedy="Restore the last version that Driftline wrote (`driftline history`), or "
-                "move the folder away for a new first load.",
-            )
-        _check_protocol(table, name)
+        table, body = opened
+        if _is_view(body):
+            raise _other_kind(name, "a view", "a fragment")
         try:
             layout, record = from_json(body["layout"]), VersionRecord.from_json(body)
         except _UNKNOWN as error:
             raise _newer(name, table.version()) from error
         files = _files(table, store, name, layout)
         return Snapshot(table.version(), str(table.metadata().id), files, layout, record, table)
+
+    def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
+        if (opened := _opened(store, name, version)) is None:
+            return None
+        table, body = opened
+        if not _is_view(body):
+            raise _other_kind(name, "a fragment", "a view")
+        try:
+            layout = view_layout.from_json(body["layout"])
+            record = VersionRecord.from_json(body)
+        except _UNKNOWN as error:
+            raise _newer(name, table.version()) from error
+        files, identity = _files(table, store, name, layout), str(table.metadata().id)
+        return ViewSnapshot(table.version(), identity, files, layout, record, table)
 
     def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
         try:
@@ -116,23 +118,19 @@ class DeltaLog:
             )
         return {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
-    def commit(self, store: Store, name: str, new: NewVersion) -> int:
+    def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         base = new.base
         version = 0 if base is None else base.version + 1
-        # A commit that changes the schema keeps no file, so statistics are declared by the first
-        # version that keeps none.
-        declares = (
-            base is None or base.layout.declares_statistics or len(new.removed) == len(base.files)
-        )
-        layout = replace(new.layout, declares_statistics=declares)
-        body = {**new.record.to_json(), "version": version, "layout": to_json(layout)}
+        layout = _declared(new)
+        declared = to_json(layout) if isinstance(layout, Layout) else view_layout.to_json(layout)
+        body = {**new.record.to_json(), "version": version, "layout": declared}
         properties = CommitProperties(
             custom_metadata={_META: json.dumps(body)},
             app_transactions=[Transaction(_APP_ID, version)],
             max_commit_retries=0,
         )
         try:
-            _write(store, name, replace(new, layout=layout), properties)
+            _write(store, name, new, layout, properties)
         except CommitFailedError as error:
             raise _overtaken(name) from error
         except (DeltaError, OSError) as error:
@@ -146,16 +144,87 @@ class DeltaLog:
         return version
 
 
-def _write(store: Store, name: str, new: NewVersion, properties: CommitProperties) -> None:
-    base, schema = new.base, Schema.from_arrow(new.layout.arrow_schema)
-    adds = [_add(f, new.layout) for f in new.added]
+def _opened(
+    store: Store, name: str, version: int | None
+) -> tuple[DeltaTable, dict[str, Any]] | None:
+    """Return the handle of a version, None for the newest, and the metadata of its commit.
+
+    Return None if there is no log. Raises as `TableFormat.head`.
+    """
+    try:
+        table = DeltaTable(store.table(name), version=version)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if version is not None:
+            newest = _opened(store, name, None)
+            if newest is not None and newest[0].version() < version:
+                raise NotFound(
+                    f"There is no version {version}; the newest is {newest[0].version()}.",
+                    where=name,
+                ) from None
+        raise WarehouseUnavailable(
+            f"The table cannot be read: {one_line(error)}.",
+            where=name,
+            remedy="Check the folder and `path`.",
+        ) from error
+    body = _metadata(_actions(store, name, table.version()))
+    if body is None:
+        raise WarehouseUnavailable(
+            f"Version {table.version()} of the table was not written by Driftline.",
+            where=name,
+            remedy="Restore the last version that Driftline wrote (`driftline history`), or "
+            "move the folder away for a new first load.",
+        )
+    _check_protocol(table, name)
+    return table, body
+
+
+def _is_view(body: dict[str, Any]) -> bool:
+    layout = body.get("layout")
+    return isinstance(layout, dict) and "lineage" in layout
+
+
+def _other_kind(name: str, found: str, wanted: str) -> WarehouseUnavailable:
+    return WarehouseUnavailable(
+        f"The table is that of {found}, and the configuration has {wanted} of this name.",
+        where=name,
+        remedy="Rename one of them, or move the table's folder away for a new first load.",
+    )
+
+
+def _declared(new: NewVersion | NewViewVersion) -> Layout | ViewLayout:
+    """Return the layout that the new version declares.
+
+    A commit that changes the schema keeps no file, so statistics are declared by the first version
+    that keeps none.
+    """
+    if isinstance(new, NewViewVersion):
+        return new.layout
+    base = new.base
+    is_declared = (
+        base is None or base.layout.declares_statistics or len(new.removed) == len(base.files)
+    )
+    return replace(new.layout, declares_statistics=is_declared)
+
+
+def _write(
+    store: Store,
+    name: str,
+    new: NewVersion | NewViewVersion,
+    layout: Layout | ViewLayout,
+    properties: CommitProperties,
+) -> None:
+    base, schema = new.base, Schema.from_arrow(layout.arrow_schema)
+    key = layout.integer_key
+    adds = [_add(f, key) for f in new.added]
     if base is None:
         create_table_with_add_actions(
             store.table(name), schema, adds, mode="error", name=name, commit_properties=properties
         )
         return
     actions: list[AddAction | RemoveAction]
-    if new.layout.arrow_schema != base.layout.arrow_schema:
+    if layout.arrow_schema != base.layout.arrow_schema:
         # The only mode that changes the schema in the same commit; it removes what was there.
         assert len(new.removed) == len(base.files)
         mode, actions = "overwrite", list(adds)
@@ -166,7 +235,7 @@ def _write(store: Store, name: str, new: NewVersion, properties: CommitPropertie
     _pinned(base).create_write_transaction(actions, mode, schema, commit_properties=properties)
 
 
-def _pinned(version: Snapshot) -> DeltaTable:
+def _pinned(version: Snapshot | ViewSnapshot) -> DeltaTable:
     assert isinstance(version.pin, DeltaTable), "a snapshot of this format"
     return version.pin
 
@@ -227,19 +296,21 @@ def _overtaken(name: str) -> Locked:
     )
 
 
-def _add(file: DataFile, layout: Layout) -> AddAction:
+def _add(file: DataFile, key: str | None) -> AddAction:
     stats: dict[str, object] = {"numRecords": file.rows}
     if file.bounds is not None:
         least, greatest = file.bounds
-        stats |= {"minValues": {layout.names[0]: least}, "maxValues": {layout.names[0]: greatest}}
+        stats |= {"minValues": {key: least}, "maxValues": {key: greatest}}
     stamp = int(time.time() * 1000)
     return AddAction(file.path, file.size, {}, stamp, True, json.dumps(stats))
 
 
-def _files(table: DeltaTable, store: Store, name: str, layout: Layout) -> tuple[DataFile, ...]:
+def _files(
+    table: DeltaTable, store: Store, name: str, layout: Layout | ViewLayout
+) -> tuple[DataFile, ...]:
     actions = table.get_add_actions(flatten=True)
-    ends = [f"{end}.{layout.names[0]}" for end in ("min", "max")]
-    has_bounds = layout.recipe.integer_key and set(ends) <= set(actions.schema.names)
+    ends = [f"{end}.{layout.integer_key}" for end in ("min", "max")]
+    has_bounds = layout.integer_key is not None and set(ends) <= set(actions.schema.names)
     columns = ["path", "size_bytes", "num_records", *(ends if has_bounds else [])]
     files = []
     for row in zip(*(actions.column(c).to_pylist() for c in columns), strict=True):

@@ -11,9 +11,11 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
+    NewViewVersion,
     Snapshot,
     TableFormat,
     VersionRecord,
+    ViewSnapshot,
 )
 
 FORMATS: tuple[TableFormat, ...] = (DeltaLog(),)  # the last one makes new tables
@@ -28,6 +30,11 @@ def format_of(store: Store, name: str) -> TableFormat:
 def head(store: Store, name: str, *, version: int | None = None) -> Snapshot | None:
     """Return a version of a table (`TableFormat.head`), by default the newest."""
     return format_of(store, name).head(store, name, version)
+
+
+def view_head(store: Store, name: str, *, version: int | None = None) -> ViewSnapshot | None:
+    """Return a version of a view (`TableFormat.view_head`), by default the newest."""
+    return format_of(store, name).view_head(store, name, version)
 
 
 def has_log(store: Store, name: str) -> bool:
@@ -50,6 +57,6 @@ def added(store: Store, name: str, version: int) -> set[str]:
     return format_of(store, name).added(store, name, version)
 
 
-def commit(store: Store, name: str, new: NewVersion) -> int:
+def commit(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
     """Publish a version of a table (`TableFormat.commit`); return its number."""
     return format_of(store, name).commit(store, name, new)

@@ -43,6 +43,8 @@ class VersionRecord:
         restored: the version whose rows were published again; else None.
         report: JSON of the report of the command that published it, without the time of the commit;
             None in older tables and where rows were published again.
+        inputs: of a view, the versions that it was made of, by name; None of a fragment.
+        checked: how the rows of a view were checked: "total"; None of a fragment.
         body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
@@ -66,6 +68,8 @@ class VersionRecord:
     row_security: dict[str, Any] | None = None
     restored: int | None = None
     report: dict[str, Any] | None = None
+    inputs: dict[str, int] | None = None
+    checked: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -97,7 +101,8 @@ class VersionRecord:
 
 
 _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
-_LATER = ("clock", "row_security", "restored", "report")  # left out of the JSON where they are None
+# Left out of the JSON where they are None.
+_LATER = ("clock", "row_security", "restored", "report", "inputs", "checked")
 
 
 @dataclass(frozen=True)
@@ -139,33 +144,6 @@ class Snapshot:
         return [f.uri for f in self.files]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewRecord:
-    """The record of a view's version, as its commit has it; fields as in `VersionRecord`.
-
-    Attributes:
-        as_of: the least of its inputs'.
-        consistency, proof: the weakest of its inputs'.
-        checked: how its rows were checked: "total".
-        inputs: the versions that it was made of, by name.
-    """
-
-    as_of: str
-    consistency: str
-    proof: str
-    checked: str
-    inputs: Mapping[str, int]
-    rows: int
-    published_at: str
-    changes: str | None = None
-    changes_files: tuple[str, ...] = ()
-    rows_inserted: int = 0
-    rows_updated: int = 0
-    rows_deleted: int = 0
-    report: dict[str, Any] | None = None
-    body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
 @dataclass(frozen=True)
 class ViewSnapshot:
     """One published version of a view, pinned; fields as in `Snapshot`."""
@@ -174,7 +152,7 @@ class ViewSnapshot:
     table: str
     files: tuple[DataFile, ...]
     layout: ViewLayout
-    record: ViewRecord
+    record: VersionRecord
     pin: object = field(repr=False, compare=False)
 
     @property
@@ -195,7 +173,7 @@ class NewViewVersion:
     layout: ViewLayout
     added: Sequence[DataFile]
     removed: Sequence[DataFile]
-    record: ViewRecord
+    record: VersionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +240,11 @@ class TableFormat(Protocol):
     def added(self, store: Store, name: str, version: int) -> set[str]:
         """Return the paths of a version's new files. Raises WarehouseUnavailable if it is gone."""
 
-    def commit(self, store: Store, name: str, new: NewVersion) -> int:
-        """Publish a version; return its number.
+    def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
+        """Return a version of a view, as `head` does; raises as well."""
+
+    def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
+        """Publish a version of a fragment or a view; return its number.
 
         Raises:
             Locked: somebody else committed since the base was read.

@@ -73,10 +73,10 @@ def write(
     Raises:
         ProofFailed: the operations do not add up.
     """
-    place, folder = _place(name, version)
-    store.make_folder(*place)
+    at, folder = place(name, version)
+    store.make_folder(*at)
     sides = [[f.uri for f in files] for files in (before, after)]
-    function = _write(store.uri(*place), layout, sides[0], sides[1])
+    function = _write(store.uri(*at), layout, sides[0], sides[1])
     size = steps.size_of_rows([*before, *after])
     rows = spread(steps, [*sides[0], *sides[1]], function, WRITTEN, size=size).to_pylist()
     counts = dict.fromkeys(OPERATIONS, 0)
@@ -114,12 +114,12 @@ def joined(
     counted = Observation()
     sums = (F.count_if(F.col("_op") == op).alias(op) for op in OPERATIONS)
     observed = images.observe(counted, *sums)
-    place, folder = _place(name, version)
+    at, folder = place(name, version)
     with driver_errors():
-        observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*place))
+        observed.write.option("compression", "zstd").mode("overwrite").parquet(store.uri(*at))
         counts = {op: int(counted.get.get(op) or 0) for op in OPERATIONS}
     _check(counts, old, new, name)
-    names = (file for file, _ in store.files(*place) if file.endswith(".parquet"))
+    names = (file for file, _ in store.files(*at) if file.endswith(".parquet"))
     return Feed(folder, tuple(names), counts)
 
 
@@ -136,7 +136,8 @@ def _check(
         )
 
 
-def _place(name: str, version: int) -> tuple[tuple[str, ...], str]:
+def place(name: str, version: int) -> tuple[tuple[str, ...], str]:
+    """Return a new folder for the feed of a version: for the store, and below `changes/<name>`."""
     folder = f"_version={version}/{uuid4().hex[:12]}"
     return (PRIVATE, "changes", name, *folder.split("/")), folder
 

@@ -21,7 +21,14 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 from warehouse_agent.columns.layout import from_json, to_json
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import LogEntry, NewVersion, Snapshot, VersionRecord
+from warehouse_agent.storage.table import (
+    LogEntry,
+    NewVersion,
+    NewViewVersion,
+    Snapshot,
+    VersionRecord,
+    ViewSnapshot,
+)
 
 
 class ManifestLog:
@@ -70,8 +77,12 @@ class ManifestLog:
         """Return the paths that a version added (`TableFormat.added`)."""
         return set(self._manifest(store, name, version)["added"])
 
-    def commit(self, store: Store, name: str, new: NewVersion) -> int:
+    def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
+        """Return None: this format has tables of fragments only."""
+
+    def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         """Publish a version (`TableFormat.commit`)."""
+        assert isinstance(new, NewVersion)
         base = new.base
         version = 0 if base is None else base.version + 1
         gone = {f.path for f in new.removed}
