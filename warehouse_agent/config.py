@@ -33,7 +33,7 @@ AHEAD = 4  # fragments
 SOURCES_AT_ONCE = 4
 EXECUTORS_WAIT_S = 120.0
 _ALL = "all"  # of `ahead`
-_TOP = ("warehouse", "spark", "sources", "fragments")
+_TOP = ("warehouse", "spark", "sources", "fragments", "views")
 _WAREHOUSE = ("path", "small_bytes", "ahead", "sources_at_once", "executors_wait_s")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
 _FRAGMENT = (
@@ -41,6 +41,7 @@ _FRAGMENT = (
     "staging_at_most", "priority",
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
+_VIEW = ("query", "maintain", "on_failure")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 RESERVED = "_driftline"  # the names of folders for bookkeeping begin so
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
@@ -96,7 +97,7 @@ class Fragment:
     changed, and some in turn; None: all rows are compared.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
-    `is_kept`: nobody configured it; a view needs it, and its home is `Store.home(is_kept=True)`.
+    `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
     """
 
     name: str
@@ -127,10 +128,12 @@ class View:
     """A select-project-join over fragments and views, published as a table of its own.
 
     `query`: Spark SQL, as the data engineer wrote it; `views.query` reads it.
+    `inputs`: the fragment or view of each table in it, in order; `views.inputs.load` finds them.
     """
 
     name: str
     query: str
+    inputs: tuple[str, ...] = ()
     maintain: Maintain = Maintain.AUTO
     on_failure: OnFailure = OnFailure.STALE
 
@@ -141,6 +144,7 @@ class WarehouseConfig:
 
     Attributes:
         path: a folder, or any Hadoop path (with `://`).
+        fragments, views: by name; `views.inputs.load` adds the kept fragments that views need.
         small_bytes: the most bytes that a step reads or writes without Spark.
         ahead: the most fragments of a source that share a snapshot; None: all of a command.
         sources_at_once: sources that are refreshed side by side.
@@ -172,7 +176,8 @@ def load(path: Path | str) -> WarehouseConfig:
         name: _fragment(name, table, sources)
         for name, table in top.tables("fragments", _FRAGMENT).items()
     }
-    _refuse_twins(top, fragments)
+    views = {name: _view(name, table) for name, table in top.tables("views", _VIEW).items()}
+    _refuse_twins(top, [*fragments, *views])
     return WarehouseConfig(
         file=top.file,
         path=_place(warehouse),
@@ -180,6 +185,7 @@ def load(path: Path | str) -> WarehouseConfig:
         spark=MappingProxyType(top.text_map("spark")),
         sources=MappingProxyType(sources),
         fragments=MappingProxyType(fragments),
+        views=MappingProxyType(views),
         ahead=_ahead(warehouse),
         sources_at_once=warehouse.integer("sources_at_once", default=SOURCES_AT_ONCE, least=1),
         executors_wait_s=warehouse.number("executors_wait_s", default=EXECUTORS_WAIT_S),
@@ -191,37 +197,48 @@ def is_fragment_name(name: str) -> bool:
     return _FRAGMENT_NAME.fullmatch(name) is not None and len(name) <= NAME_CHARACTERS_MAX
 
 
-def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment]:
-    """Return the fragments that a command line names, each once, in the order of the file.
+def named(known: Sequence[str], patterns: Sequence[str], all_: bool, *, file: Path) -> list[str]:
+    """Return the names that a command line means, each once, in the order of `known`.
 
     Args:
+        known: names of fragments and views.
         patterns: names, or globs with `*`, `?` and `[…]`; an exact name wins over a glob.
-        all_: return every fragment; `patterns` must be empty.
+        all_: return every name; `patterns` must be empty.
+        file: the configuration, for errors.
 
     Raises:
-        UsageError: a pattern matches no fragment (with the nearest name), or there is no pattern.
+        UsageError: a pattern matches nothing (with the nearest name), or there is no pattern.
     """
-    if not config.fragments:
-        raise UsageError(f"{config.file.name} has no [fragments.NAME].", remedy="Add one.")
+    if not known:
+        raise UsageError(f"{file.name} has no [fragments.NAME].", remedy="Add one.")
     if all_:
         if patterns:
             raise UsageError("--all goes with no names.", remedy="Leave out one of the two.")
-        return list(config.fragments.values())
+        return list(known)
     if not patterns:
         raise UsageError("No fragment is named.", remedy="Name some, or say --all.")
     chosen: set[str] = set()
     for pattern in patterns:
-        if pattern in config.fragments:
+        if pattern in known:
             chosen.add(pattern)
             continue
-        matching = {name for name in config.fragments if fnmatchcase(name, pattern)}
+        matching = {name for name in known if fnmatchcase(name, pattern)}
         if not matching:
             raise UsageError(
-                f"No fragment of {config.file.name} matches {pattern!r}.",
-                remedy=nearest(pattern, tuple(config.fragments)),
+                f"No fragment of {file.name} matches {pattern!r}.",
+                remedy=nearest(pattern, tuple(known)),
             )
         chosen |= matching
-    return [fragment for name, fragment in config.fragments.items() if name in chosen]
+    return [name for name in known if name in chosen]
+
+
+def select(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment]:
+    """Return the fragments that a command line names, in the order of the file; raises as `named`.
+
+    Views are left out; a name or a glob that matches views alone is refused.
+    """
+    found = named(tuple(config.fragments), patterns, all_, file=config.file)
+    return [config.fragments[name] for name in found]
 
 
 def _place(warehouse: TomlTable) -> str:
@@ -276,16 +293,33 @@ def _source(name: str, table: TomlTable) -> Source:
     return Source(name, table.text("address"), insecure=True, objective=objective)
 
 
-def _fragment(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:
+def _check_name(name: str, table: TomlTable, what: str) -> None:
+    """Refuse a name that cannot be that of a folder, or is one of ours."""
     if not is_fragment_name(name):
         raise table.error(
             "",
-            f"{name!r} cannot name a fragment.",
+            f"{name!r} cannot name a {what}.",
             f"Use up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-', "
             "beginning with a letter, a digit or '_'.",
         )
     if name.lower().startswith(RESERVED):
         raise table.error("", f"Names that begin with {RESERVED} are Driftline's own.")
+
+
+def _view(name: str, table: TomlTable) -> View:
+    _check_name(name, table, "view")
+    maintain = table.text("maintain", default=Maintain.AUTO.value)
+    on_failure = table.text("on_failure", default=OnFailure.STALE.value)
+    return View(
+        name=name,
+        query=table.text("query"),
+        maintain=_choice(table, "maintain", maintain, Maintain),
+        on_failure=_choice(table, "on_failure", on_failure, OnFailure),
+    )
+
+
+def _fragment(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:
+    _check_name(name, table, "fragment")
     source = table.text("source")
     if source not in sources:
         raise table.error(
@@ -392,15 +426,17 @@ def _choice(table: TomlTable, key: str, text: str, kind: type[E]) -> E:
         ) from None
 
 
-def _refuse_twins(top: TomlTable, fragments: Mapping[str, Fragment]) -> None:
-    """Refuse two names that some file systems take for one folder."""
+def _refuse_twins(top: TomlTable, names: Sequence[str]) -> None:
+    """Refuse two names that are one, or that some file systems take for one folder."""
     seen: dict[str, str] = {}
-    for name in fragments:
-        twin = seen.setdefault(name.lower(), name)
-        if twin != name:
-            raise ConfigurationError(
-                f"{twin!r} and {name!r} differ only in case; some file systems have one folder "
-                "for both.",
-                where=top.where("fragments"),
-                remedy="Rename one of them.",
-            )
+    for name in names:
+        if (twin := seen.get(name.lower())) is None:
+            seen[name.lower()] = name
+            continue
+        what = (
+            f"A fragment and a view are called {name!r}."
+            if twin == name
+            else f"{twin!r} and {name!r} differ only in case; some file systems have one folder "
+            "for both."
+        )
+        raise ConfigurationError(what, where=top.where("fragments"), remedy="Rename one of them.")

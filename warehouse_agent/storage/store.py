@@ -1,6 +1,8 @@
 """The warehouse's folder, on a disk or on any Hadoop path: paths, small files, locks.
 
-    <path>/<name>/                          the published Delta table
+    <path>/<name>/                          the published Delta table of a fragment or a view
+    <path>/_driftline/kept/<name>/          the same, of a relation that only views need
+    <path>/_driftline/warehouse/            the table of versions (`warehouse_versions`)
     <path>/_driftline/keys/<name>.key       the fragment key, 32 bytes, private
     <path>/_driftline/fragments/<name>.json notes between refreshes, which may be lost
     <path>/_driftline/staging/<name>/…      frames of unfinished exchanges, as received
@@ -26,12 +28,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
+if TYPE_CHECKING:
+    from warehouse_agent.config import WarehouseConfig
+
 PRIVATE = "_driftline"
-KEPT = "kept"  # the folder below it with a warehouse of the relations that only views need
+KEPT = "kept"  # the folder below it with the tables of relations that only views need
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
 # Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
 RESERVE_BYTES = 64 << 20
@@ -51,13 +57,23 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Store:
-    """The warehouse's folder. `root` is an absolute local path or a URI."""
+    """The warehouse's folder. `root` is an absolute local path or a URI.
+
+    `kept`: names of tables that lie below `_driftline/kept`, because only views need them.
+    """
 
     root: str
+    kept: frozenset[str] = frozenset()
 
-    def home(self, *, is_kept: bool) -> Store:
-        """Return the warehouse in which a fragment lives: this one, or that of kept relations."""
-        return Store(f"{self.root.rstrip('/')}/{PRIVATE}/{KEPT}") if is_kept else self
+    @classmethod
+    def of(cls, config: WarehouseConfig) -> Store:
+        """Return the folder of a configured warehouse."""
+        kept = (f.name for f in config.fragments.values() if f.is_kept)
+        return cls(config.path, frozenset(kept))
+
+    def folder(self, name: str) -> str:
+        """Return the folder of a table, relative to the warehouse, with `/`."""
+        return "/".join(self._placed(name))
 
     @property
     def is_local(self) -> bool:
@@ -66,12 +82,12 @@ class Store:
 
     def uri(self, *parts: str) -> str:
         """Return a place as a URI, for Spark."""
-        joined = "/".join([self.root.rstrip("/"), *parts])
+        joined = "/".join([self.root.rstrip("/"), *self._placed(*parts)])
         return joined if "://" in joined else "file://" + joined
 
     def table(self, name: str) -> str:
         """Return the table folder of a fragment as a path, or as a URI if it is not local."""
-        joined = f"{self.root.rstrip('/')}/{name}"
+        joined = f"{self.root.rstrip('/')}/{self.folder(name)}"
         return joined.removeprefix("file://") if self.is_local else joined
 
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
@@ -266,7 +282,12 @@ class Store:
                     ) from None
             yield
 
+    def _placed(self, *parts: str) -> tuple[str, ...]:
+        """Return the folders of a place whose first part may be the name of a table."""
+        return (PRIVATE, KEPT, *parts) if parts and parts[0] in self.kept else parts
+
     def _at(self, *parts: str) -> tuple[fs.FileSystem, str]:
+        parts = self._placed(*parts)
         if self.is_local:
             root = self.root.removeprefix("file://").rstrip("/")
             return fs.LocalFileSystem(), "/".join([root, *parts])

@@ -1,10 +1,30 @@
-"""The inputs of views: what each table of a query means, and the relations kept for views."""
+"""The inputs of views: what each table of a query means, and the relations kept for views.
+
+A table of two parts is `source.relation`: the fragment that somebody configured for it, or else a
+kept fragment, whose table lies below `_driftline/kept`. A table of one part is the name of a
+fragment or of another view. A view alone cannot be compared with its sources: it has only rows that
+joined, so each refresh would ship all others again (Lu, Liu and Hyland keep the view alone). So
+every relation that a view reads is a fragment.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from warehouse_agent.config import View, WarehouseConfig
+from driftline.errors import ConfigurationError
+from driftline.limits import NAME_BYTES_MAX
+from driftline.settings import nearest
+
+from warehouse_agent import config as configure
+from warehouse_agent.config import Fragment, View, WarehouseConfig, is_fragment_name
+from warehouse_agent.views import graph
+
+if TYPE_CHECKING:
+    from warehouse_agent.views.query import Query
 
 
 def load(file: Path | str) -> WarehouseConfig:
@@ -14,9 +34,90 @@ def load(file: Path | str) -> WarehouseConfig:
         ConfigurationError: as `config.load`; a query that is refused; an unknown or ambiguous
             table; views in a circle; a name that two things have.
     """
-    raise NotImplementedError
+    config = configure.load(file)
+    if not config.views:
+        return config
+    fragments, views = dict(config.fragments), dict[str, View]()
+    for view in config.views.values():
+        where = f"{config.file.name}: views.{view.name}.query"
+        names = []
+        for reference in (o.reference for o in query_of(view, where).occurrences):
+            one = _meant(reference, config, where)
+            if isinstance(one, Fragment):
+                fragments.setdefault(one.name, one)
+                one = one.name
+            names.append(one)
+        views[view.name] = replace(view, inputs=tuple(names))
+    _refuse_twins(config, fragments)
+    graph.in_order(inputs_of(views))
+    return replace(config, fragments=MappingProxyType(fragments), views=MappingProxyType(views))
 
 
-def inputs_of(config: WarehouseConfig, view: View) -> tuple[str, ...]:
-    """Return the name of the fragment or view of each occurrence in a view's query."""
-    raise NotImplementedError
+def query_of(view: View, where: str = "") -> Query:
+    """Return the query of a view, read. Raises ConfigurationError: it is refused.
+
+    Args:
+        where: the place in the configuration, for errors.
+    """
+    from warehouse_agent.views.query import read_query  # sqlglot, where there are views
+
+    return read_query(view.query, where=where or f"views.{view.name}.query")
+
+
+def inputs_of(views: Mapping[str, View]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the fragments and views that each view reads."""
+    return {name: view.inputs for name, view in views.items()}
+
+
+def _meant(reference: tuple[str, ...], config: WarehouseConfig, where: str) -> str | Fragment:
+    """Return the name of the fragment or view that a table means, or its kept fragment."""
+    written = ".".join(reference)
+    known = (*config.fragments, *config.views)
+    if len(reference) == 1:
+        if written in known:
+            return written
+        raise ConfigurationError(
+            f"There is no fragment or view called {written!r}.",
+            where=where,
+            remedy=nearest(written, known) or "Write source.relation, or the name of a fragment.",
+        )
+    source, relation = reference
+    if source not in config.sources:
+        raise ConfigurationError(
+            f"There is no [sources.{source}], which the table {written} names.",
+            where=where,
+            remedy=nearest(source, tuple(config.sources)),
+        )
+    same = [
+        f.name
+        for f in config.fragments.values()
+        if (f.source.name, f.relation) == (source, relation)
+    ]
+    if len(same) > 1:
+        raise ConfigurationError(
+            f"{written} is the relation of several fragments: {', '.join(same)}.",
+            where=where,
+            remedy="Write the name of the one that is meant.",
+        )
+    if same:
+        return same[0]
+    if not is_fragment_name(written) or len(relation.encode()) > NAME_BYTES_MAX:
+        raise ConfigurationError(
+            f"{written!r} cannot be the name of a folder.",
+            where=where,
+            remedy=f"Add a [fragments.NAME] for the relation {relation!r}, and write its name.",
+        )
+    return Fragment(written, config.sources[source], relation, is_kept=True)
+
+
+def _refuse_twins(config: WarehouseConfig, fragments: Mapping[str, Fragment]) -> None:
+    """Refuse a kept fragment that is called like another fragment or a view, but for case."""
+    taken = {name.lower(): name for name in (*config.fragments, *config.views)}
+    for name in (n for n, f in fragments.items() if f.is_kept):
+        twin = taken.setdefault(name.lower(), name)
+        if twin != name or name in config.fragments or name in config.views:
+            raise ConfigurationError(
+                f"The relation {name} would be kept under the name of another table, {twin!r}.",
+                where=config.file.name,
+                remedy=f"Rename {twin!r}, or add a fragment for the relation.",
+            )

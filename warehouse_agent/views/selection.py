@@ -1,12 +1,17 @@
-"""What a command works on: fragments, and the views that move with them."""
+"""What a refresh works on: fragments, and the views that move with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warehouse_agent.config import Fragment, View, WarehouseConfig
+from driftline.errors import UsageError
+from driftline.settings import nearest
+
+from warehouse_agent.config import Fragment, View, WarehouseConfig, named
+from warehouse_agent.views import graph
 from warehouse_agent.views.graph import Component
+from warehouse_agent.views.inputs import inputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +26,9 @@ class Selection:
     """
 
     fragments: tuple[Fragment, ...]
-    views: tuple[View, ...]
-    left_out: tuple[View, ...]
-    components: tuple[Component, ...]
+    views: tuple[View, ...] = ()
+    left_out: tuple[View, ...] = ()
+    components: tuple[Component, ...] = ()
 
 
 def select(
@@ -34,4 +39,24 @@ def select(
     Raises:
         UsageError: a pattern matches nothing, with the nearest name; `without` names no view.
     """
-    raise NotImplementedError
+    for name in without:
+        if name not in config.views:
+            raise UsageError(
+                f"--without {name}: there is no view of this name.",
+                remedy=nearest(name, tuple(config.views)),
+            )
+    inputs = inputs_of(config.views)
+    known = (*config.fragments, *config.views)
+    chosen = named(known, patterns, all_, file=config.file)
+    asked = [name for name in chosen if name in inputs]
+    fragments = {*chosen, *graph.below(asked, inputs)} - inputs.keys()
+    moving = graph.above(fragments, inputs)
+    left_out = moving & {*without, *graph.above(without, inputs)}
+    order = graph.in_order(inputs)
+    touched = [c for c in graph.components(inputs) if fragments & {*c.fragments}]
+    return Selection(
+        tuple(f for name, f in config.fragments.items() if name in fragments),
+        tuple(config.views[name] for name in order if name in moving - left_out),
+        tuple(config.views[name] for name in order if name in left_out),
+        tuple(touched),
+    )
