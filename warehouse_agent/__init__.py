@@ -1,6 +1,6 @@
 """The warehouse agent keeps fragments equal to relations at remote sources, with Spark.
 
-Users import `read` and `changes`. The folders are layers (docs/architecture.md): `cli` calls
+Users import `at`, `read` and `changes`. The folders are layers (docs/architecture.md): `cli` calls
 `runs`, which call `refresh` for each fragment; below are `methods`, `tasks`, `history`,
 `transport`, `spark` and `storage`; `planning` decides without I/O, and `columns` converts bytes to
 Spark's values.
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["changes", "read"]
+    from warehouse_agent.storage.readers import Warehouse
+
+__all__ = ["at", "changes", "read"]
 
 # Spark's JVM is forked while a channel to a source is open. gRPC's handlers of fork() then abort
 # three in a hundred children before they execute anything (test_preflight.py), and none of our
@@ -27,8 +29,15 @@ __all__ = ["changes", "read"]
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
+    """Pin a version of the whole warehouse: tables that belong together (`readers.at`)."""
+    from warehouse_agent.storage import readers
+
+    return readers.at(spark, path, version)
+
+
 def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
-    """Return the published table of a fragment as a DataFrame of one version (`readers.read`)."""
+    """Return the published table of a fragment or a view, in one version (`readers.read`)."""
     from warehouse_agent.storage import readers  # imports pyspark, which other users may not need
 
     return readers.read(spark, path, name, version)

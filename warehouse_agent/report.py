@@ -102,7 +102,11 @@ class Report:
     tiles: int | None = None  # in the pass; None: one exchange
     tiles_done: int | None = None
     resumed_at: int | None = None  # tiles that earlier commands had finished
-    not_started: str | None = None  # why, with a deadline; nothing was asked or written
+    not_started: str | None = None  # why; nothing was asked or written
+    warehouse_version: int | None = None  # after the command; null where there are no views
+    inputs: dict[str, int] | None = None  # of a view, the versions that it is made of
+    stale: str | None = None  # of a view: why it stayed behind its inputs
+    held: str | None = None  # why readers do not see the new version yet
     error: dict[str, Any] | None = None
 
     @property

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from driftline.digests import Salt
-from driftline.errors import SourceUnreachable
+from driftline.errors import SourceUnreachable, UsageError
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 
+from warehouse_agent.cli import views
 from warehouse_agent.cli.answers import Answers
 from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, verified
-from warehouse_agent.config import Fragment, WarehouseConfig, select
+from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
@@ -34,20 +35,22 @@ from warehouse_agent.spark.executors import failures, mistake
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.steps import StepLog, Steps
+from warehouse_agent.views import selection
+from warehouse_agent.views.selection import Selection
 
 _log = logging.getLogger("driftline")
 
 
 def refresh(
     config: WarehouseConfig,
-    chosen: Sequence[Fragment],
+    chosen: Selection,
     *,
     as_json: bool,
     spark: session.Deferred | None = None,
     **allowed: Any,
 ) -> list[int]:
-    """Refresh fragments, and print the report of each as soon as it is done."""
-    with Display(len(chosen)) as display:
+    """Refresh fragments and views, and print the report of each as soon as it is done."""
+    with Display(len(chosen.fragments) + len(chosen.views)) as display:
         answers = Answers(display, as_json=as_json)
         runner = Runner(spark or session.Deferred.of(config), config, (display, answers))
         reports = runner.refresh(chosen, Options(**allowed))
@@ -55,11 +58,15 @@ def refresh(
     return [report.exit_code for report in reports]
 
 
-def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
-    """Print a forecast of a refresh of each fragment; read no row of the source."""
+def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:
+    """Print a forecast of a refresh of each fragment and view; read no row of the source."""
 
-    def one(fragment: Fragment) -> int:
-        predicted = forecast(Store(config.path), fragment)
+    def one(fragment: Fragment | View) -> int:
+        if isinstance(fragment, View):
+            expected = views.forecast(Store.of(config), fragment)
+            print(expected.to_json() if as_json else expected.text(), flush=True)
+            return 0
+        predicted = forecast(Store.of(config), fragment)
         print(predicted.to_json() if as_json else predicted.text(), flush=True)
         return SourceUnreachable.exit_code if predicted.source_error else 0
 
@@ -67,16 +74,20 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) 
 
 
 def verify(
-    config: WarehouseConfig, chosen: Sequence[Fragment], *, repair: bool, as_json: bool
+    config: WarehouseConfig, chosen: Sequence[Fragment | View], *, repair: bool, as_json: bool
 ) -> list[int]:
     """Read the published files of fragments, and check each row; with `repair`, refresh what is
-    damaged."""
-    store = Store(config.path)
+    damaged. Compute each view again, and compare."""
+    store = Store.of(config)
     spark = session.Deferred.of(config)
     to_repair: list[Fragment] = []
     suspects: set[tuple[str, str]] = set()
 
-    def one(fragment: Fragment) -> None:
+    def one(fragment: Fragment | View) -> None:
+        if isinstance(fragment, View):
+            report = views.verify(config, store, spark, fragment)
+            _say_verified(report, as_json=as_json)
+            return
         snapshot = published(store, fragment.name)
         report = Report(fragment.name, "verify", snapshot.version, snapshot.version)
         with report.phase("verify"):
@@ -92,22 +103,34 @@ def verify(
             return
         rows = verified(store, fragment.name, snapshot, wrong)
         report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
-        if as_json:
-            print(report.to_json(), flush=True)
-        else:
-            print(f"{fragment.name}: version {snapshot.version}, {counted(rows, 'row')} verified")
+        _say_verified(report, as_json=as_json)
 
     codes = each(chosen, one, as_json=as_json, command="verify")
     if not to_repair:
         return codes
     sound = [code for f, code in zip(chosen, codes, strict=True) if f not in to_repair]
     told = {"repair": True, "suspects": frozenset(suspects)}
-    return sound + refresh(config, to_repair, as_json=as_json, spark=spark, **told)
+    again = selection.select(config, [f.name for f in to_repair], False)
+    return sound + refresh(config, again, as_json=as_json, spark=spark, **told)
+
+
+def _say_verified(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print(report.to_json(), flush=True)
+        return
+    rows = counted(report.rows_total or 0, "row")
+    print(f"{report.name}: version {report.version}, {rows} verified")
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     """Write a receipt of the published values into a file that only its owner can read."""
-    store = Store(config.path)
+    store = Store.of(config)
+    if name in config.views:
+        raise UsageError(
+            f"{name} is a view, and no relation of a source has its rows: there is no receipt.",
+            remedy=f"`driftline verify {name}` computes it again; ask for receipts of what it"
+            f" reads: {', '.join(dict.fromkeys(config.views[name].inputs))}.",
+        )
     fragment = select(config, [name], False)[0]
     snapshot = published(store, fragment.name)
     check_files(store, fragment.name, snapshot)
@@ -139,18 +162,24 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
 
 def gc(
     config: WarehouseConfig,
-    chosen: Sequence[Fragment],
+    chosen: Sequence[Fragment | View],
     *,
     keep_hours: int,
     yes: bool,
     as_json: bool,
 ) -> list[int]:
     """Count the data files that no kept version needs; with `yes`, remove them."""
-    store = Store(config.path)
+    store = Store.of(config)
 
-    def one(fragment: Fragment) -> None:
+    def one(fragment: Fragment | View) -> None:
         with store.lock(fragment.name):
-            found = unreferenced(store, fragment.name, keep_hours=keep_hours, now=datetime.now(UTC))
+            found = unreferenced(
+                store,
+                fragment.name,
+                keep_hours=keep_hours,
+                now=datetime.now(UTC),
+                is_view=isinstance(fragment, View),
+            )
             if yes:
                 for place in found.places:
                     store.remove_file(*place)

@@ -37,7 +37,7 @@ from driftline.x509 import read_der
 
 from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
-from warehouse_agent.config import Fragment, Source, WarehouseConfig, load
+from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
@@ -51,6 +51,7 @@ from warehouse_agent.transport.certificates import certificates, context_of, val
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+from warehouse_agent.views.inputs import load, query_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,13 +82,14 @@ def examine(path: Path) -> Iterator[Check]:
     def configuration() -> str:
         read.append(load(path))
         sources = counted(len(read[0].sources), "source")
-        return f"{sources}, {counted(len(read[0].fragments), 'fragment')}"
+        views = f", {counted(len(read[0].views), 'view')}" if read[0].views else ""
+        return f"{sources}, {counted(len(read[0].fragments), 'fragment')}{views}"
 
     yield check(f"configuration {path}", configuration)
     if not read:
         return
     config = read[0]
-    store = Store(config.path)
+    store = Store.of(config)
     yield check(f"warehouse {config.path}", lambda: _writable(store))
     yield check("Python packages of the driver", _packages)
     if "spark.remote" not in config.spark:
@@ -111,6 +113,8 @@ def examine(path: Path) -> Iterator[Check]:
             yield Check(f"fragment {fragment.name}: relation", "", error)
         look = partial(_published, store, fragment, newest)
         yield check(f"fragment {fragment.name}: published", look)
+    for view in config.views.values():
+        yield check(f"view {view.name}", partial(_view, store, view))
 
 
 def check(what: str, look: Callable[[], str]) -> Check:
@@ -217,6 +221,28 @@ def _described(description: pb.Description) -> str:
     notes = "".join(f"; {note}" for note in description.notes)
     count = counted(len(description.columns), "column")
     return f"{size_and_key(description)}{sure}, {count}: {kinds}{notes}"
+
+
+def _view(store: Store, view: View) -> str:
+    """Resolve the columns of a view's query, as far as its inputs are published.
+
+    Raises:
+        ConfigurationError: an unknown or ambiguous column.
+        WarehouseUnavailable: a table cannot be read.
+    """
+    from warehouse_agent.views.query import resolve
+
+    columns = []
+    for name in view.inputs:
+        look = formats.view_head if formats.is_view(store, name) else formats.head
+        if (found := look(store, name)) is None:
+            return f"its input {name} is not published yet, so its columns are not known"
+        columns.append(found.layout.data_names)
+    resolve(query_of(view), columns, where=f"views.{view.name}.query")
+    newest = formats.view_head(store, view.name)
+    if newest is None:
+        return "nothing published yet"
+    return f"version {newest.version}, {counted(newest.rows, 'row')}"
 
 
 def _published(store: Store, fragment: Fragment, newest: Newest) -> str:

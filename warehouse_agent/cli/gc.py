@@ -1,7 +1,9 @@
 """`gc`: decide which files of a fragment's folders may be removed.
 
 A version is kept for `keep_hours` after the next one was published: from then on no new reader can
-pin it. The newest version is always kept. A data file is kept while a kept version has it; a file
+pin it. Where the warehouse has a table of versions, a version is kept as well while a warehouse
+version names it that was the newest less than `keep_hours` ago, and while a stale view was made of
+it. The newest version is always kept. A data file is kept while a kept version has it; a file
 that no commit names is kept while it is younger than `keep_hours`, because a running attempt may be
 writing it. A file is removed only from folders that we name:
 
@@ -26,8 +28,10 @@ from driftline.errors import UsageError, WarehouseUnavailable
 
 from warehouse_agent.history.record import CHECKED
 from warehouse_agent.refresh import restored
-from warehouse_agent.storage import formats
+from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 
 KEEP_HOURS_MIN_REMOTE = 24  # without locks, a running attempt looks like a crashed one
 
@@ -53,8 +57,12 @@ class _Kept:
     feeds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by folder
 
 
-def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> Garbage:
+def unreferenced(
+    store: Store, name: str, *, keep_hours: int, now: datetime, is_view: bool = False
+) -> Garbage:
     """Find the files that no reader can need. Hold the fragment's lock until they are removed.
+
+    Files of the table of versions are found with those of any table.
 
     Raises:
         UsageError: keep_hours is too small for this storage.
@@ -65,8 +73,10 @@ def unreferenced(store: Store, name: str, *, keep_hours: int, now: datetime) -> 
         least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
         raise UsageError(f"--keep-hours {keep_hours} is too few. The least is {least} here.")
     since = now - timedelta(hours=keep_hours)
-    kept = _kept(store, name, since)
+    flips = warehouse_versions.since(store, since) if warehouse_versions.exists(store) else []
+    kept = _kept(store, name, since, oldest_flipped(flips, name), is_view=is_view)
     entries = itertools.chain(
+        warehouse_versions.garbage(store, flips[0].number, flips[-1]) if flips else (),
         _data(store, name, kept),
         _feeds(store, name, kept),
         _staged(store, name, kept),
@@ -86,8 +96,23 @@ def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
     return max(before, default=times[0][0])
 
 
-def _kept(store: Store, name: str, since: datetime) -> _Kept:
-    head = formats.head(store, name)
+def oldest_flipped(flips: Sequence[WarehouseVersion], name: str) -> int | None:
+    """Return the oldest version of a table that a reader of these warehouse versions may need.
+
+    Among them are the versions that a view was made of which stays behind. None: they name none.
+
+    Args:
+        flips: the warehouse versions that are kept.
+    """
+    needed = [flip.members[name].version for flip in flips if name in flip.members]
+    needed += [m.inputs[name] for f in flips for m in f.members.values() if name in m.inputs]
+    return min(needed, default=None)
+
+
+def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_view: bool) -> _Kept:
+    """Return what is kept; `flipped`: the oldest version that a warehouse version needs."""
+    look = formats.view_head if is_view else formats.head
+    head: Snapshot | ViewSnapshot | None = look(store, name)
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if head is None:
         if CHECKED in known or store.files(name, formats.format_of(store, name).log):
@@ -97,13 +122,14 @@ def _kept(store: Store, name: str, since: datetime) -> _Kept:
                 remedy="Restore the folder `_delta_log`, or move the table's folder away.",
             )
         return _Kept()
-    if (noted := restored.newer(known, head)) is not None:
+    if isinstance(head, Snapshot) and (noted := restored.newer(known, head)) is not None:
         restored.refuse(name, head, noted)
     entries = [e for e in formats.entries(store, name, head) if e.version <= head.version]
     if not entries:
         raise WarehouseUnavailable("The table's log cannot be read.", where=name)
     oldest = oldest_kept([(e.version, e.committed) for e in reversed(entries)], since)
-    first = head if oldest == head.version else formats.head(store, name, version=oldest)
+    oldest = oldest if flipped is None else min(oldest, flipped)
+    first = head if oldest == head.version else look(store, name, version=oldest)
     assert first is not None
     paths = {file.path for file in (*first.files, *head.files)}
     for version in range(oldest + 1, head.version + 1):

@@ -24,7 +24,9 @@ import click
 from warehouse_agent.spark import foreign_output
 
 if TYPE_CHECKING:
-    from warehouse_agent.config import Fragment, WarehouseConfig
+    from warehouse_agent.config import Fragment, View, WarehouseConfig
+
+    Chosen = Sequence[Fragment | View]
 
 USAGE = 2
 INTERRUPTED = 130
@@ -86,7 +88,7 @@ def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> 
     return seconds or None
 
 
-_all = click.option("--all", "all_", is_flag=True, help="Every fragment of the file.")
+_all = click.option("--all", "all_", is_flag=True, help="Every fragment and view of the file.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -103,12 +105,13 @@ def _on_fragments(
 
     def add_command(action: Callable[..., list[int]]) -> None:
         def command(file: Path, names: Sequence[str], all_: bool, **chosen: Any) -> None:
-            from warehouse_agent.config import load, select
             from warehouse_agent.report import PARTIAL
+            from warehouse_agent.views.inputs import load
+            from warehouse_agent.views.selection import chosen as named
 
             config = load(file)
             all_ |= not names and not is_named
-            codes = action(config, select(config, names, all_), **chosen)
+            codes = action(config, named(config, names, all_), **chosen)
             if failed := [code for code in codes if code]:
                 is_partial = len(failed) < len(codes) or PARTIAL in failed
                 sys.exit(PARTIAL if is_partial else _common(failed))
@@ -184,8 +187,8 @@ def doctor(config: Path, as_json: bool) -> None:
 
 
 @_on_fragments()
-def plan(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
-    """Show what a refresh of fragments, by default of all, would do and cost.
+def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
+    """Show what a refresh of fragments and views, by default of all, would do and cost.
 
     This reads no row of the source.
     """
@@ -211,20 +214,33 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) ->
         callback=_seconds,
         help="Start nothing that by its history would end later, such as 2h or 1h30m from now.",
     ),
+    click.option(
+        "--without",
+        metavar="VIEW",
+        multiple=True,
+        help="Leave a view, and the views over it, as they are. May be given again.",
+    ),
 )
-def refresh(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
-    """Make fragments, by default all, equal to their relations; prove it; publish."""
+def refresh(
+    config: WarehouseConfig, chosen: Chosen, without: Sequence[str], **options: Any
+) -> list[int]:
+    """Make fragments, by default all, equal to their relations; prove it; publish.
+
+    The views over them move with them; of a view that is named, all that it reads is refreshed.
+    """
     from warehouse_agent.cli import commands
+    from warehouse_agent.views.selection import select
 
     _leave_out_pandas()
-    return commands.refresh(config, chosen, **options)
+    names = [one.name for one in chosen]
+    return commands.refresh(config, select(config, names, False, without), **options)
 
 
 @_on_fragments(
     click.option("--repair", is_flag=True, help="Pull the rows of missing or damaged files again."),
 )
-def verify(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
-    """Read every published file and check each row against its fingerprint."""
+def verify(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
+    """Read every published file and check each row; compute each view again and compare."""
     from warehouse_agent.cli import commands
 
     _leave_out_pandas()
@@ -238,14 +254,14 @@ def verify(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) 
 def receipt(config: Path, name: str, output: Path | None) -> None:
     """Compute a total of the published values, which the DBA can recompute."""
     from warehouse_agent.cli import commands
-    from warehouse_agent.config import load
+    from warehouse_agent.views.inputs import load
 
     _leave_out_pandas()
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
 @_on_fragments()
-def status(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what is published, how fresh it is and how it was proven."""
     from warehouse_agent.cli import status as published
 
@@ -258,9 +274,9 @@ def status(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) 
 @_json
 @click.pass_obj
 def history(config: Path, name: str, limit: int, as_json: bool) -> None:
-    """List the versions of a fragment, newest first."""
+    """List the versions of a fragment or a view, newest first."""
     from warehouse_agent.cli import status as published
-    from warehouse_agent.config import load
+    from warehouse_agent.views.inputs import load
 
     published.history(load(config), name, limit, as_json=as_json)
 
@@ -275,7 +291,7 @@ def history(config: Path, name: str, limit: int, as_json: bool) -> None:
     ),
     is_named=True,
 )
-def gc(config: WarehouseConfig, chosen: Sequence[Fragment], **options: Any) -> list[int]:
+def gc(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Remove data files that no kept version needs."""
     from warehouse_agent.cli import commands
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-from warehouse_agent.config import Fragment, WarehouseConfig, select
+from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history.record import checked
+from warehouse_agent.planning.flip import Member
 from warehouse_agent.report import counted, fingerprint_kind, miss_probability, years_until_missed
-from warehouse_agent.runs.each_fragment import each, published
+from warehouse_agent.runs.each_fragment import each, published, published_view
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord
+from warehouse_agent.views.selection import chosen as named
 
 READ_AT_ONCE = 4  # tables
 INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were two
@@ -56,6 +58,10 @@ class Status:
     files: int | None = None
     bytes: int | None = None
     row_security: bool | None = None  # policies of the source hide rows; null: not known
+    kind: str = "fragment"  # or "kept", for a relation that only views need, or "view"
+    visible_version: int | None = None  # which readers are given; null without a table of versions
+    inputs: dict[str, int] | None = None  # of a view, the versions that it was made of
+    stale: str | None = None  # of a view: why it stayed behind its inputs
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -67,14 +73,17 @@ class Status:
         return (self.name, str(self.version), f"{self.rows_total:,}", *compared, *how)
 
 
-def status(config: WarehouseConfig, chosen: Sequence[Fragment], *, as_json: bool) -> list[int]:
-    """Print the published state of each fragment, as a table or as JSON."""
-    store, shown = Store(config.path), []
+def status(
+    config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool
+) -> list[int]:
+    """Print the published state of each fragment and view, as a table or as JSON."""
+    store, shown = Store.of(config), []
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-        read = {f.name: pool.submit(status_of, store, f.name) for f in chosen}
+        flipped = pool.submit(_members, store)
+        read = {f.name: pool.submit(_status_of, store, f) for f in chosen}
 
-        def one(fragment: Fragment) -> None:
-            found = read[fragment.name].result()
+        def one(fragment: Fragment | View) -> None:
+            found = _visible(read[fragment.name].result(), flipped.result())
             if as_json:
                 print(json.dumps(asdict(found)), flush=True)
             shown.append(found)
@@ -101,6 +110,12 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
         lines.append("part: only some rows were compared since the last full comparison")
     if hidden := [status.name for status in shown if status.row_security]:
         lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
+    lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
+    lines += [
+        f"readers are given version {s.visible_version} of {s.name} until the next flip"
+        for s in shown
+        if s.visible_version not in (None, s.version)
+    ]
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
@@ -156,6 +171,46 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(aligned).rstrip()
 
 
+def _members(store: Store) -> Mapping[str, Member]:
+    """Return the members of the newest warehouse version; none without a table of versions."""
+    if not store.files(PRIVATE, "warehouse", "_delta_log"):
+        return {}
+    from warehouse_agent.storage import warehouse_versions
+
+    found = warehouse_versions.newest(store)
+    return found.members if found else {}
+
+
+def _visible(found: Status, members: Mapping[str, Member]) -> Status:
+    """Add what the newest warehouse version says of a table."""
+    if (member := members.get(found.name)) is None:
+        return found
+    return replace(found, visible_version=member.version, stale=member.stale)
+
+
+def _status_of(store: Store, one: Fragment | View) -> Status:
+    if isinstance(one, Fragment):
+        return replace(status_of(store, one.name), kind="kept" if one.is_kept else "fragment")
+    snapshot = formats.view_head(store, one.name)
+    if snapshot is None:
+        return Status(one.name, kind="view")
+    record = snapshot.record
+    return Status(
+        name=one.name,
+        version=snapshot.version,
+        rows_total=snapshot.rows,
+        as_of=record.as_of,
+        checked_at=record.checked_at,
+        published_at=record.published_at,
+        consistency=record.consistency,
+        proof=record.proof,
+        files=len(snapshot.files),
+        bytes=sum(f.size for f in snapshot.files),
+        kind="view",
+        inputs=dict(record.inputs or {}),
+    )
+
+
 def status_of(store: Store, name: str) -> Status:
     """Return the published state of a fragment. Raises WarehouseUnavailable."""
     snapshot = formats.head(store, name)
@@ -196,10 +251,11 @@ def interval_s(newest: Snapshot, oldest: tuple[int, VersionRecord] | None) -> fl
 
 
 def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) -> None:
-    """Print the versions of a fragment, newest first."""
-    store = Store(config.path)
-    fragment = select(config, [name], False)[0]
-    entries = formats.entries(store, fragment.name, published(store, fragment.name))
+    """Print the versions of a fragment or a view, newest first."""
+    store = Store.of(config)
+    one = named(config, [name], False)[0]
+    look = published_view if isinstance(one, View) else published
+    entries = formats.entries(store, one.name, look(store, one.name))
     ours = [(e.version, e.record) for e in entries if e.record]
     for version, record in ours[:limit]:
         if as_json:

@@ -7,10 +7,7 @@ is that of its fragment and stops no other; what was staged is kept for the next
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from driftline import wire_pb2 as pb
@@ -27,10 +24,6 @@ from driftline.errors import (
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.events import (
-    Listener,
-    RefreshCommitted,
-    RefreshFailed,
-    RefreshNotStarted,
     RefreshStarted,
 )
 from warehouse_agent.history import record
@@ -39,116 +32,18 @@ from warehouse_agent.refresh import repair, reporting, schema_change, tiled, who
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
-from warehouse_agent.refresh.job import Job, Options
+from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared, expect_spark, prepare
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Report
-from warehouse_agent.runs import preflight, schedule
-from warehouse_agent.spark.session import Deferred
+from warehouse_agent.runs import preflight
+from warehouse_agent.runs.command import Command
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import Store
-from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.transport.channel import Link, Stream
 
 _OF_ROWS = (ValueDoesNotFit, NullKey, DuplicateKey, LimitExceeded)
 
 _Ready = tuple[Job, Prepared, OurSide]  # to be compared in one exchange
-
-
-@dataclass(frozen=True, slots=True)
-class RunBefore:
-    """The run before another one of its source: when it is expected to be done, and if it is.
-
-    Attributes:
-        expected_at: by a monotonic clock, in seconds.
-    """
-
-    expected_at: float = 0.0
-    is_done: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Settings and services that the runs of all sources of one command share; safe for threads.
-
-    Attributes:
-        emit: passes an event to the listeners.
-        sleep: waits for seconds.
-        attempts: of a refresh, if its errors are retryable.
-        wait_s_max: the longest pause between two attempts, before some jitter.
-        ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
-    """
-
-    steps: Steps
-    store: Store
-    options: Options
-    emit: Listener
-    sleep: Callable[[float], None]
-    attempts: int
-    wait_s_max: float
-    ends_at: float | None = None
-
-    @property
-    def is_deferred(self) -> bool:
-        """Return True if mistakes are to be found before Spark may start."""
-        return isinstance(self.steps.session, Deferred)
-
-    def finished(self, report: Report) -> None:
-        """Emit the last event of a fragment."""
-        self.emit(RefreshFailed(report) if report.error else RefreshCommitted(report))
-
-    def refused(self, report: Report, error: DriftlineError, *, is_ours: bool) -> None:
-        """Emit the report of a fragment on which no work began; `is_ours`: we hold its lock."""
-        self.published(report, is_ours=is_ours)
-        report.fail(error)
-        self.finished(report)
-
-    def in_time(
-        self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
-    ) -> tuple[list[Fragment], float]:
-        """Return the fragments of a run to start now; report those that would end too late.
-
-        Where the run before may need the time that they need, wait until it is done, then decide.
-
-        Returns:
-            The fragments, and the seconds that they are expected to take; 0 without a deadline.
-        """
-        if self.ends_at is None:
-            return list(fragments), 0.0
-        takes_s = dict[str, float]()
-        for fragment in fragments:
-            takes_s[fragment.name] = 0.0
-            with contextlib.suppress(DriftlineError):  # its own refresh says what is wrong
-                durations_s = record.durations_s(self.store, fragment.name, schedule.DURATIONS)
-                takes_s[fragment.name] = schedule.expected_s(durations_s)
-        left_s = self.ends_at - time.monotonic()
-        chosen = schedule.in_time(fragments, takes_s, left_s)
-        behind_s = left_s if before.is_done.is_set() else self.ends_at - before.expected_at
-        if chosen != schedule.in_time(fragments, takes_s, min(left_s, behind_s)):
-            before.is_done.wait()
-            left_s = self.ends_at - time.monotonic()
-            chosen = schedule.in_time(fragments, takes_s, left_s)
-        for name in (f.name for f in fragments if f not in chosen):
-            report = reports[name]
-            report.not_started = (
-                f"By its history it takes {takes_s[name]:,.0f} s, and until the deadline "
-                f"{max(left_s, 0):,.0f} s are left for its run."
-            )
-            self.published(report, is_ours=False)
-            self.emit(RefreshNotStarted(report))
-        return chosen, sum(takes_s[fragment.name] for fragment in chosen)
-
-    def published(self, report: Report, *, is_ours: bool = True) -> None:
-        """Note the published version of a fragment that is not worked on.
-
-        If we hold its lock, also complete its history.
-        """
-        with contextlib.suppress(Exception):  # the report has the error of the table
-            if (snapshot := formats.head(self.store, report.name)) is not None:
-                report.version = report.previous_version = snapshot.version
-                report.rows_total = snapshot.rows
-            if is_ours:
-                record.complete(self.store, report.name, snapshot)
 
 
 class Attempt:
@@ -167,6 +62,7 @@ class Attempt:
         self._jobs: dict[str, Job] = {}
         self._prepared: list[tuple[Job, Prepared]] = []
         self._compared: dict[str, Compared] = {}
+        self._held: set[str] = set()  # proven, and left to the turn of their component
         for fragment in fragments:
             report = reports[fragment.name]
             report.attempts += 1
@@ -228,6 +124,8 @@ class Attempt:
                 self._command.published(report)
             else:
                 self._publish(job)
+            if fragment.name in self._held:
+                continue
             if (error := self.failed.get(fragment.name)) is not None:
                 if job is not None:
                     repair.note_failure(job, error)
@@ -245,8 +143,15 @@ class Attempt:
         done = self._compared.pop(job.name, None)
         if done is not None and job.name not in self.failed:
             with _catching(job, self.failed):
-                job.report.took(commit(job, write_and_prove(job, done)))
+                proven = write_and_prove(job, done)
+                if (turn := self._command.turns.get(job.name)) is not None:
+                    turn.hold(job, proven)
+                    self._held.add(job.name)
+                    return
+                job.report.took(commit(job, proven))
                 job.report.recovered()
+                flipped = self._command.flips.committed(job.fragment, job.report.version)
+                job.report.warehouse_version = flipped
 
     def _walk(self, link: Link, job: Job, p: Prepared, tiles: Pass) -> None:
         """Compare a fragment tile by tile."""

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,13 +30,16 @@ from warehouse_agent.history import record
 from warehouse_agent.history.record import RunHistory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
-from warehouse_agent.runs.attempt import Command
+from warehouse_agent.runs.command import Command
+from warehouse_agent.runs.component_turn import ComponentTurn
+from warehouse_agent.runs.flips import Flips
 from warehouse_agent.runs.schedule import SourceSchedule, schedule
 from warehouse_agent.runs.source_run import SourceRuns
 from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.views.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,17 +73,20 @@ class Runner:
     @property
     def store(self) -> Store:
         """Return the store of the configured warehouse."""
-        return Store(self.config.path)
+        return Store.of(self.config)
 
-    def refresh(self, fragments: Sequence[Fragment], options: Options) -> list[Report]:
-        """Refresh fragments; emit the report of each as soon as the fragment is done.
+    def refresh(self, chosen: Selection | Sequence[Fragment], options: Options) -> list[Report]:
+        """Refresh fragments and the views that are chosen with them; report each when it is done.
 
         Returns:
-            A report for every fragment, in the order of `fragments`; failures are in the reports.
+            A report for every fragment, then for every view, in the order of `chosen`; failures are
+            in the reports.
 
         Raises:
             BrokenPipeError: nobody reads the answers any more.
         """
+        selection = chosen if isinstance(chosen, Selection) else Selection(tuple(chosen))
+        fragments = selection.fragments
         announcer = _Announcer(RunHistory(self.store), self.listeners)
         deadline_s = options.deadline_s
         command = Command(
@@ -91,15 +97,25 @@ class Runner:
             sleep=self.sleep or announcer.wait,
             attempts=self.attempts,
             wait_s_max=WAIT_S_MAX,
+            flips=Flips(self.store, self.config),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
         )
+        components = _turns_of(command, selection)
+        command = replace(command, turns={n: t for t, names in components for n in names})
         refreshed_at = {f.name: _refreshed_at(self.store, f.name) for f in fragments}
         places = Places(self.config.sources_at_once)
         turns = [
             _Turns(command, planned, Place(places))
-            for planned in schedule(fragments, refreshed_at, ahead=self.config.ahead)
+            for planned in schedule(
+                fragments,
+                refreshed_at,
+                ahead=self.config.ahead,
+                together={n: i for i, (_, names) in enumerate(components) for n in names},
+            )
         ]
         with contextlib.ExitStack() as links:
+            for component, _ in components:
+                links.callback(component.abandon)
             for one in turns:
                 links.callback(one.runs.close)
             try:
@@ -110,7 +126,21 @@ class Runner:
             finally:
                 announcer.check()
         reports = {report.name: report for one in turns for report in one.runs.reports}
-        return [reports[fragment.name] for fragment in fragments]
+        reports |= {report.name: report for one, _ in components for report in one.reports}
+        names = [*(f.name for f in fragments), *(view.name for view in selection.views)]
+        return [reports[name] for name in names]
+
+
+def _turns_of(command: Command, selection: Selection) -> list[tuple[ComponentTurn, set[str]]]:
+    """Return the turn of each component, and the names of its chosen fragments."""
+    found = []
+    chosen = {fragment.name for fragment in selection.fragments}
+    for component in selection.components:
+        names = chosen & {*component.fragments}
+        views = [view for view in selection.views if view.name in component.views]
+        left_out = [view for view in selection.left_out if view.name in component.views]
+        found.append((ComponentTurn(command, component, names, views, left_out), names))
+    return found
 
 
 class _Announcer:

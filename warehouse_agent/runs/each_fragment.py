@@ -1,27 +1,30 @@
-"""Run a command on each of many fragments; an error of one does not stop the others."""
+"""Run a command on each of many fragments or views; an error of one does not stop the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from driftline.errors import NotFound
 
-from warehouse_agent.config import Fragment
+from warehouse_agent.config import Fragment, View
 from warehouse_agent.report import Report, say_error
 from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+
+T = TypeVar("T", Fragment, View, Fragment | View)
 
 
 def each(
-    fragments: Sequence[Fragment],
-    action: Callable[[Fragment], int | None],
+    fragments: Sequence[T],
+    action: Callable[[T], int | None],
     *,
     as_json: bool,
     command: str,
 ) -> list[int]:
-    """Call `action` for every fragment and report the errors of each.
+    """Call `action` for every fragment or view and report the errors of each.
 
     Args:
         as_json: also print a report of each failure on stdout.
@@ -59,6 +62,15 @@ def published(store: Store, name: str) -> Snapshot:
     """
     snapshot = formats.head(store, name)
     if snapshot is None:
+        raise NotFound(
+            "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
+        )
+    return snapshot
+
+
+def published_view(store: Store, name: str) -> ViewSnapshot:
+    """Return the newest version of a view; raises as `published`."""
+    if (snapshot := formats.view_head(store, name)) is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
         )

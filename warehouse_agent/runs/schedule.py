@@ -15,9 +15,10 @@ of its source, whatever its priority, and lets other sources go first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from warehouse_agent.config import Fragment, Source
 
@@ -44,12 +45,15 @@ def schedule(
     refreshed_at: Mapping[str, datetime | None],
     *,
     ahead: int | None,
+    together: Mapping[str, int] = MappingProxyType({}),
 ) -> list[SourceSchedule]:
     """Return the runs of each source, the source of the first fragment first.
 
     Args:
         refreshed_at: by name, when a fragment was last equal to its source; None or absent: never.
         ahead: the most fragments in a run; None puts all of a source into one.
+        together: a number for each fragment with views; those of one source with one number share
+            a snapshot, so they are in one run, even if it gets larger.
     """
 
     def rank(fragment: Fragment) -> tuple[int, datetime, str]:
@@ -61,11 +65,27 @@ def schedule(
     found = []
     for ordered in by_source.values():
         shared = [f for f in ordered if not f.incremental]
-        size = ahead or max(len(shared), 1)
-        runs = (tuple(shared[at : at + size]) for at in range(0, len(shared), size))
+        runs = _runs(shared, ahead or max(len(shared), 1), together)
         tiled = tuple(f for f in ordered if f.incremental)
         found.append(SourceSchedule(ordered[0].source, tuple(runs), tiled))
     return found
+
+
+def _runs(
+    fragments: Sequence[Fragment], size: int, together: Mapping[str, int]
+) -> Iterator[tuple[Fragment, ...]]:
+    """Yield runs of at most `size` fragments, or of more that must be together."""
+    left, run = list(fragments), list[Fragment]()
+    while left:
+        number = together.get(left[0].name)
+        lot = left[:1] if number is None else [f for f in left if together.get(f.name) == number]
+        if run and len(run) + len(lot) > size:
+            yield tuple(run)
+            run = []
+        run += lot
+        left = [f for f in left if f not in lot]
+    if run:
+        yield tuple(run)
 
 
 def expected_s(durations_s: Sequence[float]) -> float:

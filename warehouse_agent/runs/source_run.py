@@ -42,7 +42,8 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.events import RefreshRetried
 from warehouse_agent.report import Report
 from warehouse_agent.runs import preflight
-from warehouse_agent.runs.attempt import Attempt, Command, RunBefore
+from warehouse_agent.runs.attempt import Attempt
+from warehouse_agent.runs.command import Command, RunBefore
 from warehouse_agent.transport.channel import Link
 
 _OF_SOURCE = (DatabaseUnavailable, NotNow)
@@ -87,23 +88,25 @@ class SourceRuns:
 
         The report of a fragment is emitted as soon as the fragment is done.
         """
-        while self._refresh_next(left):
-            pass
+        while (run := self._refresh_next(left)) is not None:
+            self._command.settle(fragment.name for fragment in run)
 
-    def _refresh_next(self, left: deque[tuple[Fragment, ...]]) -> bool:
-        """Refresh the next run; return False if there is none.
+    def _refresh_next(self, left: deque[tuple[Fragment, ...]]) -> tuple[Fragment, ...] | None:
+        """Refresh the next run and return it; return None if there is none.
 
-        The locks of its fragments are held from its preparation until all are done.
+        The locks of its fragments are held from its preparation until all are done; those of
+        fragments with views until the turn of their component is over.
         """
         with contextlib.ExitStack() as locks, contextlib.ExitStack() as turn:
             with self._preparing:
                 if not left:
-                    return False
-                reports = {f.name: Report(f.name) for f in left[0]}
+                    return None
+                whole = left.popleft()
+                reports = {f.name: Report(f.name) for f in whole}
                 self.reports += reports.values()
-                run, takes_s = self._command.in_time(left.popleft(), reports, self._before)
+                run, takes_s = self._command.in_time(whole, reports, self._before)
                 if (attempt := self._prepared(run, reports, locks)) is None:
-                    return True
+                    return whole
                 turn.enter_context(self._exchanging)
                 self._before = RunBefore(time.monotonic() + takes_s)
                 locks.callback(self._before.is_done.set)
@@ -119,7 +122,7 @@ class SourceRuns:
             if failed:
                 turn.enter_context(self._exchanging)
                 self._try_again(ours, reports, failed)
-        return True
+        return whole
 
     def _prepared(
         self,
@@ -159,7 +162,10 @@ class SourceRuns:
         ours = []
         for fragment in fragments:
             try:
-                locks.enter_context(self._command.store.lock(fragment.name))
+                if (turn := self._command.turns.get(fragment.name)) is not None:
+                    turn.lock(fragment.name)
+                else:
+                    locks.enter_context(self._command.store.lock(fragment.name))
                 ours.append(fragment)
             except DriftlineError as locked:
                 self._command.refused(reports[fragment.name], locked, is_ours=False)

@@ -84,7 +84,13 @@ class DeltaLog:
         files, identity = _files(table, store, name, layout), str(table.metadata().id)
         return ViewSnapshot(table.version(), identity, files, layout, record, table)
 
-    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
+    def is_view(self, store: Store, name: str) -> bool:
+        opened = _opened(store, name, None)
+        return opened is not None and _is_view(opened[1])
+
+    def entries(
+        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+    ) -> list[LogEntry]:
         try:
             table = DeltaTable(store.table(name)) if newest is None else _pinned(newest)
             history = table.history()

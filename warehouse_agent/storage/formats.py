@@ -37,12 +37,19 @@ def view_head(store: Store, name: str, *, version: int | None = None) -> ViewSna
     return format_of(store, name).view_head(store, name, version)
 
 
+def is_view(store: Store, name: str) -> bool:
+    """Return True if a table is that of a view; False also if there is none."""
+    return format_of(store, name).is_view(store, name)
+
+
 def has_log(store: Store, name: str) -> bool:
     """Return True if a table was begun; its log is not opened, and may be damaged."""
     return bool(store.files(name, format_of(store, name).log))
 
 
-def entries(store: Store, name: str, newest: Snapshot | None = None) -> list[LogEntry]:
+def entries(
+    store: Store, name: str, newest: Snapshot | ViewSnapshot | None = None
+) -> list[LogEntry]:
     """Return the commits of a table's log (`TableFormat.entries`)."""
     return format_of(store, name).entries(store, name, newest)
 

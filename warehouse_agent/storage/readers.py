@@ -2,10 +2,15 @@
 
 A reader keeps the file list of one version. Refreshes add files and never touch the files of a
 version within its retention, so readers are never blocked and never see two versions mixed.
+
+Where the warehouse has a table of versions, it says which version of each table readers are given:
+tables that views join move together. `at` pins all of them; `read` follows the newest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
@@ -13,34 +18,148 @@ from driftline.errors import NotFound
 from pyspark.sql import DataFrame, SparkSession
 
 from warehouse_agent.columns.layout import quoted
+from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.report import counted
+from warehouse_agent.storage import warehouse_versions
 from warehouse_agent.storage.data_files import rows_of
-from warehouse_agent.storage.formats import head
+from warehouse_agent.storage.formats import head, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 
 
-def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
-    """Return the published table of a fragment, and make a temporary view of the same name.
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """One version of a whole warehouse, pinned: tables that belong together.
+
+    `version` is None, and `names` is empty, where no view was ever published: each table is then
+    read as of its newest version, pinned when it is first read.
+    """
+
+    spark: SparkSession
+    version: int | None
+    _store: Store
+    _members: Mapping[str, Member]
+    _pinned: dict[str, Snapshot | ViewSnapshot] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all tables of this version."""
+        return tuple(sorted(self._members))
+
+    def read(self, name: str) -> DataFrame:
+        """Return the rows of a fragment or a view.
+
+        Raises:
+            NotFound: nothing of this name is in this version.
+        """
+        return _data(self.spark, self._snapshot(name))
+
+    def as_of(self, name: str) -> str:
+        """Return the source's time of the rows, ISO 8601 in UTC; of a view the least of its inputs.
+
+        Raises:
+            NotFound: as `read`.
+        """
+        if name in self._members:
+            return self._members[name].as_of
+        return self._snapshot(name).record.as_of
+
+    def stale(self, name: str) -> str | None:
+        """Return why a view stayed behind its inputs; None if it did not.
+
+        Raises:
+            NotFound: as `read`.
+        """
+        if name in self._members:
+            return self._members[name].stale
+        self._snapshot(name)
+        return None
+
+    def register(self) -> None:
+        """Make a temporary view of each table that has a name of one part."""
+        for name in self.names:
+            if self._members[name].kind is not Kind.KEPT:
+                self.read(name).createOrReplaceTempView(quoted(name))
+
+    def _snapshot(self, name: str) -> Snapshot | ViewSnapshot:
+        if name not in self._pinned:
+            self._pinned[name] = _pinned(self._store, self._members, name)
+        return self._pinned[name]
+
+
+def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
+    """Pin a version of the whole warehouse: fragments and views that belong together.
 
     Args:
         spark: any session, Spark Connect included.
         path: the warehouse's folder or Hadoop path.
-        version: None for the newest.
+        version: of the warehouse; None for the newest.
+
+    Raises:
+        NotFound: there is no such version.
+        WarehouseUnavailable: the table of versions cannot be read.
+    """
+    store, members, number = _opened(path, version)
+    return Warehouse(spark, number, store, members)
+
+
+def read(spark: SparkSession, path: str | Path, name: str, version: int | None = None) -> DataFrame:
+    """Return the published table of a fragment or a view, and make a temporary view of this name.
+
+    Args:
+        spark: any session, Spark Connect included.
+        path: the warehouse's folder or Hadoop path.
+        version: of this table; None for the one in the newest version of the warehouse.
 
     Raises:
         NotFound: nothing was published under this name, or not this version.
     """
+    store, members, _ = _opened(path, None)
+    rows = _data(spark, _pinned(store, members, name, version))
+    rows.createOrReplaceTempView(quoted(name))
+    return rows
+
+
+def _opened(
+    path: str | Path, version: int | None
+) -> tuple[Store, Mapping[str, Member], int | None]:
+    """Return the store, the members of a warehouse version, and its number; none without table."""
     store = open_store(path)
-    snapshot = head(store, name, version=version)
-    if snapshot is None:
+    if version is None and not warehouse_versions.exists(store):
+        return store, {}, None
+    found = (
+        warehouse_versions.newest(store)
+        if version is None
+        else warehouse_versions.at_version(store, version)
+    )
+    assert found is not None, "the table exists"
+    kept = (m.name for m in found.members.values() if m.kind is Kind.KEPT)
+    return Store(store.root, frozenset(kept)), found.members, found.number
+
+
+def _pinned(
+    store: Store, members: Mapping[str, Member], name: str, version: int | None = None
+) -> Snapshot | ViewSnapshot:
+    """Return a version of a table, None for the one of its member, or else the newest."""
+    member = members.get(name)
+    if version is None and member is not None:
+        version = member.version
+    found: Snapshot | ViewSnapshot | None
+    if member is not None and member.kind is Kind.VIEW:
+        found = view_head(store, name, version=version)
+    else:
+        found = head(store, name, version=version)
+    if found is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."
         )
+    return found
+
+
+def _data(spark: SparkSession, snapshot: Snapshot | ViewSnapshot) -> DataFrame:
+    """Return the rows of a version, without bookkeeping."""
     rows = rows_of(spark, snapshot.layout, snapshot.uris())
-    rows = rows.select(*(quoted(c) for c in snapshot.layout.data_names))
-    rows.createOrReplaceTempView(quoted(name))
-    return rows
+    return rows.select(*(quoted(c) for c in snapshot.layout.data_names))
 
 
 def changes(
@@ -54,16 +173,14 @@ def changes(
     Args:
         spark, path, name: as for `read`.
         since: version that the reader has.
-        upto: None for the newest version.
+        upto: None for the version that `read` returns.
 
     Raises:
         NotFound: version `since` does not exist, as after a new first load. Or a version after it
             has no feed: a first load, changed columns, repaired damage, a restored table, or `gc`.
     """
-    store = open_store(path)
-    newest = head(store, name)
-    if newest is None:
-        raise NotFound("Nothing has been published yet.", where=name)
+    store, members, _ = _opened(path, None)
+    newest = _pinned(store, members, name)
     if since > newest.version:
         raise NotFound(
             f"Version {since} is not there; the newest is {newest.version}.",
@@ -73,9 +190,8 @@ def changes(
     last = newest.version if upto is None else upto
     parts = []
     for number in range(since + 1, last + 1):
-        snapshot = head(store, name, version=number)
-        feed = snapshot.record.changes if snapshot else None
-        if snapshot is None or feed is None:
+        snapshot = _pinned(store, members, name, number)
+        if (feed := snapshot.record.changes) is None:
             raise _no_feed(name, number, _why_none(snapshot))
         parts.append(_feed_rows(spark, store, name, snapshot, feed))
     if not parts:
@@ -87,7 +203,7 @@ def changes(
 
 
 def _feed_rows(
-    spark: SparkSession, store: Store, name: str, snapshot: Snapshot, feed: str
+    spark: SparkSession, store: Store, name: str, snapshot: Snapshot | ViewSnapshot, feed: str
 ) -> DataFrame:
     """Return the feed of one version. Raises NotFound if it was removed."""
     ddl = ", ".join(["_op string", *snapshot.layout.data_ddl])
@@ -102,11 +218,11 @@ def _feed_rows(
     return rows.selectExpr(f"{snapshot.version}L as _version", "*")
 
 
-def _why_none(snapshot: Snapshot | None) -> str:
-    if snapshot is not None and (lost := snapshot.record.repaired_rows):
+def _why_none(snapshot: Snapshot | ViewSnapshot) -> str:
+    if lost := snapshot.record.repaired_rows:
         was = "was" if lost == 1 else "were"
         return f"no change feed: {counted(lost, 'row')} of damaged files {was} pulled again"
-    if snapshot is not None and snapshot.record.restored is not None:
+    if snapshot.record.restored is not None:
         return f"no change feed: version {snapshot.record.restored} was restored"
     return "no change feed"
 

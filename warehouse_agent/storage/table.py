@@ -222,7 +222,9 @@ class TableFormat(Protocol):
                 version, or its content is not what its files hold.
         """
 
-    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
+    def entries(
+        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+    ) -> list[LogEntry]:
         """Return the commits of the log, newest first; none if there is no log.
 
         Args:
@@ -242,6 +244,13 @@ class TableFormat(Protocol):
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         """Return a version of a view, as `head` does; raises as well."""
+
+    def is_view(self, store: Store, name: str) -> bool:
+        """Return True if the table is that of a view; False also if there is none.
+
+        Raises:
+            WarehouseUnavailable: as `head`.
+        """
 
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         """Publish a version of a fragment or a view; return its number.

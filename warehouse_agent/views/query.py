@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 
 import sqlglot
@@ -72,8 +73,8 @@ _CLAUSES = {
 }
 # Words that may stand in front of a parenthesis and are no function.
 _WORDS = frozenset({
-    "and", "as", "between", "both", "by", "case", "else", "end", "escape", "from", "ilike", "in",
-    "inner", "interval", "is", "join", "leading", "like", "not", "null", "on", "or", "regexp",
+    "and", "as", "between", "both", "by", "case", "div", "else", "end", "escape", "from", "ilike",
+    "in", "inner", "interval", "is", "join", "leading", "like", "not", "null", "on", "or", "regexp",
     "rlike", "select", "then", "trailing", "true", "false", "try_cast", "when", "where",
 })  # fmt: skip
 _TYPES = frozenset({"char", "character", "dec", "decimal", "numeric", "varchar"})  # with a length
@@ -286,7 +287,7 @@ class _Reader:
             if is_quoted or name not in FUNCTIONS | _WORDS | _TYPES:
                 raise self._error(
                     f"the function {before.text!r} is not one that a view may call",
-                    nearest(name, sorted(FUNCTIONS)),
+                    _similar(name),
                     before.start,
                 )
 
@@ -451,3 +452,9 @@ def _position(text: str, offset: int) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _similar(name: str) -> str:
+    """Return which function may be meant, or where they are listed."""
+    near = get_close_matches(name, sorted(FUNCTIONS), n=1)
+    return f"Did you mean {near[0]!r}?" if near else "docs/views.md lists those that it may."

@@ -31,6 +31,17 @@ class Selection:
     components: tuple[Component, ...] = ()
 
 
+def chosen(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment | View]:
+    """Return the fragments and views that a command line names.
+
+    Raises:
+        UsageError: a pattern matches nothing, with the nearest name.
+    """
+    known = (*config.fragments, *config.views)
+    names = named(known, patterns, all_, file=config.file)
+    return [config.fragments.get(name) or config.views[name] for name in names]
+
+
 def select(
     config: WarehouseConfig, patterns: Sequence[str], all_: bool, without: Sequence[str] = ()
 ) -> Selection:
@@ -46,10 +57,9 @@ def select(
                 remedy=nearest(name, tuple(config.views)),
             )
     inputs = inputs_of(config.views)
-    known = (*config.fragments, *config.views)
-    chosen = named(known, patterns, all_, file=config.file)
-    asked = [name for name in chosen if name in inputs]
-    fragments = {*chosen, *graph.below(asked, inputs)} - inputs.keys()
+    asked = [one.name for one in chosen(config, patterns, all_)]
+    views = [name for name in asked if name in inputs]
+    fragments = {*asked, *graph.below(views, inputs)} - inputs.keys()
     moving = graph.above(fragments, inputs)
     left_out = moving & {*without, *graph.above(without, inputs)}
     order = graph.in_order(inputs)

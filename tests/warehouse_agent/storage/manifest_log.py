@@ -56,7 +56,9 @@ class ManifestLog:
         layout = from_json(body["record"]["layout"])
         return Snapshot(number, body["table"], files, layout, record, pin=None)
 
-    def entries(self, store: Store, name: str, newest: Snapshot | None) -> list[LogEntry]:
+    def entries(
+        self, store: Store, name: str, newest: Snapshot | ViewSnapshot | None
+    ) -> list[LogEntry]:
         """Return the commits, newest first (`TableFormat.entries`)."""
         found = []
         for number in reversed(self._numbers(store, name)):
@@ -79,6 +81,10 @@ class ManifestLog:
 
     def view_head(self, store: Store, name: str, version: int | None) -> ViewSnapshot | None:
         """Return None: this format has tables of fragments only."""
+
+    def is_view(self, store: Store, name: str) -> bool:
+        """Return False: this format has tables of fragments only."""
+        return False
 
     def commit(self, store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
         """Publish a version (`TableFormat.commit`)."""

@@ -199,14 +199,14 @@ def test_another_query_is_refused_until_it_is_accepted(loaded: Loaded) -> None:
 def test_settings_of_the_session_do_not_matter(loaded: Loaded) -> None:
     loaded.publish()
     conf = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "Asia/Tokyo"}
-    before = {key: loaded.spark.conf.get(key) for key in conf}
+    before = {key: str(loaded.spark.conf.get(key)) for key in conf}
     try:
         for key, value in conf.items():
             loaded.spark.conf.set(key, value)
         assert isinstance(loaded.recompute(), UnchangedView)
     finally:
         for key, value in before.items():
-            loaded.spark.conf.set(key, str(value))
+            loaded.spark.conf.set(key, value)
 
 
 @pytest.mark.parametrize(

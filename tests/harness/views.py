@@ -1,0 +1,163 @@
+"""Several sources, one warehouse with views, and an oracle that computes the views itself.
+
+Each source is an SQLite database with a source agent of its own. The oracle is DuckDB over the rows
+that the owners' connections read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import duckdb
+from pyspark.sql import SparkSession
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import SMALL_BYTES, Pair, plain
+from warehouse_agent.config import WarehouseConfig
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import Report
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.storage import warehouse_versions
+from warehouse_agent.storage.readers import Warehouse, at
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.warehouse_versions import WarehouseVersion
+from warehouse_agent.views.inputs import load
+from warehouse_agent.views.selection import select
+
+
+class Sites:
+    """Sources by name, with tables by name and their columns; and a warehouse with views."""
+
+    def __init__(
+        self,
+        spark: SparkSession | Deferred,
+        folder: Path,
+        tables: dict[str, dict[str, str]],
+        views: dict[str, str],
+    ) -> None:
+        self.spark, self.folder, self.tables = spark, folder, tables
+        self.views = views
+        self.view_lines: dict[str, str] = {}
+        self.fragment_lines: dict[str, str] = {}
+        self.small_bytes = SMALL_BYTES
+        self.pairs: dict[str, Pair] = {}
+        self._stack = ExitStack()
+        for source, columns in tables.items():
+            (folder / source).mkdir(parents=True)
+            legacy = SqliteLegacy(folder / f"{source}.db")
+            self._stack.callback(legacy.close)
+            for name, ddl in columns.items():
+                legacy.execute(f"CREATE TABLE {name} ({ddl})")
+            relations = {name: f'table = "{name}"' for name in columns}
+            self.pairs[source] = self._stack.enter_context(
+                Pair(spark, legacy, folder / source, relations)
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def warehouse(self) -> Path:
+        return self.folder / "warehouse"
+
+    @property
+    def store(self) -> Store:
+        return Store.of(self.config())
+
+    def sql(self, source: str, text: str, *parameters: Any) -> None:
+        self.pairs[source].legacy.execute(text, *parameters)
+
+    def toml(self, more: str = "") -> Path:
+        """Write warehouse.toml: fragments are those that `fragment_lines` names."""
+        parts = [
+            f'[warehouse]\npath = "{self.warehouse}"\nsmall_bytes = {self.small_bytes}\n{more}\n'
+        ]
+        for name, pair in self.pairs.items():
+            parts.append(f'[sources.{name}]\naddress = "{pair.address}"\ninsecure = true\n')
+        parts += [f"[fragments.{name}]\n{lines}\n" for name, lines in self.fragment_lines.items()]
+        parts += [
+            f'[views.{name}]\nquery = """{text}"""\n{self.view_lines.get(name, "")}\n'
+            for name, text in self.views.items()
+        ]
+        file = self.folder / "warehouse.toml"
+        file.write_text("\n".join(parts))
+        return file
+
+    def config(self) -> WarehouseConfig:
+        return load(self.toml())
+
+    def refresh(
+        self,
+        *names: str,
+        without: Sequence[str] = (),
+        options: Options | None = None,
+        attempts: int = 1,
+    ) -> dict[str, Report]:
+        """Refresh, by default all; return the reports by name."""
+        config = self.config()
+        runner = Runner(self.spark, config, attempts=attempts, sleep=lambda _: None)
+        chosen = select(config, names, not names, without)
+        return {r.name: r for r in runner.refresh(chosen, options or Options())}
+
+    def well(self, *names: str, **options: Any) -> dict[str, Report]:
+        """Refresh, which must go well."""
+        reports = self.refresh(*names, **options)
+        wrong = {n: r.error or r.not_started or r.stale or r.held for n, r in reports.items()}
+        assert not any(wrong.values()), wrong
+        return reports
+
+    def newest(self) -> WarehouseVersion | None:
+        return warehouse_versions.newest(self.store)
+
+    def pinned(self, version: int | None = None) -> Warehouse:
+        assert not isinstance(self.spark, Deferred)
+        return at(self.spark, self.warehouse, version)
+
+    def expected(self, view: str) -> Counter[tuple[Any, ...]]:
+        """The rows of a view, computed from the sources' rows."""
+        with duckdb.connect() as db:
+            for source, tables in self.tables.items():
+                db.execute(f"CREATE SCHEMA {source}")
+                for name, ddl in tables.items():
+                    db.execute(f"CREATE TABLE {source}.{name} ({ddl})")
+                    if rows := self.pairs[source].legacy.rows(name):
+                        marks = ", ".join("?" * len(rows[0]))
+                        db.executemany(f"INSERT INTO {source}.{name} VALUES ({marks})", rows)
+            for name, lines in self.fragment_lines.items():
+                pairs = dict(line.split(" = ") for line in lines.splitlines())
+                relation = pairs.get("relation", name).strip('"')
+                table = f"{pairs['source']}.{relation}".replace('"', "")
+                db.execute(f"CREATE VIEW {name} AS SELECT * FROM {table}")
+            for name, text in self.views.items():
+                db.execute(f"CREATE VIEW {name} AS {text}".replace("`", '"'))
+            rows = db.execute(f"SELECT * FROM {view}").fetchall()
+            return Counter(tuple(map(plain, row)) for row in rows)
+
+    def check(self, *views: str, version: int | None = None) -> None:
+        """Compare views, by default all, that a reader is given with the oracle's."""
+        pinned = self.pinned(version)
+        for name in views or self.views:
+            found = Counter(tuple(map(plain, row)) for row in pinned.read(name).collect())
+            assert found == self.expected(name), name
+            assert pinned.stale(name) is None
+
+    def left(self) -> list[str]:
+        """Folders of data files that no version of a table names."""
+        found = []
+        newest = self.newest()
+        for folder, _, files in os.walk(self.warehouse):
+            place = Path(folder)
+            if place.name.startswith("data-") and not files and not any(place.iterdir()):
+                continue
+            if place.name.startswith("data-") and newest is not None:
+                found.append(str(place.relative_to(self.warehouse)))
+        return found

@@ -1,0 +1,198 @@
+"""Views over several sites: they move with their fragments, or stay behind and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.harness.no_spark import NoSpark
+from tests.harness.views import Sites
+from warehouse_agent.refresh.job import Options
+
+pytestmark = pytest.mark.spark
+
+TABLES = {
+    "erp": {
+        "orders": "id INTEGER PRIMARY KEY, customer INT, amount INT, note VARCHAR",
+        "other": "id INTEGER PRIMARY KEY, mark INT",
+    },
+    "crm": {"customer": "code VARCHAR PRIMARY KEY, id INT, name VARCHAR"},
+}
+VIEWS = {
+    "joined": "SELECT o.id, o.amount, c.name FROM orders o JOIN crm.customer c ON c.id = o.customer"
+    " WHERE o.amount > 0",
+    "inverse": "SELECT j.id, 100 / (j.amount - 7) AS x FROM joined j",
+}
+
+
+def fill(sites: Sites) -> None:
+    for i in range(40):
+        sites.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", i, i % 6, 2 * i - 10, f"n{i}")
+        sites.sql("erp", "INSERT INTO other VALUES (?, 0)", i)
+    for i in range(8):
+        sites.sql("crm", "INSERT INTO customer VALUES (?, ?, ?)", f"c{i}", i % 5, f"name {i}")
+
+
+@pytest.fixture
+def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
+    with Sites(spark, tmp_path, TABLES, dict(VIEWS)) as made:
+        made.fragment_lines = {"orders": 'source = "erp"', "other": 'source = "erp"'}
+        made.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
+        fill(made)
+        yield made
+
+
+def oracle(sites: Sites) -> None:
+    sites.views["inverse"] = sites.views["inverse"].replace("div", "//")
+
+
+def check(sites: Sites) -> None:
+    text = sites.views["inverse"]
+    oracle(sites)
+    sites.check()
+    sites.views["inverse"] = text
+
+
+def test_views_move_with_their_fragments(sites: Sites) -> None:
+    reports = sites.well()
+    assert {n: r.version for n, r in reports.items()} == {
+        "orders": 0, "other": 0, "crm.customer": 0, "joined": 0, "inverse": 0,
+    }  # fmt: skip
+    check(sites)
+    assert {r.warehouse_version for r in reports.values() if r.name != "other"} == {0}
+    newest = sites.newest()
+    assert newest is not None
+    assert {n: m.kind.value for n, m in newest.members.items()} == {
+        "orders": "fragment", "other": "fragment", "crm.customer": "kept", "joined": "view",
+        "inverse": "view",
+    }  # fmt: skip
+    assert newest.members["joined"].inputs == {"orders": 0, "crm.customer": 0}
+    # Nothing changed: no Spark, no flip, no version.
+    spark, sites.spark = sites.spark, NoSpark()
+    reports = sites.well()
+    assert {r.version for r in reports.values()} == {0}
+    after = sites.newest()
+    assert after is not None
+    assert after.number == newest.number
+    sites.spark = spark
+    # A reader that pinned the old version keeps it.
+    old = sites.pinned()
+    before = sorted(map(tuple, old.read("joined").collect()))
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id % 3 = 0")
+    sites.sql("erp", "DELETE FROM orders WHERE id = 17")
+    sites.sql("crm", "INSERT INTO customer VALUES ('new', 1, 'newcomer')")
+    reports = sites.well()
+    assert {n: r.version for n, r in reports.items()} == {
+        "orders": 1, "other": 0, "crm.customer": 1, "joined": 1, "inverse": 1,
+    }  # fmt: skip
+    assert reports["joined"].inputs == {"orders": 1, "crm.customer": 1}
+    check(sites)
+    assert sorted(map(tuple, old.read("joined").collect())) == before
+    assert (old.version, sites.pinned().version) == (0, 1)
+    # A fragment without views is flipped in the same command.
+    sites.sql("erp", "UPDATE other SET mark = 1")
+    reports = sites.well("other")
+    assert reports["other"].warehouse_version == 2
+    assert sites.pinned().read("other").where("mark = 1").count() == 40
+
+
+def test_one_fragment_brings_its_views(sites: Sites) -> None:
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = 100 WHERE id = 3")
+    sites.sql("crm", "UPDATE customer SET name = 'not yet'")
+    reports = sites.well("orders")
+    assert list(reports) == ["orders", "joined", "inverse"]
+    pinned = sites.pinned()
+    assert pinned.read("joined").where("amount = 100").count() > 0
+    assert pinned.read("joined").where("name = 'not yet'").count() == 0
+    sites.well("joined")
+    check(sites)
+
+
+def test_a_source_that_is_down(sites: Sites) -> None:
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = 50 WHERE id = 9")
+    sites.sql("crm", "DELETE FROM customer WHERE code = 'c0'")
+    pair = sites.pairs["crm"]
+    port = int(pair.address.rsplit(":", 1)[1])
+    pair.stop()
+    reports = sites.refresh()
+    error = reports["crm.customer"].error
+    assert error is not None
+    assert error["code"] == "UNREACHABLE"
+    assert reports["orders"].version == reports["joined"].version == 1
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["joined"].inputs == {"orders": 1, "crm.customer": 0}
+    assert newest.members["joined"].as_of == newest.members["crm.customer"].as_of
+    pair.serve(port)
+    sites.well()
+    check(sites)
+
+
+def test_an_expression_that_raises_on_a_row(sites: Sites) -> None:
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = 7 WHERE id = 20")
+    reports = sites.refresh()
+    error = reports["inverse"].error
+    assert error is not None
+    assert (error["code"], error["where"]) == ("VIEW_FAILED", "inverse")
+    assert "DIVIDE_BY_ZERO" in error["details"]["condition"]
+    assert (reports["joined"].version, reports["orders"].version) == (1, 1)
+    pinned = sites.pinned()
+    assert "zero" in str(pinned.stale("inverse")).lower()
+    assert pinned.stale("joined") is None
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["inverse"].inputs == {"joined": 0}
+    assert sites.refresh()["inverse"].error is not None, "it is tried again"
+    sites.sql("erp", "UPDATE orders SET amount = 8 WHERE id = 20")
+    sites.well()
+    check(sites)
+
+
+def test_a_view_that_holds_its_component(sites: Sites) -> None:
+    sites.view_lines["inverse"] = 'on_failure = "hold"'
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = 7 WHERE id = 20")
+    reports = sites.refresh()
+    assert reports["inverse"].error is not None
+    assert reports["orders"].held == "inverse failed, and its component waits for it"
+    assert (reports["orders"].version, reports["orders"].warehouse_version) == (1, 0)
+    assert sites.pinned().read("orders").where("amount = 7").count() == 0
+    reports = sites.refresh("orders", without=["inverse"])
+    assert reports["orders"].error is None
+    pinned = sites.pinned()
+    assert pinned.read("orders").where("amount = 7").count() == 1
+    assert pinned.stale("inverse") == "left out with --without"
+    sites.sql("erp", "UPDATE orders SET amount = 8 WHERE id = 20")
+    sites.well()
+    check(sites)
+
+
+def test_another_query(sites: Sites) -> None:
+    sites.well()
+    sites.views["joined"] = VIEWS["joined"].replace("o.amount > 0", "o.amount > 20")
+    reports = sites.refresh()
+    error = reports["joined"].error
+    assert error is not None
+    assert error["code"] == "RECIPE"
+    assert "the query" in error["message"]
+    assert "stale" in str(reports["inverse"].not_started)
+    assert sites.pinned().stale("joined") is not None
+    sites.well(options=Options(accept_schema=True))
+    check(sites)
+
+
+def test_inputs_that_were_never_loaded(sites: Sites) -> None:
+    reports = sites.refresh("orders")
+    assert reports["orders"].version == 0
+    assert reports["joined"].not_started == (
+        "It stays as it is: its input crm.customer was never published."
+    )
+    assert sites.newest() is None
+    sites.well()
+    check(sites)

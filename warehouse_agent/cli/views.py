@@ -1,0 +1,103 @@
+"""`plan` and `verify` of views, and what `status` says of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from driftline.errors import NotFound
+
+from warehouse_agent.config import View, WarehouseConfig
+from warehouse_agent.history import record
+from warehouse_agent.report import Report, counted, utc_now
+from warehouse_agent.runs.each_fragment import published_view
+from warehouse_agent.spark import session
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.tasks.steps import StepLog, Steps
+from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.recompute import verified
+
+
+@dataclass(frozen=True, slots=True)
+class ViewForecast:
+    """What a refresh of a view would do; rows and bytes are those of the inputs' newest versions.
+
+    `seconds`: the median of the last view phases; None if there was none.
+    """
+
+    name: str
+    what: str
+    version: int | None
+    inputs: dict[str, int | None]
+    rows_read: int
+    bytes_read: int
+    seconds: float | None
+
+    def to_json(self) -> str:
+        """Return the forecast as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    def text(self) -> str:
+        """Return the forecast for a person."""
+        from_ = ", ".join(
+            f"{name} version {version}" if version is not None else f"{name}, not loaded yet"
+            for name, version in self.inputs.items()
+        )
+        took = "" if self.seconds is None else f"; earlier ones took {self.seconds:,.1f} s"
+        return (
+            f"{self.name}: view, {self.what} if an input moves, from {from_}: "
+            f"{counted(self.rows_read, 'row')}, {counted(self.bytes_read, 'byte')}{took}"
+        )
+
+
+def forecast(store: Store, view: View) -> ViewForecast:
+    """Predict a refresh of a view from what is published. Raises WarehouseUnavailable."""
+    base = formats.view_head(store, view.name)
+    found = {name: _head(store, name) for name in dict.fromkeys(view.inputs)}
+    times = record.durations_s(store, view.name, 5)
+    files = [f for one in found.values() if one is not None for f in one.files]
+    return ViewForecast(
+        name=view.name,
+        what="recompute",
+        version=None if base is None else base.version,
+        inputs={name: None if one is None else one.version for name, one in found.items()},
+        rows_read=sum(f.rows for f in files),
+        bytes_read=sum(f.size for f in files),
+        seconds=sorted(times)[len(times) // 2] if times else None,
+    )
+
+
+def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view: View) -> Report:
+    """Compute the newest version of a view again from what it was made of; return a report.
+
+    Raises:
+        NotFound: it is not published, or an input's version is gone.
+        ProofFailed: rows differ.
+        RecipeChanged: the view means something else now.
+    """
+    published = published_view(store, view.name)
+    report = Report(view.name, "verify", published.version, published.version, method="recompute")
+    made_of = published.record.inputs or {}
+    inputs = []
+    for name in view.inputs:
+        found = _head(store, name, made_of.get(name))
+        if found is None:
+            raise NotFound(f"Its input {name} is not published.", where=view.name)
+        inputs.append(Input(name, found.version, found.layout, found.files))
+    with report.phase("verify"):
+        size = sum(f.size for one in inputs for f in one.files)
+        steps = Steps(spark, config.small_bytes, StepLog(report.places, ["verify"]), store)
+        rows = verified(steps.spark(size), view.name, query_of(view), inputs, published)
+    report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
+    report.inputs = dict(made_of)
+    return report
+
+
+def _head(store: Store, name: str, version: int | None = None) -> Snapshot | ViewSnapshot | None:
+    """Return a version of a fragment or a view, None for the newest; None if there is none."""
+    if formats.is_view(store, name):
+        return formats.view_head(store, name, version=version)
+    return formats.head(store, name, version=version)
