@@ -30,7 +30,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
-    """Pin a version of the whole warehouse: tables that belong together (`readers.at`)."""
+    """Return a pinned version of the whole warehouse (`readers.at`)."""
     from warehouse_agent.storage import readers
 
     return readers.at(spark, path, version)

@@ -50,14 +50,14 @@ _PATH_REFUSED = "*?[]{}\\%"
 
 
 class Maintain(Enum):
-    """How a view follows its inputs."""
+    """Ways in which a view follows its inputs."""
 
     AUTO = "auto"
     RECOMPUTE = "recompute"
 
 
 class OnFailure(Enum):
-    """What happens to the inputs of a view that fails: they move without it, or wait for it."""
+    """Choices for the inputs of a view that fails: they move without it, or wait for it."""
 
     STALE = "stale"
     HOLD = "hold"

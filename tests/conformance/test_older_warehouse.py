@@ -54,6 +54,12 @@ SINCE = {
     "places",
     "not_started",
     "report",
+    "warehouse_version",
+    "inputs",
+    "stale",
+    "held",
+    "kind",
+    "visible_version",
 }  # keys of the report and of a commit that are younger than the fixture
 
 

@@ -24,6 +24,7 @@ STAYS = {
     errors.SourceUnreachable,
     errors.TableShrank,
     errors.ProofFailed,
+    errors.ViewFailed,
     errors.WarehouseUnavailable,
     errors.SparkLost,
     errors.Locked,

@@ -123,7 +123,11 @@ def _say_verified(report: Report, *, as_json: bool) -> None:
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
-    """Write a receipt of the published values into a file that only its owner can read."""
+    """Write a receipt of the published values into a file that only its owner can read.
+
+    Raises:
+        UsageError: it is a view, which no relation of a source equals.
+    """
     store = Store.of(config)
     if name in config.views:
         raise UsageError(

@@ -23,7 +23,7 @@ from warehouse_agent.views.recompute import verified
 
 @dataclass(frozen=True, slots=True)
 class ViewForecast:
-    """What a refresh of a view would do; rows and bytes are those of the inputs' newest versions.
+    """Forecast of a refresh of a view; rows and bytes are those of the inputs' newest versions.
 
     `seconds`: the median of the last view phases; None if there was none.
     """

@@ -35,7 +35,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class ViewRecipe:
-    """What the rows of a view depend on beside its inputs' rows.
+    """Recipe of a view: all that its rows depend on beside its inputs' rows.
 
     Attributes:
         query: the text of the data engineer.

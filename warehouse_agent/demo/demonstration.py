@@ -1,8 +1,8 @@
 """`driftline demo`: the main job on generated data, with both agents as processes.
 
-A legacy system with three TPC-H tables, certificates, and two agents over mutual TLS: initial load,
-a day's changes, plan, refresh, a refresh that finds nothing, an independent comparison, and a
-receipt that the source's side recomputes. At the end it prints how many bytes crossed the line.
+A legacy system with three TPC-H tables, a view over two of them, certificates, and two agents over
+mutual TLS: initial load, a day's changes, plan, refresh, a refresh that finds nothing, an
+independent comparison, and a receipt that the source's side recomputes. At the end it prints how many bytes crossed the line.
 
 Everything stays in one folder; nothing stays running. A folder that the demonstration did not make
 is never touched. It is no test and no benchmark: loopback has no delay. Rejected: to call the
@@ -16,11 +16,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import rich.box
 from deltalake import DeltaTable
@@ -31,12 +32,20 @@ from rich.table import Table as Grid
 from warehouse_agent.demo import postgresql
 from warehouse_agent.demo import source as demo_source
 from warehouse_agent.demo.processes import agent, answer, running, terminable
-from warehouse_agent.demo.source import TABLES, Legacy, Table
+from warehouse_agent.demo.source import TABLES, Legacy
 
 MARKER = ".driftline-demo"  # in every folder that we made
 _WAREHOUSE_TOML, _SOURCE_TOML = "warehouse.toml", "source.toml"
 _KINDS = ("inserted", "updated", "deleted")
-Reports = dict[str, dict[str, Any]]  # by table
+Reports = dict[str, dict[str, Any]]  # by table or view
+_VIEW = "open_orders"
+_VIEW_COLUMNS = ("o_orderkey", "o_orderdate", "o_totalprice", "c_name")
+_VIEW_TOML = f"""\
+[views.{_VIEW}]
+query = \"\"\"SELECT {", ".join(_VIEW_COLUMNS)}
+           FROM orders o JOIN erp.customer c ON c.c_custkey = o.o_custkey
+           WHERE o.o_orderstatus = 'O'\"\"\"
+"""
 _SERVER = """\
 [database]
 {database}
@@ -151,7 +160,7 @@ def _agent(folder: Path, legacy: Legacy) -> Iterator[None]:
         file.unlink()
         fragments = "".join(f'[fragments.{t.name}]\nsource = "erp"\n' for t in TABLES)
         text = _WAREHOUSE.format(port=port)
-        (folder / _WAREHOUSE_TOML).write_text(text + fragments, encoding="utf-8")
+        (folder / _WAREHOUSE_TOML).write_text(text + fragments + _VIEW_TOML, encoding="utf-8")
         _write_source(folder, legacy, port)  # for a user who starts it again
         yield
 
@@ -187,16 +196,20 @@ def _show(folder: Path, legacy: Legacy) -> tuple[Reports, Reports, Reports]:
 def _refresh(folder: Path, log: str) -> Reports:
     lines = _warehouse(folder, log, "refresh", "--all", "--json").splitlines()
     reports: Reports = {body["name"]: body for body in map(json.loads, lines)}
-    if set(reports) != {table.name for table in TABLES}:
+    if set(reports) != {_VIEW, *(table.name for table in TABLES)}:
         raise InternalError(f"There are reports of {', '.join(reports)} alone.", where="demo")
     return reports
 
 
 def _compare(folder: Path, legacy: Legacy) -> None:
-    """Compare the published rows with the source's, without Driftline's code and its mistakes."""
+    """Compare the published rows with the source's, without Driftline's code and its mistakes.
+
+    The view is compared with a join of the source's rows.
+    """
+    source = {table.name: legacy.texts(table) for table in TABLES}
     for table in TABLES:
-        ours = _published(folder / "warehouse" / table.name, table)
-        theirs = legacy.texts(table)
+        ours = _published(folder / "warehouse" / table.name, table.names)
+        theirs = source[table.name]
         if not are_same_rows(ours, theirs):
             raise ProofFailed(
                 f"{ours.num_rows} rows are published and {theirs.num_rows} are at the source, or "
@@ -204,13 +217,19 @@ def _compare(folder: Path, legacy: Legacy) -> None:
                 where=table.name,
             )
         print(f"      {table.name}: {ours.num_rows:,} rows, equal")
+    orders = source["orders"].filter(pc.equal(source["orders"]["o_orderstatus"], "O"))
+    joined = orders.join(source["customer"], "o_custkey", "c_custkey", "inner")
+    ours = _published(folder / "warehouse" / _VIEW, _VIEW_COLUMNS)
+    if not are_same_rows(ours, joined.select(_VIEW_COLUMNS)):
+        raise ProofFailed("Its rows are not those of the source's tables, joined.", where=_VIEW)
+    print(f"      {_VIEW}: {ours.num_rows:,} rows, equal to the source's tables, joined")
 
 
-def _published(path: Path, table: Table) -> pa.Table:
-    """Return the newest version of a Delta table, every value as text."""
+def _published(path: Path, names: Sequence[str]) -> pa.Table:
+    """Return columns of the newest version of a Delta table, every value as text."""
     files = DeltaTable(path).file_uris()
-    schema = pa.schema([(name, pa.string()) for name in table.names])
-    parts = [pq.read_table(file, columns=table.names).cast(schema) for file in files]
+    schema = pa.schema([(name, pa.string()) for name in names])
+    parts = [pq.read_table(file, columns=list(names)).cast(schema) for file in files]
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 

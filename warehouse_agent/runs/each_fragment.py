@@ -69,7 +69,7 @@ def published(store: Store, name: str) -> Snapshot:
 
 
 def published_view(store: Store, name: str) -> ViewSnapshot:
-    """Return the newest version of a view; raises as `published`."""
+    """Return the newest version of a view. Raises NotFound, WarehouseUnavailable as `published`."""
     if (snapshot := formats.view_head(store, name)) is None:
         raise NotFound(
             "Nothing has been published yet.", where=name, remedy=f"Run `driftline refresh {name}`."

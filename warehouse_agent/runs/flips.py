@@ -44,7 +44,7 @@ class Flips:
         return found
 
     def committed(self, fragment: Fragment, version: int | None) -> int | None:
-        """Flip a fragment that was committed, or that was found equal with a head that is ahead.
+        """Commit the flip of a fragment that was committed, or found equal while its head is ahead.
 
         Args:
             version: of its table now; None: nothing is published.

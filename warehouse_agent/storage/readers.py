@@ -88,7 +88,7 @@ class Warehouse:
 
 
 def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
-    """Pin a version of the whole warehouse: fragments and views that belong together.
+    """Return a pinned version of the whole warehouse: tables that belong together.
 
     Args:
         spark: any session, Spark Connect included.

@@ -1,0 +1,94 @@
+"""A refresh of views that is killed between the first commit and the flip.
+
+Whatever is left, readers of the warehouse see the version before, whole; and the next refresh, in
+which nothing changed at the sources, brings everything to what the sources have.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import ROOT
+from tests.faults.test_killed_steps import KILLED
+from tests.harness.pair import environment, plain
+from tests.harness.views import Sites
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+TABLES = {
+    "erp": {"orders": "id INTEGER PRIMARY KEY, customer INT, amount INT"},
+    "crm": {"customer": "id INTEGER PRIMARY KEY, name VARCHAR"},
+}
+VIEWS = {
+    "joined": "SELECT o.id, c.name, o.amount FROM erp.orders o JOIN crm.customer c "
+    "ON c.id = o.customer",
+    "over": "SELECT j.id, j.amount + 1 AS more FROM joined j WHERE j.amount > 5",
+}
+# Two fragments and two views are committed, then comes the flip.
+PLACES = [
+    ("runs.component_turn:recompute", "after", 2),
+    ("storage.formats:commit", "after", 1),
+    ("storage.formats:commit", "after", 2),
+    ("storage.formats:commit", "after", 3),
+    ("storage.formats:commit", "after", 4),
+    ("storage.warehouse_versions:flip", "after", 1),
+]
+
+
+@pytest.fixture
+def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
+    with Sites(spark, tmp_path, TABLES, VIEWS) as made:
+        for i in range(30):
+            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?)", i, i % 5, i)
+        for i in range(5):
+            made.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
+        yield made
+
+
+@pytest.mark.parametrize(("function", "when", "call"), PLACES)
+def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
+    sites.well()
+    before = {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
+    sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id % 4 = 0")
+    sites.sql("erp", "DELETE FROM orders WHERE id = 7")
+    sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+    toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
+    log = sites.folder / "log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                KILLED.format(function=function, when=when, call=call),
+                *("--config", str(toml), "refresh"),
+            ],
+            env=environment(),
+            stdout=out,
+            stderr=out,
+            check=False,
+            cwd=ROOT,
+        )
+    assert done.returncode == -signal.SIGKILL, log.read_text()
+    after = {name: seen(sites, name) for name in before}
+    if "flip" in function:
+        sites.check()
+    else:
+        assert after == before
+    sites.well()
+    sites.check()
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["over"].inputs == {"joined": newest.members["joined"].version}
+
+
+def seen(sites: Sites, name: str) -> Counter[tuple[object, ...]]:
+    """What a reader of the newest warehouse version sees."""
+    return Counter(tuple(map(plain, row)) for row in sites.pinned().read(name).collect())
