@@ -2,7 +2,8 @@
 
 A legacy system with three TPC-H tables, a view over two of them, certificates, and two agents over
 mutual TLS: initial load, a day's changes, plan, refresh, a refresh that finds nothing, an
-independent comparison, and a receipt that the source's side recomputes. At the end it prints how many bytes crossed the line.
+independent comparison, and a receipt that the source's side recomputes. At the end it prints how
+many bytes crossed the line.
 
 Everything stays in one folder; nothing stays running. A folder that the demonstration did not make
 is never touched. It is no test and no benchmark: loopback has no delay. Rejected: to call the
