@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
+from tests.warehouse_agent.cli.test_main import REPORT, command
+from warehouse_agent import read
+from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.storage.formats import view_head
 
 pytestmark = pytest.mark.spark
 
@@ -195,4 +204,93 @@ def test_inputs_that_were_never_loaded(sites: Sites) -> None:
     )
     assert sites.newest() is None
     sites.well()
+    check(sites)
+
+
+def test_the_commands(sites: Sites) -> None:
+    toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
+    ended = command("refresh", "--json", config=toml)
+    assert (ended.code, [line["name"] for line in ended.lines][-2:]) == (0, ["joined", "inverse"])
+    assert all(list(line) == REPORT for line in ended.lines)
+    found = {line["name"]: line for line in command("status", "--json", config=toml).lines}
+    assert found["joined"]["kind"] == "view"
+    assert found["crm.customer"]["kind"] == "kept"
+    assert found["joined"]["inputs"] == {"orders": 0, "crm.customer": 0}
+    assert {line["visible_version"] for line in found.values()} == {0}
+    verified = command("verify", "joined", "--json", config=toml)
+    assert (verified.code, verified.lines[0]["proof"]) == (0, "values")
+    (history,) = command("history", "joined", "--json", config=toml).lines
+    assert (history["version"], history["inputs"]) == (0, {"orders": 0, "crm.customer": 0})
+    planned = command("plan", "joined", "inverse", config=toml)
+    assert planned.code == 0
+    assert planned.out.startswith("joined: view, recompute if an input moves, from orders version")
+    refused = command("receipt", "joined", config=toml)
+    assert refused.code == 2
+    assert "there is no receipt" in refused.err
+    assert command("refresh", "--without", "nope", config=toml).code == 2
+    sites.sql("erp", "UPDATE orders SET amount = 7 WHERE id = 20")
+    ended = command("refresh", config=toml)
+    assert ended.code == 3
+    assert "error VIEW_FAILED: inverse" in ended.err
+    shown = command("status", config=toml)
+    assert "inverse stays behind its inputs: Spark cannot evaluate the view" in shown.out
+    sites.sql("erp", "UPDATE orders SET amount = 9 WHERE id = 20")
+    assert command("refresh", config=toml).code == 0
+    check(sites)
+    # Somebody changed a file of the view: verify counts the rows that differ.
+    table = DeltaTable(str(sites.warehouse / "joined"))
+    (file, *_) = table.file_uris()
+    rows = pq.read_table(file.removeprefix("file://"))
+    size = Path(file.removeprefix("file://"))
+    pq.write_table(rows.set_column(1, "amount", pa.array([1] * len(rows), pa.int64())), size)
+    ended = command("verify", "joined", config=toml)
+    assert ended.code == 1
+    assert "error WAREHOUSE: joined: A file of the warehouse is damaged" in ended.err
+    Path(size.parent, f".{size.name}.crc").unlink()
+    ended = command("verify", "joined", config=toml)
+    assert ended.code == 75
+    assert "rows different" in ended.err
+    ended = command("verify", "joined", "--repair", config=toml)
+    assert ended.code == 0, ended.err
+    check(sites)
+    assert command("verify", "joined", config=toml).code == 0
+
+
+def test_gc_counts_from_the_flip(sites: Sites) -> None:
+    """What a warehouse version that is kept needs stays; what none needs goes."""
+    for amount in range(4):
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 3", 90 + amount)
+        sites.well()
+    sites.views["inverse"] = "SELECT j.id, 1 / (j.amount - 93) AS x FROM joined j"
+    assert sites.refresh("orders", options=Options(accept_schema=True))["inverse"].error is not None
+    sites.sql("erp", "UPDATE orders SET amount = 200 WHERE id = 3")
+    store, later = sites.store, datetime.now(UTC) + timedelta(days=400)
+
+    def clean(now: datetime) -> int:
+        found = 0
+        for name in (*sites.config().fragments, *sites.views):
+            is_view = name in sites.views
+            garbage = unreferenced(store, name, keep_hours=24, now=now, is_view=is_view)
+            found += len(garbage.places)
+            for place in garbage.places:
+                store.remove_file(*place)
+        return found
+
+    assert clean(datetime.now(UTC)) == 0
+    newest = sites.newest()
+    assert newest is not None
+    for number in range(newest.number + 1):
+        assert sites.pinned(number).read("joined").count() > 0
+    assert clean(later) > 0
+    assert clean(later) == 0
+    pinned = sites.pinned()
+    assert pinned.stale("inverse") is not None
+    assert pinned.read("inverse").count() > 0
+    made_of = newest.members["inverse"].inputs["joined"]
+    assert view_head(store, "joined", version=made_of) is not None
+    assert read(pinned.spark, sites.warehouse, "joined", made_of).count() > 0, "it was made of it"
+    with pytest.raises(WarehouseUnavailable, match="is missing"):
+        sites.pinned(0)
+    sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
+    sites.well(options=Options(accept_schema=True))
     check(sites)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from driftline.digests import Salt
-from driftline.errors import SourceUnreachable, UsageError
+from driftline.errors import ProofFailed, SourceUnreachable, UsageError, WarehouseUnavailable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 
 from warehouse_agent.cli import views
@@ -80,12 +80,19 @@ def verify(
     damaged. Compute each view again, and compare."""
     store = Store.of(config)
     spark = session.Deferred.of(config)
-    to_repair: list[Fragment] = []
+    to_repair: list[Fragment | View] = []
     suspects: set[tuple[str, str]] = set()
 
     def one(fragment: Fragment | View) -> None:
         if isinstance(fragment, View):
-            report = views.verify(config, store, spark, fragment)
+            try:
+                report = views.verify(config, store, spark, fragment)
+            except (ProofFailed, WarehouseUnavailable) as problem:
+                if not repair:
+                    raise
+                to_repair.append(fragment)
+                print(f"{fragment.name}: {problem.message}", file=sys.stderr)
+                return
             _say_verified(report, as_json=as_json)
             return
         snapshot = published(store, fragment.name)
@@ -109,7 +116,8 @@ def verify(
     if not to_repair:
         return codes
     sound = [code for f, code in zip(chosen, codes, strict=True) if f not in to_repair]
-    told = {"repair": True, "suspects": frozenset(suspects)}
+    anew = frozenset(one.name for one in to_repair if isinstance(one, View))
+    told = {"repair": True, "suspects": frozenset(suspects), "anew": anew}
     again = selection.select(config, [f.name for f in to_repair], False)
     return sound + refresh(config, again, as_json=as_json, spark=spark, **told)
 

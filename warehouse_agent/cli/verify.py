@@ -19,7 +19,7 @@ from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import cause, failures
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.steps import Steps
 
@@ -111,7 +111,7 @@ def _damaged(name: str, wrong: dict[str, str], remedy: str | None = None) -> War
     )
 
 
-def check_files(store: Store, name: str, snapshot: Snapshot) -> None:
+def check_files(store: Store, name: str, snapshot: Snapshot | ViewSnapshot) -> None:
     """Check that every data file of a version exists and has its size.
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from driftline.errors import NotFound
 
+from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.history import record
 from warehouse_agent.report import Report, counted, utc_now
@@ -80,6 +81,7 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     """
     published = published_view(store, view.name)
     report = Report(view.name, "verify", published.version, published.version, method="recompute")
+    check_files(store, view.name, published)  # before Spark is started
     made_of = published.record.inputs or {}
     inputs = []
     for name in view.inputs:

@@ -49,6 +49,7 @@ class Options:
         accept_restored: go on from a table that is older than what was published.
         deadline_s: start nothing that is expected to end later, in seconds from the beginning.
         suspects: fragment names and paths of data files to be read again before they are used.
+        anew: views to be computed whatever is published, because their rows are wrong.
     """
 
     accept_schema: bool = False
@@ -57,6 +58,7 @@ class Options:
     accept_restored: bool = False
     deadline_s: float | None = None
     suspects: frozenset[tuple[str, str]] = frozenset()
+    anew: frozenset[str] = frozenset()
 
 
 @dataclass

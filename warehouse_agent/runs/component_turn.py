@@ -264,7 +264,9 @@ class ComponentTurn:
             known = {n: None if one is None else one.version for n, one in inputs.items()}
             same = None
             if head is not None:
-                same = Head(head.version, head.record.inputs or {}, _is_same(view, head, inputs))
+                is_good = view.name not in self._command.options.anew
+                is_good = is_good and _is_same(view, head, inputs)
+                same = Head(head.version, head.record.inputs or {}, is_good)
             decision = decide(view, known, behind, member, same)
             return _Turned(view, report, decision, head)
         except Exception as problem:
@@ -293,6 +295,7 @@ class ComponentTurn:
                     chosen,
                     one.head,
                     accept_schema=command.options.accept_schema,
+                    anew=name in command.options.anew,
                 )
         except Exception as problem:
             one.error = command.steps.mistake(problem, name)

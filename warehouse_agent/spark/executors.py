@@ -143,6 +143,13 @@ def meaning(problem: Exception) -> DriftlineError | None:
             remedy="`driftline verify` names the files that are missing.",
             details={DATA_FILE: path[0] if path else "unknown"},
         )
+    if "ChecksumException" in text:
+        path = _FILE.search(text)
+        return WarehouseUnavailable(
+            f"A file of the warehouse is damaged: {path[0] if path else cause(problem)}.",
+            remedy="`driftline verify NAME --repair` mends it.",
+            details={DATA_FILE: path[0] if path else "unknown"},
+        )
     if lost := _LOST.search(text):
         what = "ran out of memory" if "Memory" in lost[0] else "ended: it was killed, or crashed"
         return SparkLost(f"A process of Spark {what}.", remedy=_MORE_MEMORY)

@@ -65,8 +65,13 @@ def recompute(
     base: ViewSnapshot | None,
     *,
     accept_schema: bool = False,
+    anew: bool = False,
 ) -> UnchangedView | RecomputedView:
     """Evaluate a view from its inputs, one for each occurrence, and write what differs from `base`.
+
+    Args:
+        accept_schema: go on if the recipe is another one, without a feed.
+        anew: the rows of `base` are wrong or cannot be read: write a version without a feed.
 
     Raises:
         RecipeChanged: the query, an input's columns, settings or Spark's version are others.
@@ -83,7 +88,7 @@ def recompute(
             rows.write.option("compression", "zstd").parquet(store.uri(name, folder))
         added = tuple(written_files(store, name, folder, layout))
         changes = Feed()
-        if base is None or base.layout != layout:
+        if base is None or base.layout != layout or anew:
             _check_lineage(spark, name, layout, added)
         else:
             version = base.version + 1
@@ -91,7 +96,8 @@ def recompute(
     except BaseException:
         store.remove(name, folder)
         raise
-    if base is not None and base.layout == layout and not any(changes.counts.values()):
+    is_compared = base is not None and bool(changes.counts)
+    if base is not None and is_compared and not any(changes.counts.values()):
         store.remove(name, folder)
         return UnchangedView(base)
     return RecomputedView(base, layout, added, changes, (folder,))
@@ -136,8 +142,8 @@ def verified(
         raise ProofFailed(
             f"The published rows are not those that the query gives: {told}.",
             where=name,
-            remedy="Move the view's folder away, refresh the view, and report it: this is a mistake"
-            " of Driftline, or somebody changed files.",
+            remedy=f"Run `driftline verify {name} --repair`: it computes the view anew. Report it"
+            " if nobody changed files.",
             details={**{k: str(v) for k, v in counts.items()}, "lineage": "; ".join(shown)},
         )
     return published.rows

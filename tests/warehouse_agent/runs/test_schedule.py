@@ -141,3 +141,24 @@ def test_no_run_is_expected_to_end_late(takes: list[float], left_s: float) -> No
     assert chosen == [f for f in run if f in chosen]
     if left_s > 0:
         assert all(total + takes_s[f.name] > left_s - 1e-9 for f in run if f not in chosen)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-2, 2), st.none() | st.integers(0, 3)), max_size=25),
+    st.none() | st.integers(1, 6),
+)
+def test_fragments_that_views_join_share_a_snapshot(
+    chosen: list[tuple[int, int | None]], ahead: int | None
+) -> None:
+    fragments = [fragment(str(i), priority=priority) for i, (priority, _) in enumerate(chosen)]
+    together = {str(i): group for i, (_, group) in enumerate(chosen) if group is not None}
+    planned = schedule(fragments, {}, ahead=ahead, together=together)
+    runs = names(planned[0]) if planned else []
+    assert sorted(n for run in runs for n in run) == sorted(f.name for f in fragments)
+    for group in set(together.values()):
+        held = {n for n, g in together.items() if g == group}
+        assert len([run for run in runs if held & {*run}]) == 1
+    for run in runs:
+        groups = [together.get(n, n) for n in run]
+        alone = len(set(map(str, groups))) == 1
+        assert ahead is None or len(run) <= ahead or alone or len(set(groups)) < len(run)
