@@ -16,7 +16,7 @@ from typing import Any, Self
 import duckdb
 from pyspark.sql import SparkSession
 
-from tests.harness.legacy import SqliteLegacy
+from tests.harness.legacy import Legacy, SqliteLegacy
 from tests.harness.pair import SMALL_BYTES, Pair, plain
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.refresh.job import Options
@@ -40,7 +40,9 @@ class Sites:
         folder: Path,
         tables: dict[str, dict[str, str]],
         views: dict[str, str],
+        legacies: dict[str, Legacy] | None = None,
     ) -> None:
+        """`legacies`: the database of each source, which the caller closes; else SQLite files."""
         self.spark, self.folder, self.tables = spark, folder, tables
         self.views = views
         self.view_lines: dict[str, str] = {}
@@ -50,8 +52,12 @@ class Sites:
         self._stack = ExitStack()
         for source, columns in tables.items():
             (folder / source).mkdir(parents=True)
-            legacy = SqliteLegacy(folder / f"{source}.db")
-            self._stack.callback(legacy.close)
+            legacy: Legacy
+            if legacies is not None:
+                legacy = legacies[source]
+            else:
+                legacy = SqliteLegacy(folder / f"{source}.db")
+                self._stack.callback(legacy.close)
             for name, ddl in columns.items():
                 legacy.execute(f"CREATE TABLE {name} ({ddl})")
             relations = {name: f'table = "{name}"' for name in columns}
