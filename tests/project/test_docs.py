@@ -36,6 +36,7 @@ from source_agent.cli import main as source_cli
 from source_agent.engines.interface import Limits
 from tests import ROOT
 from tests.harness.servers import PostgreSQL
+from tests.harness.views import Sites
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -352,7 +353,9 @@ def test_python_compiles_and_what_it_imports_is_there(block: Block) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("block", [b for b in of("python") if b.runs], ids=str)
+@pytest.mark.parametrize(
+    "block", [b for b in of("python") if b.runs and b.page != "views.md"], ids=str
+)
 def test_reading_examples_run(block: Block, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(world.folder)
     names: dict[str, object] = {}
@@ -363,6 +366,37 @@ def test_reading_examples_run(block: Block, world: World, monkeypatch: pytest.Mo
         counted = dict(names["feed"].groupBy("_op").count().collect())  # type: ignore[attr-defined]
         expected = {"update_before": 200, "update_after": 200, "delete": 20, "insert": 1}
         assert counted == expected
+
+
+@pytest.mark.spark
+def test_the_page_of_views_can_be_followed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration over two databases, then its example."""
+    blocks = {b.language: b for b in of("toml", "python") if b.page == "views.md"}
+    wanted = tomllib.loads(blocks["toml"].text)
+    tables = {
+        "erp": {
+            "orders": "id INTEGER PRIMARY KEY NOT NULL, placed DATE, customer INT, status TEXT"
+        },
+        "crm": {"customer": "id INTEGER PRIMARY KEY NOT NULL, name VARCHAR(40)"},
+    }
+    views = {name: view["query"] for name, view in wanted["views"].items()}
+    with Sites(spark, tmp_path, tables, views) as sites:
+        sites.fragment_lines = {
+            name: f'source = "{lines["source"]}"' for name, lines in wanted["fragments"].items()
+        }
+        sites.sql("crm", "INSERT INTO customer VALUES (1, 'Anna'), (2, 'Bo')")
+        sites.sql("erp", "INSERT INTO orders VALUES (7, '2026-01-02', 1, 'O')")
+        sites.sql("erp", "INSERT INTO orders VALUES (8, '2026-01-03', 2, 'F')")
+        sites.well()
+        monkeypatch.chdir(tmp_path)
+        names: dict[str, object] = {}
+        exec(compile(blocks["python"].text, "views.md", "exec"), names)
+        (row,) = names["orders"].collect()  # type: ignore[attr-defined]
+        assert (row.id, row.name) == (7, "Anna")
+        registered = spark.table("open_orders").collect()
+        assert registered == [row]
 
 
 # TOML.

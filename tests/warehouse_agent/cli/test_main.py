@@ -417,7 +417,10 @@ def test_what_jobs_read(pair: Pair, run: Run) -> None:
     config = pair.warehouse_toml()
     (never,) = run("status", "orders", "--json", config=config).lines
     assert list(never) == STATUS
-    assert {k: v for k, v in never.items() if v is not None} == {"name": "orders"}
+    assert {k: v for k, v in never.items() if v is not None} == {
+        "name": "orders",
+        "kind": "fragment",
+    }
     (loaded,) = run("refresh", "orders", "--json", config=config).lines
     assert list(loaded) == REPORT
     assert set(loaded["seconds"]) == {"reduce", "exchange", "apply", "prove", "publish"}
