@@ -24,6 +24,12 @@ COLUMNS_MAX = 4096  # more than any of the three engines allows in a table
 KEY_BYTES_MAX = 8192  # a key is held, compared and printed
 NAME_BYTES_MAX = 1024  # of a relation; longer names are refused
 
+# Derivations: far more than a query has, and little to check before anything is read.
+DERIVATION_COMPARISONS_MAX = 64
+DERIVATION_DEPTH_MAX = 8  # levels of AND, OR and NOT
+DERIVATION_VALUES_MAX = 1000  # literals of one predicate
+DERIVATION_BYTES_MAX = 64 << 10  # of the message
+
 # Comparison. Ranges bound what both sides hold, whatever the table's size.
 RANGES_MAX = 1 << 18  # 4 MiB of sums at either side, and in each of the tasks that add them up
 SEGMENTS_MAX = 256  # of a partition: 3 kB in `Open`

@@ -85,11 +85,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that both sides must agree on; `columns` are in tuple order, the key columns first."""
+    """All that both sides must agree on; `columns` are in tuple order, the key columns first.
+
+    `rows`: the canonical predicate of a derived relation as text; empty: all rows.
+    """
 
     columns: tuple[Column, ...]
     key_columns: int
     fingerprint_version: int = FINGERPRINT_VERSION
+    rows: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.key_columns <= len(self.columns) <= COLUMNS_MAX:
@@ -117,4 +121,6 @@ class Recipe:
         """16 bytes that name this recipe (protocol, section 5)."""
         parts = [f"{self.fingerprint_version}\0{self.key_columns}\0".encode()]
         parts += [f"{len(c.name.encode())}:{c.name}{c.type}\0".encode() for c in self.columns]
+        if self.rows:
+            parts.append(f"rows\0{self.rows}".encode())
         return blake3(b"".join(parts)).digest(16)

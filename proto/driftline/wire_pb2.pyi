@@ -24,17 +24,23 @@ class DescribeRequest(_message.Message):
 
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RELATION_FIELD_NUMBER: _builtins.int
+    DERIVATION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
+    @_builtins.property
+    def derivation(self) -> Global___Derivation:
+        """absent: the whole relation"""
+
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         relation: _builtins.str = ...,
+        derivation: Global___Derivation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "relation", b"relation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation", "protocol", b"protocol", "relation", b"relation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,11 +98,14 @@ class ColumnDescription(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     NULLABLE_FIELD_NUMBER: _builtins.int
     ORDINAL_FIELD_NUMBER: _builtins.int
+    COMPARABLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
     """declared type, section 2"""
     nullable: _builtins.bool
     ordinal: _builtins.int
+    comparable: _builtins.str
+    """operators with one meaning: "equality", "order"; empty: none"""
     def __init__(
         self,
         *,
@@ -104,14 +113,132 @@ class ColumnDescription(_message.Message):
         type: _builtins.str = ...,
         nullable: _builtins.bool = ...,
         ordinal: _builtins.int = ...,
+        comparable: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nullable", b"nullable", "ordinal", b"ordinal", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparable", b"comparable", "name", b"name", "nullable", b"nullable", "ordinal", b"ordinal", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ColumnDescription: _TypeAlias = ColumnDescription  # noqa: Y015
+
+@_typing.final
+class Derivation(_message.Message):
+    """what is wanted of a relation that its DBA lets a warehouse derive from"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all; those of the key come in any case"""
+
+    @_builtins.property
+    def rows(self) -> Global___Predicate:
+        """absent: all"""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        rows: Global___Predicate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Derivation: _TypeAlias = Derivation  # noqa: Y015
+
+@_typing.final
+class Predicate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPARISON_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    SOME_FIELD_NUMBER: _builtins.int
+    NEGATED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def comparison(self) -> Global___Comparison: ...
+    @_builtins.property
+    def every(self) -> Global___Predicates:
+        """AND"""
+
+    @_builtins.property
+    def some(self) -> Global___Predicates:
+        """OR"""
+
+    @_builtins.property
+    def negated(self) -> Global___Predicate: ...
+    def __init__(
+        self,
+        *,
+        comparison: Global___Comparison | None = ...,
+        every: Global___Predicates | None = ...,
+        some: Global___Predicates | None = ...,
+        negated: Global___Predicate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "some", b"some"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparison", b"comparison", "every", b"every", "negated", b"negated", "node", b"node", "some", b"some"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_node: _TypeAlias = _typing.Literal["comparison", "every", "some", "negated"]  # noqa: Y015
+    _WhichOneofArgType_node: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_node) -> _WhichOneofReturnType_node | None: ...
+
+Global___Predicate: _TypeAlias = Predicate  # noqa: Y015
+
+@_typing.final
+class Predicates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Predicate]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___Predicate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Predicates: _TypeAlias = Predicates  # noqa: Y015
+
+@_typing.final
+class Comparison(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMN_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    column: _builtins.str
+    operator: _builtins.str
+    """= <> < <= > >= IN, or IS NULL"""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the string form of the column's declared type"""
+
+    def __init__(
+        self,
+        *,
+        column: _builtins.str = ...,
+        operator: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "operator", b"operator", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
 
 @_typing.final
 class Description(_message.Message):
@@ -126,6 +253,7 @@ class Description(_message.Message):
     ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
+    DERIVE_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
@@ -144,6 +272,10 @@ class Description(_message.Message):
     def row_security(self) -> Global___RowSecurity:
         """absent: the engine has no policies, or the source is older"""
 
+    @_builtins.property
+    def derive(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what a warehouse may choose: "columns", "rows" """
+
     def __init__(
         self,
         *,
@@ -156,10 +288,11 @@ class Description(_message.Message):
         rows_per_second: _builtins.float = ...,
         bytes_per_second: _builtins.float = ...,
         row_security: Global___RowSecurity | None = ...,
+        derive: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,6 +414,7 @@ class Open(_message.Message):
     WITHIN_FIELD_NUMBER: _builtins.int
     GROUPING_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    DERIVATION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -318,6 +452,10 @@ class Open(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """requested; only those that `DescribeReply` named"""
 
+    @_builtins.property
+    def derivation(self) -> Global___Derivation:
+        """absent: the whole relation; the recipe is the derived one's"""
+
     def __init__(
         self,
         *,
@@ -336,10 +474,11 @@ class Open(_message.Message):
         within: Global___Within | None = ...,
         grouping: Global___Grouping | None = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        derivation: Global___Derivation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation", "grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
