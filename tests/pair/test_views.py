@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from driftline.errors import WarehouseUnavailable
 from pyspark.sql import SparkSession
 
@@ -19,7 +20,10 @@ from tests.warehouse_agent.cli.test_main import REPORT, command
 from warehouse_agent import read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.report import Report
+from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage.formats import view_head
+from warehouse_agent.views.selection import select
 
 pytestmark = pytest.mark.spark
 
@@ -205,6 +209,63 @@ def test_inputs_that_were_never_loaded(sites: Sites) -> None:
     assert sites.newest() is None
     sites.well()
     check(sites)
+
+
+def test_two_commands_on_one_component(sites: Sites) -> None:
+    """Each waits for the views of the other; together they are what one command would be."""
+    sites.well()
+    config = sites.config()
+    for turn in range(3):
+        sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id % 3 = ?", turn)
+        sites.sql("crm", "UPDATE customer SET name = ? WHERE id = ?", f"turn {turn}", turn)
+
+        def refresh(name: str) -> list[Report]:
+            runner = Runner(sites.spark, config, attempts=1)
+            return runner.refresh(select(config, [name], False), Options())
+
+        with ThreadPoolExecutor(2) as pool:
+            reports = [r for one in pool.map(refresh, ("orders", "crm.customer")) for r in one]
+        assert [r.error or r.stale for r in reports] == [None] * 6
+        newest = sites.newest()
+        assert newest is not None
+        members = newest.members
+        assert members["joined"].inputs == dict.fromkeys(("orders", "crm.customer"), 1 + turn)
+        check(sites)
+
+
+def test_another_key(sites: Sites) -> None:
+    """The lineage of a view are keys: with another key at the source all of it is computed anew."""
+    sites.well()
+    sites.sql("crm", "ALTER TABLE customer RENAME TO old")
+    sites.sql("crm", "CREATE TABLE customer (code VARCHAR, id INT, name VARCHAR PRIMARY KEY)")
+    sites.sql("crm", "INSERT INTO customer SELECT code, id, name FROM old WHERE code <> 'c2'")
+    sites.sql("erp", "DELETE FROM orders WHERE id = 22")
+    reports = sites.refresh()
+    error = reports["crm.customer"].error
+    assert error is not None
+    assert error["code"] == "RECIPE"
+    assert reports["joined"].error is None, "it moves with the other fragment"
+    sites.well(options=Options(accept_schema=True))
+    check(sites)
+    sites.sql("crm", "UPDATE customer SET id = 3 WHERE code = 'c1'")
+    sites.well()
+    check(sites)
+
+
+def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
+    sites.well()
+    rows = sites.pinned().read("joined").count()
+    table = DeltaTable(str(sites.warehouse / "joined"))
+    write_deltalake(table, table.to_pyarrow_table().slice(0, 3), mode="append")
+    sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
+    reports = sites.refresh()
+    error = reports["joined"].error
+    assert error is not None
+    assert (error["code"], error["where"]) == ("WAREHOUSE", "joined")
+    assert reports["orders"].version == 1
+    pinned = sites.pinned()
+    assert pinned.stale("joined") is not None
+    assert pinned.read("joined").count() == rows
 
 
 def test_the_commands(sites: Sites) -> None:
