@@ -366,7 +366,7 @@ def joined(*place: Any, before: Any, after: Any, layout: Layout) -> Feed:
 
 
 STEPS_CALL = {"scan", "spread", "added", "runs_here", "spark"}
-OF_VIEWS = {"component_turn.py", "views.py"}  # what only Spark can do: its SQL
+OF_VIEWS = {"view_phase.py", "views.py"}  # what only Spark can do: its SQL
 
 
 def steps_in_source() -> set[tuple[str, str]]:

@@ -1,0 +1,281 @@
+"""One view phase of a component: what becomes of each view, its rows, and their commit.
+
+Each view is decided after the views that it reads, computed from files that no commit may name yet,
+and committed after the fragments. An error is that of its view: the views over it stay behind, and
+no other view does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from driftline.errors import DriftlineError, Locked
+
+from warehouse_agent.config import View
+from warehouse_agent.events import PhaseStarted, RefreshStarted
+from warehouse_agent.planning.flip import Member
+from warehouse_agent.report import Report, utc_now
+from warehouse_agent.runs.command import Command
+from warehouse_agent.runs.flips import view_member, weakest
+from warehouse_agent.spark.executors import mistake
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
+from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.graph import Component
+from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.phase import Behind, Decision, Evaluate, Head, decide
+from warehouse_agent.views.recompute import RecomputedView, UnchangedView, recompute
+
+LOCK_WAIT_S = 600.0  # for another command that computes views of this component
+_TRY_S = 0.5  # between two attempts to take a lock
+_LEFT_OUT = "left out with --without"
+
+
+@dataclass(slots=True)
+class PhaseOfView:
+    """What becomes of one view in a phase; `head` is its newest version that is committed."""
+
+    view: View
+    report: Report
+    decision: Decision
+    head: ViewSnapshot | None
+    made: RecomputedView | UnchangedView | None = None
+    is_committed: bool = False
+    error: DriftlineError | None = None
+
+    @property
+    def behind(self) -> str | None:
+        """Return why the view stays behind; None if it does not."""
+        if self.error is not None:
+            return self.error.message
+        return self.decision.why if isinstance(self.decision, Behind) else None
+
+    @property
+    def as_input(self) -> Input | None:
+        """Return the view as an input of views over it."""
+        if isinstance(self.made, RecomputedView):
+            version = self.made.base.version + 1 if self.made.base else 0
+            return Input(self.view.name, version, self.made.layout, self.made.added)
+        if (head := self.head) is None:
+            return None
+        return Input(self.view.name, head.version, head.layout, head.files)
+
+    def remove(self, store: Store) -> None:
+        """Remove files of a version that was not committed."""
+        if isinstance(made := self.made, RecomputedView) and not self.is_committed:
+            for folder in made.folders:
+                store.remove(self.view.name, folder)
+
+
+class ViewPhase:
+    """The views of a component that move in a command, in one phase of it."""
+
+    def __init__(
+        self,
+        command: Command,
+        component: Component,
+        views: Sequence[View],
+        left_out: Sequence[View],
+        reports: Mapping[str, Report],
+    ) -> None:
+        """Work on `views`, which have `reports` by name; `left_out` stay as they are."""
+        self._command, self._component = command, component
+        self._views = {view.name: view for view in views}
+        self._left_out, self._reports = left_out, reports
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of the component's views; wait for a command that has one.
+
+        Raises:
+            Locked: it has them for too long.
+        """
+        command = self._command
+        until = time.monotonic() + LOCK_WAIT_S
+        with ExitStack() as stack:
+            for name in sorted(self._component.views):
+                while True:
+                    try:
+                        stack.enter_context(command.store.lock(name))
+                        break
+                    except Locked:
+                        if time.monotonic() > until:
+                            raise
+                        command.sleep(_TRY_S)
+            yield
+
+    def decided(
+        self,
+        fragments: Mapping[str, Input | None],
+        members: Mapping[str, Member],
+        *,
+        evaluating: bool = False,
+    ) -> list[PhaseOfView]:
+        """Decide what becomes of each view, in order; compute those that need it if told to.
+
+        Args:
+            fragments: the component's fragments as they will be; None: never published.
+            members: of the newest warehouse version.
+        """
+        inputs = dict(fragments)
+        behind: dict[str, str] = {}
+        turned = []
+        out = {view.name for view in self._left_out}
+        for name in self._component.views:
+            member = members.get(name)
+            if name not in self._views:
+                if name in out:
+                    behind[name] = _LEFT_OUT
+                inputs[name] = self._unmoved(name, member)
+                continue
+            one = self._one(self._views[name], inputs, behind, member)
+            turned.append(one)
+            if evaluating:
+                self._evaluate(one, inputs)
+            if one.behind is not None:
+                behind[name] = one.behind
+            inputs[name] = one.as_input
+        return turned
+
+    def commit(self, turned: Sequence[PhaseOfView], after: dict[str, Member]) -> None:
+        """Commit the views that were computed, and put all into `after`, beside their inputs."""
+        now, behind = utc_now(), dict[str, str]()
+        for one in turned:
+            name, made = one.view.name, one.made
+            late = next((n for n in one.view.inputs if n in behind), None)
+            if one.behind is None and late is not None:
+                one.decision = Behind(f"its input {late} is stale", name not in after)
+            try:
+                if one.behind is None:
+                    inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
+                    if isinstance(made, RecomputedView):
+                        self._commit_view(one, made, inputs)
+                    assert one.head is not None, "a view that is not computed is published"
+                    after[name] = view_member(self._command.store, name, one.head, inputs)
+            except Exception as problem:
+                one.error = mistake(problem, name)
+            if one.behind is not None:
+                behind[name] = one.behind
+                if name in after:
+                    after[name] = after[name].marked(one.behind, now)
+        for view in self._left_out:
+            known = after.get(view.name)
+            if known is not None and any(after[n].version != v for n, v in known.inputs.items()):
+                after[view.name] = known.marked(_LEFT_OUT, now)
+
+    def _one(
+        self,
+        view: View,
+        inputs: Mapping[str, Input | None],
+        behind: Mapping[str, str],
+        member: Member | None,
+    ) -> PhaseOfView:
+        """Decide what becomes of one view; a table that cannot be read is an error of the view."""
+        report = self._reports[view.name]
+        try:
+            head = formats.view_head(self._command.store, view.name)
+            if head is not None:
+                report.version = head.version
+                report.rows_total = head.rows
+                if not report.attempts:
+                    report.previous_version = head.version
+            known = {n: None if one is None else one.version for n, one in inputs.items()}
+            same = None
+            if head is not None:
+                is_good = view.name not in self._command.options.anew
+                is_good = is_good and _is_same(view, head, inputs)
+                same = Head(head.version, head.record.inputs or {}, is_good)
+            decision = decide(view, known, behind, member, same)
+            return PhaseOfView(view, report, decision, head)
+        except Exception as problem:
+            error = mistake(problem, view.name)
+            return PhaseOfView(view, report, Evaluate(), None, error=error)
+
+    def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, Input | None]) -> None:
+        """Compute a view that needs it."""
+        if one.error is not None or not isinstance(one.decision, Evaluate):
+            return
+        command, name = self._command, one.view.name
+        one.report.attempts += 1
+        command.emit(RefreshStarted(name, one.report.attempts))
+        one.report.method = "recompute"
+        try:
+            chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
+            size = sum(f.size for given in chosen for f in given.files)
+            command.emit(PhaseStarted(name, "evaluate"))
+            with one.report.phase("evaluate"):
+                one.report.places["evaluate"] = "spark"
+                one.made = recompute(
+                    command.steps.spark(size),
+                    command.store,
+                    name,
+                    query_of(one.view),
+                    chosen,
+                    one.head,
+                    accept_schema=command.options.accept_schema,
+                    anew=name in command.options.anew,
+                )
+        except Exception as problem:
+            one.error = command.steps.mistake(problem, name)
+
+    def _unmoved(self, name: str, member: Member | None) -> Input | None:
+        """Return a view that does not move in this phase as an input."""
+        if member is None:
+            return None
+        found = formats.view_head(self._command.store, name, version=member.version)
+        return None if found is None else Input(name, found.version, found.layout, found.files)
+
+    def _commit_view(self, one: PhaseOfView, made: RecomputedView, inputs: list[Member]) -> None:
+        """Commit a view as its next version."""
+        store, name, report = self._command.store, one.view.name, one.report
+        with report.phase("publish"):
+            _count(report, made)
+            now = utc_now()
+            record = VersionRecord(
+                as_of=min(m.as_of for m in inputs),
+                checked_at=now,
+                consistency=weakest("consistency", inputs),
+                proof=weakest("proof", inputs),
+                rows=made.rows,
+                published_at=now,
+                changes=made.changes.folder,
+                changes_files=made.changes.files,
+                rows_inserted=report.rows_inserted,
+                rows_updated=report.rows_updated,
+                rows_deleted=report.rows_deleted,
+                method=report.method,
+                inputs={m.name: m.version for m in inputs},
+                checked="total",
+            )
+            removed = made.base.files if made.base else ()
+            new = NewViewVersion(made.base, made.layout, made.added, removed, record)
+            formats.commit(store, name, new)
+            one.is_committed = True
+            one.head = formats.view_head(store, name)
+
+
+def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None]) -> bool:
+    """Return True if a view's newest version has its query and the columns of its inputs.
+
+    Settings and Spark's version are compared when the view is computed.
+    """
+    now = [None if (one := inputs[name]) is None else one.identity for name in view.inputs]
+    recipe = head.layout.recipe
+    return recipe.query == query_of(view).text and [*recipe.inputs] == now
+
+
+def _count(report: Report, made: RecomputedView) -> None:
+    """Put the counts of a new version into a view's report."""
+    base, counts = made.base, made.changes.counts
+    report.version = base.version + 1 if base else 0
+    report.rows_total = made.rows
+    report.schema_changed = base is not None and base.layout != made.layout
+    report.rows_inserted = counts.get("insert", 0) if base else made.rows
+    report.rows_updated = counts.get("update_after", 0)
+    report.rows_deleted = counts.get("delete", 0)
+    report.bytes_rewritten = sum(f.size for f in base.files) if base else 0
