@@ -2,11 +2,13 @@
 
 A derivation is a projection and a selection. It travels as structure: names of columns, operators
 and literals, never as SQL. A literal is written in the string form of its column's declared type
-(`driftline.values`), so it has that type and one spelling.
+(`driftline.values`), so it has that type and one spelling. The columns of the key and those of the
+predicate are always part of the projection: the recipe then has the types that its literals have.
 
 A predicate has the three truth values of SQL: a comparison with NULL is neither true nor false, and
-a row belongs to the derivation if the predicate is true. `canonical` gives equal predicates that
-are written in another order one form; its text belongs to the recipe of the derived relation.
+a row belongs to the derivation if the predicate is true. Numbers, dates and timestamps are compared
+by value, text by its bytes in UTF-8. `canonical` gives equal predicates that are written in another
+order one form; its text belongs to the recipe of the derived relation.
 
 Invariant: what a predicate may say is small enough to be checked before anything is read. Rejected:
 arithmetic, functions, LIKE and comparisons of two columns; databases disagree about their results.
@@ -14,23 +16,32 @@ arithmetic, functions, LIKE and comparisons of two columns; databases disagree a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
+
+from google.protobuf import json_format
 
 from driftline import wire_pb2 as pb
-from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage, ValueDoesNotFit
+from driftline.errors import DerivationRefused, LimitExceeded, MalformedMessage, ValueDoesNotFit
 from driftline.limits import (
     DERIVATION_BYTES_MAX,
     DERIVATION_COMPARISONS_MAX,
     DERIVATION_DEPTH_MAX,
     DERIVATION_VALUES_MAX,
 )
-from driftline.types import Column
+from driftline.types import Column, DeclaredType
 from driftline.values import decode_string, string_encoder
 
-FEATURE = "derive"  # in `DescribeReply.features` and `Open.features`
+FEATURE: Final = "derive"  # in `DescribeReply.features` and `Open.features`
+
+_SHOWN_MAX: Final = 60  # characters of a name in an error
+
+# Kinds of types whose literals are compared, and the literals that no carrier of Spark holds.
+_KINDS: Final = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "text"})
+_UNHELD: Final = re.compile(r"infinity|-.*|0000-.*|\d{5,}-.*")  # instants
 
 
 class Operator(Enum):
@@ -56,12 +67,17 @@ class Operator(Enum):
 class Comparable(Enum):
     """The operators that mean the same at the source and in Spark, for one column.
 
-    NOTHING: none. EQUALITY: `=`, `<>`, IN and IS NULL. ORDER: all.
+    NOTHING: none. EQUALITY: `=`, `<>`, IN and IS NULL. ORDER: all. A word of a newer source, which
+    `Comparable(word)` does not know, is NOTHING.
     """
 
     NOTHING = ""
     EQUALITY = "equality"
     ORDER = "order"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Comparable | None:
+        return cls.NOTHING if isinstance(value, str) else None
 
     def allows(self, operator: Operator) -> bool:
         """Return True if the operator has one meaning."""
@@ -112,19 +128,32 @@ Predicate: TypeAlias = Comparison | Every | Some | Negated
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What is wanted of a relation. `columns`: names; None: all. `rows`: None: all.
+    """What is wanted of a relation. `columns`: one name or more; None: all. `rows`: None: all.
 
-    The columns of the key are always part of it.
+    The columns of the key and of the predicate are always part of it; see `names`.
+    Raises MalformedMessage if `columns` is empty, which a message could not tell from None.
     """
 
     columns: tuple[str, ...] | None = None
     rows: Predicate | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns == ():
+            raise MalformedMessage("A derivation names at least one column, or none to have all.")
 
     @property
     def parts(self) -> frozenset[Part]:
         """Return the parts of the relation that it chooses; none: the whole relation."""
         chosen = {Part.COLUMNS: self.columns is not None, Part.ROWS: self.rows is not None}
         return frozenset(part for part, is_chosen in chosen.items() if is_chosen)
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Return the columns that it wants beside those of the key; None: all."""
+        if self.columns is None:
+            return None
+        compared = comparisons(self.rows) if self.rows is not None else ()
+        return frozenset(self.columns) | {comparison.column for comparison in compared}
 
 
 def comparisons(predicate: Predicate) -> Iterator[Comparison]:
@@ -148,10 +177,9 @@ def canonical(predicate: Predicate) -> Predicate:
                 if len(values) == 1:
                     operator = Operator.EQUAL
             return Comparison(column, operator, values)
-        case Negated(Negated(part)):
-            return canonical(part)
         case Negated(part):
-            return Negated(canonical(part))
+            inner = canonical(part)
+            return inner.part if isinstance(inner, Negated) else Negated(inner)
         case Every(parts):
             found = _flat(Every, parts)
             return found[0] if len(found) == 1 else Every(found)
@@ -161,7 +189,10 @@ def canonical(predicate: Predicate) -> Predicate:
 
 
 def text_of(predicate: Predicate) -> str:
-    """Return a predicate as text that no other predicate has: names in `"`, literals in `'`."""
+    """Return a canonical predicate as text that no other one has: names in `"`, literals in `'`.
+
+    It looks like SQL and is shown and compared, but never sent to a database.
+    """
     match predicate:
         case Comparison(column, Operator.IS_NULL, _):
             return f"{_quoted(column)} IS NULL"
@@ -187,15 +218,15 @@ def check(
         comparable: by name of column; a column that is missing compares with nothing.
 
     Raises:
-        LimitExceeded: it has too many comparisons, levels, literals or bytes.
-        ConfigurationError: a column that the relation lacks, or an operator that has not one
-            meaning for its column.
+        LimitExceeded: it has too many comparisons, levels or literals.
+        DerivationRefused: a column that the relation lacks, or an operator that has not one meaning
+            for its column.
         MalformedMessage: a literal, or a number of literals, that its operator cannot have.
     """
     known = {column.name: column for column in columns}
     for name in derivation.columns or ():
         if name not in known:
-            raise ConfigurationError(f"The relation has no column {name!a}.")
+            raise _no_column(name)
     if derivation.columns is not None and len(set(derivation.columns)) < len(derivation.columns):
         raise MalformedMessage("A derivation names a column twice.")
     if derivation.rows is None:
@@ -203,14 +234,34 @@ def check(
     _check_size(derivation.rows)
     for comparison in comparisons(derivation.rows):
         if comparison.column not in known:
-            raise ConfigurationError(f"The relation has no column {comparison.column!a}.")
+            raise _no_column(comparison.column)
         if not comparable.get(comparison.column, Comparable.NOTHING).allows(comparison.operator):
-            raise ConfigurationError(
-                f"{comparison.operator.value} has not one meaning for the column"
-                f" {comparison.column!a}, so it is not evaluated at the source.",
-                remedy="Evaluate it at the warehouse.",
+            raise DerivationRefused(
+                f"{comparison.operator.value} does not mean the same at the source and in Spark for"
+                f" the column {_shown(comparison.column)}.",
             )
         _check_values(comparison, known[comparison.column])
+
+
+def is_literal(type: DeclaredType, text: str) -> bool:
+    """Return True if a text is the one spelling of a value of the type that may be compared.
+
+    That is a value that the type's native carrier holds. NaN, infinities and years outside
+    0001-9999 are none, and neither is text with a zero byte, which PostgreSQL does not know.
+    """
+    if type.kind not in _KINDS or (type.kind == "numeric" and type.precision is None):
+        return False
+    is_held = "\0" not in text if type.kind == "text" else _is_held(type, text)
+    try:
+        return is_held and decode_string(type, string_encoder(type)(text)) == text
+    except ValueDoesNotFit:
+        return False
+
+
+def _is_held(type: DeclaredType, text: str) -> bool:
+    if type.kind in {"date", "timestamp"}:
+        return not _UNHELD.fullmatch(text)
+    return text != "NaN"
 
 
 def to_message(derivation: Derivation) -> pb.Derivation:
@@ -232,6 +283,22 @@ def from_message(message: pb.Derivation) -> Derivation:
         raise LimitExceeded(f"A derivation has at most {DERIVATION_BYTES_MAX:,} bytes.")
     rows = _predicate(message.rows, 1) if message.HasField("rows") else None
     return Derivation(tuple(message.columns) or None, rows)
+
+
+def to_json(derivation: Derivation) -> dict[str, Any]:
+    """Return a derivation as JSON values, in protobuf's JSON form of the message, for receipts."""
+    return json_format.MessageToDict(to_message(derivation))
+
+
+def from_json(facts: object) -> Derivation:
+    """Return the derivation that `to_json` returned. Raises as `from_message`."""
+    if not isinstance(facts, dict):
+        raise MalformedMessage("A derivation is not an object.")
+    try:
+        message = json_format.ParseDict(facts, pb.Derivation())
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError):
+        raise MalformedMessage("A derivation is not one that this release knows.") from None
+    return from_message(message)
 
 
 def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predicate, ...]:
@@ -270,14 +337,11 @@ def _check_values(comparison: Comparison, column: Column) -> None:
     wanted = {Operator.IS_NULL: number == 0, Operator.IN: number > 0}
     if not wanted.get(comparison.operator, number == 1):
         raise MalformedMessage(f"{comparison.operator.value} does not take {number} literals.")
-    encode = string_encoder(column.type)
     for value in comparison.values:
-        try:
-            is_one = decode_string(column.type, encode(value)) == value
-        except ValueDoesNotFit:
-            is_one = False
-        if not is_one:
-            raise MalformedMessage(f"A literal for {column.name!a} is not of type {column.type}.")
+        if not is_literal(column.type, value):
+            raise MalformedMessage(
+                f"A literal for {_shown(column.name)} is not one of type {column.type}."
+            )
 
 
 def _message(predicate: Predicate) -> pb.Predicate:
@@ -325,6 +389,14 @@ def _comparison(message: pb.Comparison) -> Comparison:
 
 def _too_deep() -> LimitExceeded:
     return LimitExceeded(f"A predicate has at most {DERIVATION_DEPTH_MAX} levels.")
+
+
+def _no_column(name: str) -> DerivationRefused:
+    return DerivationRefused(f"The relation has no column {_shown(name)}.")
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= _SHOWN_MAX else name[:_SHOWN_MAX] + "…")
 
 
 def _quoted(name: str) -> str:

@@ -11,6 +11,7 @@
     ├── SnapshotLost             retryable
     ├── VersionMismatch
     ├── RecipeChanged
+    ├── DerivationRefused
     ├── TableShrank
     ├── NullKey
     ├── DuplicateKey
@@ -135,6 +136,15 @@ class RecipeChanged(DriftlineError, code="RECIPE", exit_code=6):
     """Columns, types, the key or row security changed."""
 
 
+class DerivationRefused(DriftlineError, code="DERIVE", exit_code=6):
+    """The source does not let a warehouse choose these columns or rows of a relation."""
+
+    default_remedy = (
+        "Ask the DBA for `derive` of the relation, or run the view's command again with a query"
+        " that the source still evaluates."
+    )
+
+
 class TableShrank(DriftlineError, code="SHRANK", exit_code=6):
     """More than half of the rows are gone."""
 
@@ -229,6 +239,7 @@ GRPC_STATUS: dict[type[DriftlineError], str] = {
     SnapshotLost: "ABORTED",
     VersionMismatch: "FAILED_PRECONDITION",
     RecipeChanged: "FAILED_PRECONDITION",
+    DerivationRefused: "FAILED_PRECONDITION",
     NullKey: "FAILED_PRECONDITION",
     DuplicateKey: "FAILED_PRECONDITION",
     ValueDoesNotFit: "FAILED_PRECONDITION",

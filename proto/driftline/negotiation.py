@@ -4,9 +4,9 @@ The agents are upgraded by two people on two days, so either may be older. Three
 
 1. A source names its protocols and features in every `DescribeReply`. A source that names none is
    older than this rule: it speaks protocol 1 and has no feature.
-2. A warehouse asks in `Open` only for features that the source has named. A source refuses unknown
-   features and unknown fields by name. It never ignores them: the warehouse would believe that
-   they were observed.
+2. A source refuses unknown features and unknown fields by name. It never ignores them: the
+   warehouse would believe that they were observed. So a warehouse asks in `Open` only for features
+   that the source has named, or that it cannot do without.
 3. A warehouse ignores unknown fields of a reply: a newer source may say more. What it must not
    overlook is therefore a feature, sent only on request.
 """
@@ -29,7 +29,9 @@ PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
-FEATURES: Mapping[str, str] = {}
+FEATURES: Mapping[str, str] = {
+    "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
+}
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error
 
@@ -45,10 +47,15 @@ class Agreement:
 
 
 def is_negotiable(
-    protocols: Collection[int] = PROTOCOLS, features: Collection[str] = FEATURES
+    protocols: Collection[int] = PROTOCOLS, *, features: Collection[str] = ()
 ) -> bool:
-    """Return True if a warehouse has a choice, so it must ask first what the source names;
-    otherwise it saves that round trip."""
+    """Return True if a warehouse must ask first what the source names; else it saves a round trip.
+
+    Args:
+        protocols: all that it speaks.
+        features: those that it would use and can do without. One that it cannot do without is no
+            choice: a source that lacks it refuses the `Open`.
+    """
     return len(protocols) > 1 or bool(features)
 
 

@@ -70,9 +70,10 @@ def test_only_features_that_both_have_are_asked_for() -> None:
 
 
 def test_a_warehouse_without_a_choice_asks_nothing() -> None:
-    assert not is_negotiable([1], [])
-    assert is_negotiable([1, 2], [])
-    assert is_negotiable([1], ["feature"])
+    assert not is_negotiable()
+    assert not is_negotiable([1])
+    assert is_negotiable([1, 2])
+    assert is_negotiable([1], features=["feature"])
 
 
 def test_unknown_features_are_refused_by_name() -> None:
