@@ -8,6 +8,7 @@ modules itself: `enroll` needs no database driver, and `--help` neither SQLAlche
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from source_agent.engines.interface import Engine
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
+# More than the rows that are held at once, so that the garbage collector does not visit the tuples
+# of every block: 6 % of a scan of SQLite. Rows are in no cycle.
+GC_OBJECTS = 10_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -120,6 +124,7 @@ def serve(config: Path, port_file: Path | None) -> None:
     from source_agent.config import load
     from source_agent.server.service import run
 
+    gc.set_threshold(GC_OBJECTS)
     run(lambda: load(config), port_file=port_file)
     # While it ends, the interpreter restores the default handlers; a late signal must not turn a
     # clean exit into a killed process.

@@ -175,13 +175,13 @@ class RowEncoder:
         self._has_null = [False] * len(self._encoders)
 
     def __call__(self, block: Sequence[tuple[Any, ...]]) -> Rows:
-        """Return the row bytes of a block of at least one row.
+        """Return the row bytes of a block of at least one row; columns behind ours are ignored.
 
         Raises:
             ValueDoesNotFit: a value its declared type cannot hold.
             LimitExceeded: a row above ROW_BYTES_MAX.
         """
-        columns = list(zip(*block, strict=True))
+        columns = list(zip(*block, strict=True))[: len(self._encoders)]
         try:
             rows = joined(columns, self._encoders, self._has_null)
         except _UNFIT:

@@ -49,7 +49,7 @@ from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.sqlite import access, types
 from source_agent.engines.sqlite.access import translate
-from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
+from source_agent.engines.sqlite.types import MARK, page_places, page_sql, range_sql, view_sql
 from source_agent.engines.sqlite.values import ENCODERS
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
@@ -215,7 +215,7 @@ class SqliteSession(SnapshotSession):
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Yield pages in stored order; each is a statement that ends before its rows are used."""
-        width = len(plan_of(shape).pages)
+        places = page_places(shape)
         after: tuple[Any, ...] = ()
 
         def fetch(count: int) -> Sequence[tuple[Any, ...]]:
@@ -225,9 +225,9 @@ class SqliteSession(SnapshotSession):
             block = self._execute(sql, (*after, count)).fetchall()
             if block:
                 # Text must be bound as text: a bytearray would be bound as a blob.
-                last = block[-1][-width:]
+                last = [block[-1][place] for place in places]
                 after = tuple(v.decode() if isinstance(v, bytearray) else v for v in last)
-            return [row[:-width] for row in block]
+            return block
 
         with self._errors(shape.relation):
             yield from rows.batches(fetch, rows.row_encoder(shape, ENCODERS), block_rows=PAGE_ROWS)

@@ -108,10 +108,14 @@ class _Table:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """SQL of the columns that order the table as it is stored."""
+        """SQL of the columns that order the table as it is stored; empty if no such key is known.
+
+        A primary key that may be NULL is none: no page follows a NULL.
+        """
         if self.rowid:
-            return (self.rowid,)
-        return tuple(quote(name, MARK) for name in self.primary) if self.is_stored else ()
+            return (quote(self.alias, MARK) if self.alias else self.rowid,)
+        is_whole = self.is_stored and self.not_null.issuperset(self.primary)
+        return tuple(quote(name, MARK) for name in self.primary) if is_whole else ()
 
 
 def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
@@ -309,9 +313,20 @@ def range_sql(shape: Shape, *, is_open: bool = False) -> str:
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:
-    """Return the SELECT of one page in stored order; the columns of its position come last."""
-    pages = plan_of(shape).pages
-    names = ", ".join(pages)
+    """Return the SELECT of one page in stored order.
+
+    Columns of its position that are not read anyway come last.
+    """
+    plan = plan_of(shape)
+    names = ", ".join(plan.pages)
     tail = f"\nORDER BY {names}\nLIMIT ?"
-    after = [] if is_first else [f"({names}) > ({', '.join('?' * len(pages))})"]
-    return select_sql(shape, *after, extra=pages, tail=tail)
+    after = [] if is_first else [f"({names}) > ({', '.join('?' * len(plan.pages))})"]
+    extra = [page for page in plan.pages if page not in plan.reads]
+    return select_sql(shape, *after, extra=extra, tail=tail)
+
+
+def page_places(shape: Shape) -> list[int]:
+    """Return where the columns of a page's position are in its rows."""
+    plan = plan_of(shape)
+    columns = (*plan.reads, *(page for page in plan.pages if page not in plan.reads))
+    return [columns.index(page) for page in plan.pages]

@@ -10,6 +10,7 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
+from source_agent.engines.sqlite import session as sqlite_session
 from tests.conformance.engine_reads import (
     ALL_KEYS,
     decoded,
@@ -61,6 +62,60 @@ def test_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None:
                 assert batch
                 session.pause()
                 lite.run("UPDATE items SET name = name || 1 WHERE id = 3")
+
+
+PAGED = (
+    # definition, key, published columns, columns that are selected for the position alone
+    ("(k INTEGER PRIMARY KEY, v TEXT, w INT)", (), None, 0),
+    ("(k INTEGER PRIMARY KEY, v TEXT, w INT)", ("w",), None, 0),
+    ("(k INTEGER PRIMARY KEY, v TEXT, w INT)", ("w",), ("w", "v"), 1),
+    ("(k INT, v TEXT, w INT)", ("w",), None, 1),
+    ("(k INT, v TEXT, w INT, PRIMARY KEY (v, k)) WITHOUT ROWID", (), None, 0),
+    ("(k INT, v TEXT, w INT, PRIMARY KEY (v, k)) WITHOUT ROWID", ("w",), ("w", "k"), 1),
+)
+
+
+@pytest.mark.parametrize(("definition", "key", "columns", "extra"), PAGED)
+def test_pages_hold_every_row_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    definition: str,
+    key: tuple[str, ...],
+    columns: tuple[str, ...] | None,
+    extra: int,
+) -> None:
+    monkeypatch.setattr(sqlite_session, "PAGE_ROWS", 7)
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    lite.run(f"CREATE TABLE t {definition}")
+    lite.insert("t", [(i * 3, f"v{i % 5}", 1000 - i) for i in range(100)])
+    relation = Relation("t", table="t", key=key, columns=columns)
+    query = Relation("q", query="SELECT * FROM t", key=key or ("k",), columns=columns)
+    issued: list[str] = []
+    lite.record(monkeypatch, issued)
+    with session_of(lite) as session:
+        shape = session.describe(relation)
+        rows = read(session, relation)
+        names = [column.name for column in shape.recipe.columns]
+        found = session.describe(query)
+        expected = [
+            dict(zip((c.name for c in found.recipe.columns), row, strict=True))
+            for row in read(session, query)
+        ]
+    assert len(rows) == 100
+    assert multiset(rows) == multiset([[row[name] for name in names] for row in expected])
+    pages = [sql for sql in issued if "LIMIT ?" in sql]
+    assert len(pages) > 10
+    selected = [sql.split("\nFROM")[0].removeprefix("SELECT ").split(", ") for sql in pages]
+    assert {len(expressions) for expressions in selected} == {len(names) + extra}
+
+
+def test_a_key_that_may_be_null_orders_no_pages(tmp_path: Path) -> None:
+    """The page after a NULL would be empty. The table's columns hide every name of its rowid."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    lite.run("CREATE TABLE t (rowid INT, oid INT, _rowid_ INT, k TEXT PRIMARY KEY)")
+    lite.insert("t", [(i, i, i, None if i < 30 else f"k{i}") for i in range(60)])
+    with session_of(lite) as session:
+        assert len(read(session, Relation("t", table="t", key=("oid",)))) == 60
 
 
 @pytest.mark.parametrize("how", ["query", "ranges", "ranges of at most two rows"])
