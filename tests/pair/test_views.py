@@ -167,6 +167,28 @@ def test_an_expression_that_raises_on_a_row(sites: Sites) -> None:
     check(sites)
 
 
+def test_a_component_that_cannot_move_stops_no_other(sites: Sites) -> None:
+    """The log of an input that is not refreshed is damaged, then that of the table of versions."""
+    sites.well()
+    for number, damaged in enumerate(("_driftline/kept/crm.customer", "_driftline/warehouse"), 1):
+        sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 9")
+        sites.sql("erp", "UPDATE other SET mark = mark + 1")
+        (*_, entry) = sorted((sites.warehouse / damaged / "_delta_log").glob("*.json"))
+        whole = entry.read_bytes()
+        entry.write_bytes(b"{")
+        reports = sites.refresh("orders", "other")
+        for name in ("orders", "joined", "inverse"):
+            error = reports[name].error
+            assert error is not None, name
+            assert error["code"] == "WAREHOUSE"
+        if damaged.endswith("customer"):
+            assert reports["other"].error is None
+        assert reports["other"].version == number
+        entry.write_bytes(whole)
+        sites.well()
+        check(sites)
+
+
 def test_a_view_that_holds_its_component(sites: Sites) -> None:
     sites.view_lines["inverse"] = 'on_failure = "hold"'
     sites.well()

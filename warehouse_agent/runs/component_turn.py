@@ -29,6 +29,7 @@ from warehouse_agent.runs.command import Command
 from warehouse_agent.runs.flips import fragment_member
 from warehouse_agent.runs.held_fragments import HeldFragments, Taken
 from warehouse_agent.runs.view_phase import PhaseOfView, ViewPhase
+from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.graph import Component
@@ -81,7 +82,10 @@ class ComponentTurn:
         taken = self._held.take(lambda _waiting, _held: set())
         if taken is not None:
             with closing(taken):
-                self._turn(taken)
+                try:
+                    self._turn(taken)
+                except Exception as problem:  # it stops no other component, nor the command
+                    self._failed(taken, problem)
 
     def abandon(self) -> None:
         """End a turn that was not done: remove the files of held versions, let go of locks."""
@@ -186,6 +190,13 @@ class ComponentTurn:
                 command.emit(RefreshNotStarted(report))
                 continue
             command.finished(report)
+
+    def _failed(self, taken: Taken, problem: Exception) -> None:
+        """Emit the reports of a turn that an error ended; what was committed is not flipped."""
+        for report in (*(held.job.report for held in taken.held.values()), *self.reports):
+            if report.error is None:
+                report.fail(mistake(problem, report.name))
+            self._command.finished(report)
 
 
 def _not_committed(name: str) -> WarehouseUnavailable:
