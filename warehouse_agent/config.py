@@ -52,7 +52,8 @@ _PATH_REFUSED = "*?[]{}\\%"
 class Maintain(Enum):
     """Ways in which a view follows its inputs."""
 
-    AUTO = "auto"
+    AUTO = "auto"  # the cheaper way
+    INCREMENTAL = "incremental"  # by affected keys, wherever that is possible
     RECOMPUTE = "recompute"
 
 

@@ -91,6 +91,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step
     method: str | None = None
+    method_why: str | None = None  # of a view: why it was computed in this way
     consistency: str | None = None
     proof: str = "none"
     fingerprint: str | None = None  # who makes what stands for a row: agent or database

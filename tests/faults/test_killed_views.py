@@ -34,7 +34,7 @@ VIEWS = {
 }
 # Two fragments and two views are committed, then comes the flip.
 PLACES = [
-    ("runs.view_phase:recompute", "after", 2),
+    ("runs.view_phase:maintain", "after", 2),
     ("storage.formats:commit", "after", 1),
     ("storage.formats:commit", "after", 2),
     ("storage.formats:commit", "after", 3),

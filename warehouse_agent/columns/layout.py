@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64
-from driftline.columns import Block, Ragged, spans
+from driftline.columns import Block, Ragged, pick, spans
 from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.keys import key_spans, positions
 from driftline.types import Column, Recipe, parse_type
@@ -191,6 +191,23 @@ class Layout:
             text = decode_string(column.type, ragged.data[start : start + size].tobytes())
             values.append(text if len(text) <= KEY_SHOWN else text[:KEY_SHOWN] + "…")
         return ", ".join(values)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Published names of the columns that are the key, in tuple order."""
+        return self.names[: self.recipe.key_columns]
+
+    def key_bytes(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the key bytes of each row, binary [rows], from a batch that holds the key columns.
+
+        They are those that KEY has: a slice of the row bytes, whose columns are joined alike.
+        """
+        keys = zip(self.recipe.key, self.names, self.carriers, strict=False)
+        block = join([from_arrow(c, batch.column(name), carrier) for c, name, carrier in keys])
+        starts = block.starts[:-1] + 2  # behind the number of columns
+        sizes = block.starts[1:] - starts
+        every = np.ones(len(block), np.bool_)
+        return variable_array_of(pa.binary(), every, sizes, pick(block.buffer, starts, sizes))
 
     def row_bytes(self, batch: pa.RecordBatch) -> Block:
         """Return the row bytes of a batch that holds at least the data columns."""

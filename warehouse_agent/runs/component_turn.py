@@ -141,7 +141,7 @@ class ComponentTurn:
         """Return a fragment that is not held as an input; None if it was never published."""
         version = None if member is None else member.version
         found = formats.head(self._command.store, name, version=version)
-        return None if found is None else Input(name, found.version, found.layout, found.files)
+        return None if found is None else Input.published(name, found)
 
     def _place_fragments(
         self, taken: Taken, after: dict[str, Member], turned: Sequence[PhaseOfView]

@@ -37,13 +37,13 @@ class Held:
     def as_input(self) -> Input:
         """Return the version that the fragment will have, as an input of views."""
         match self.proven:
-            case ProvenVersion(compared, applied):
+            case ProvenVersion(compared, applied, changes):
                 before, layout = compared.prepared.base, compared.prepared.layout
                 version = before.version + 1 if before else 0
                 files = (*applied.added, *applied.kept)
-                return Input(self.job.name, version, layout, files)
+                return Input(self.job.name, version, layout, files, feed=changes)
             case ProvenEqual(base=base):
-                return Input(self.job.name, base.version, base.layout, base.files)
+                return Input.published(self.job.name, base)
 
     def commit(self) -> bool:
         """Commit what was proven, and note it in the report; return False if that failed."""

@@ -11,12 +11,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError, Locked
 
 from warehouse_agent.config import View
-from warehouse_agent.events import PhaseStarted, RefreshStarted
+from warehouse_agent.events import RefreshStarted
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.runs.command import Command
@@ -25,11 +25,15 @@ from warehouse_agent.spark.executors import mistake
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
+from warehouse_agent.tasks.steps import StepLog
+from warehouse_agent.views.affected_keys import made_of
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.graph import Component
 from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.maintain import maintain, note_current
+from warehouse_agent.views.next_version import Computed, NextVersion, UnchangedView
 from warehouse_agent.views.phase import Behind, Decision, Evaluate, Head, decide
-from warehouse_agent.views.recompute import RecomputedView, UnchangedView, recompute
+from warehouse_agent.views.view_job import ViewJob
 
 LOCK_WAIT_S = 600.0  # for another command that computes views of this component
 _TRY_S = 0.5  # between two attempts to take a lock
@@ -44,7 +48,7 @@ class PhaseOfView:
     report: Report
     decision: Decision
     head: ViewSnapshot | None
-    made: RecomputedView | UnchangedView | None = None
+    made: Computed | None = None
     is_committed: bool = False
     error: DriftlineError | None = None
 
@@ -58,16 +62,14 @@ class PhaseOfView:
     @property
     def as_input(self) -> Input | None:
         """Return the view as an input of views over it."""
-        if isinstance(self.made, RecomputedView):
-            version = self.made.base.version + 1 if self.made.base else 0
-            return Input(self.view.name, version, self.made.layout, self.made.added)
-        if (head := self.head) is None:
-            return None
-        return Input(self.view.name, head.version, head.layout, head.files)
+        if isinstance(made := self.made, NextVersion):
+            version = made.base.version + 1 if made.base else 0
+            return Input(self.view.name, version, made.layout, made.files, feed=made.changes)
+        return None if self.head is None else Input.published(self.view.name, self.head)
 
     def remove(self, store: Store) -> None:
         """Remove files of a version that was not committed."""
-        if isinstance(made := self.made, RecomputedView) and not self.is_committed:
+        if isinstance(made := self.made, NextVersion) and not self.is_committed:
             for folder in made.folders:
                 store.remove(self.view.name, folder)
 
@@ -153,8 +155,12 @@ class ViewPhase:
             try:
                 if one.behind is None:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
-                    if isinstance(made, RecomputedView):
-                        self._commit_view(one, made, inputs)
+                    match made:
+                        case NextVersion():
+                            self._commit_view(one, made, inputs)
+                        case UnchangedView(base):
+                            versions = {m.name: m.version for m in inputs}
+                            note_current(self._command.store, name, base, versions)
                     assert one.head is not None, "a view that is not computed is published"
                     after[name] = view_member(self._command.store, name, one.head, inputs)
             except Exception as problem:
@@ -203,23 +209,24 @@ class ViewPhase:
         command, name = self._command, one.view.name
         one.report.attempts += 1
         command.emit(RefreshStarted(name, one.report.attempts))
-        one.report.method = "recompute"
         try:
             chosen = [given for n in one.view.inputs if (given := inputs[n]) is not None]
-            size = sum(f.size for given in chosen for f in given.files)
-            command.emit(PhaseStarted(name, "evaluate"))
-            with one.report.phase("evaluate"):
-                one.report.places["evaluate"] = "spark"
-                one.made = recompute(
-                    command.steps.spark(size),
-                    command.store,
+            steps = replace(command.steps, log=StepLog(one.report.places))
+            one.made = maintain(
+                ViewJob(
                     name,
                     query_of(one.view),
                     chosen,
                     one.head,
-                    accept_schema=command.options.accept_schema,
-                    anew=name in command.options.anew,
-                )
+                    command.store,
+                    steps,
+                    one.report,
+                    command.emit,
+                ),
+                one.view.maintain,
+                accept_schema=command.options.accept_schema,
+                anew=name in command.options.anew,
+            )
         except Exception as problem:
             one.error = command.steps.mistake(problem, name)
 
@@ -228,14 +235,14 @@ class ViewPhase:
         if member is None:
             return None
         found = formats.view_head(self._command.store, name, version=member.version)
-        return None if found is None else Input(name, found.version, found.layout, found.files)
+        return None if found is None else Input.published(name, found)
 
-    def _commit_view(self, one: PhaseOfView, made: RecomputedView, inputs: list[Member]) -> None:
+    def _commit_view(self, one: PhaseOfView, made: NextVersion, inputs: list[Member]) -> None:
         """Commit a view as its next version."""
         store, name, report = self._command.store, one.view.name, one.report
         with report.phase("publish"):
             _count(report, made)
-            now = utc_now()
+            now, versions = utc_now(), {m.name: m.version for m in inputs}
             record = VersionRecord(
                 as_of=min(m.as_of for m in inputs),
                 checked_at=now,
@@ -249,27 +256,35 @@ class ViewPhase:
                 rows_updated=report.rows_updated,
                 rows_deleted=report.rows_deleted,
                 method=report.method,
-                inputs={m.name: m.version for m in inputs},
-                checked="total",
+                inputs=versions,
+                checked=made.checked.value,
+                made_of=made_of(store, versions),
             )
-            removed = made.base.files if made.base else ()
-            new = NewViewVersion(made.base, made.layout, made.added, removed, record)
+            new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
             formats.commit(store, name, new)
             one.is_committed = True
             one.head = formats.view_head(store, name)
 
 
 def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None]) -> bool:
-    """Return True if a view's newest version has its query and the columns of its inputs.
+    """Return True if a view's newest version has its query and the columns of its inputs, and was
+    made of none that began anew with the same number.
 
     Settings and Spark's version are compared when the view is computed.
     """
-    now = [None if (one := inputs[name]) is None else one.identity for name in view.inputs]
-    recipe = head.layout.recipe
-    return recipe.query == query_of(view).text and [*recipe.inputs] == now
+    found = [inputs[name] for name in view.inputs]
+    recipe, record = head.layout.recipe, head.record
+    versions, stamps = record.inputs or {}, record.made_of or {}
+    began_anew = any(
+        one.version == versions.get(one.name) and one.stamp != stamps.get(one.name, one.stamp)
+        for one in found
+        if one is not None
+    )
+    now = [None if one is None else one.identity for one in found]
+    return not began_anew and recipe.query == query_of(view).text and [*recipe.inputs] == now
 
 
-def _count(report: Report, made: RecomputedView) -> None:
+def _count(report: Report, made: NextVersion) -> None:
     """Put the counts of a new version into a view's report."""
     base, counts = made.base, made.changes.counts
     report.version = base.version + 1 if base else 0
@@ -278,4 +293,4 @@ def _count(report: Report, made: RecomputedView) -> None:
     report.rows_inserted = counts.get("insert", 0) if base else made.rows
     report.rows_updated = counts.get("update_after", 0)
     report.rows_deleted = counts.get("delete", 0)
-    report.bytes_rewritten = sum(f.size for f in base.files) if base else 0
+    report.bytes_rewritten = sum(f.size for f in made.removed)

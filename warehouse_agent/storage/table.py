@@ -44,7 +44,10 @@ class VersionRecord:
         report: JSON of the report of the command that published it, without the time of the commit;
             None in older tables and where rows were published again.
         inputs: of a view, the versions that it was made of, by name; None of a fragment.
-        checked: how the rows of a view were checked: "total"; None of a fragment.
+        checked: how the rows of a view were checked: "total", all of them were paired with those
+            before; "slice", one of 16 parts was computed again; None of a fragment.
+        made_of: of a view, what tells these versions from others of the same number
+            (`views.evaluate.stamp_of`); None of a fragment, and in older tables.
         body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
@@ -70,6 +73,7 @@ class VersionRecord:
     report: dict[str, Any] | None = None
     inputs: dict[str, int] | None = None
     checked: str | None = None
+    made_of: dict[str, str] | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -102,7 +106,7 @@ class VersionRecord:
 
 _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
 # Left out of the JSON where they are None.
-_LATER = ("clock", "row_security", "restored", "report", "inputs", "checked")
+_LATER = ("clock", "row_security", "restored", "report", "inputs", "checked", "made_of")
 
 
 @dataclass(frozen=True)

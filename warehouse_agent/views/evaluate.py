@@ -12,7 +12,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from driftline.errors import ConfigurationError, DriftlineError, ViewFailed
 
@@ -26,6 +26,9 @@ from warehouse_agent.columns.view_layout import (
 )
 from warehouse_agent.spark.executors import cause, meaning
 from warehouse_agent.storage.data_files import DataFile, rows_of
+from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
 from warehouse_agent.views.query import Query, resolve
 
 if TYPE_CHECKING:
@@ -45,7 +48,6 @@ _PINNED = {
 }
 # What files hold, not what the text means.
 _WRITING = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-_OWN_KEY = "_driftline_l"  # lineage in the temporary views, by number
 # Classes of SQLSTATE: 22 and 42 are the query's and its data's; `cause` has the rest.
 _STATE = re.compile(r"\[([A-Z0-9_.]+)\] (.*?)SQLSTATE: (?:22|42|0A)", re.DOTALL)
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(.*?)\n *\^+", re.DOTALL)
@@ -54,12 +56,25 @@ _SHOWN = 300  # characters of Spark's message
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A pinned version of an input: files that a commit names, or will name."""
+    """A pinned version of an input: files that a commit names, or will name.
+
+    Attributes:
+        stamp: tells the version from others of the same number (`stamp_of`); None: not committed.
+        feed: the change feed of a version that is not committed; None: its record has it.
+    """
 
     name: str
     version: int
     layout: Layout | ViewLayout
     files: Sequence[DataFile]
+    stamp: str | None = None
+    feed: Feed | None = None
+
+    @classmethod
+    def published(cls, name: str, snapshot: Snapshot | ViewSnapshot) -> Self:
+        """Return a version that was committed."""
+        at = snapshot.version
+        return cls(name, at, snapshot.layout, snapshot.files, stamp_of(snapshot))
 
     @property
     def lineage(self) -> tuple[tuple[str, str], ...]:
@@ -76,6 +91,11 @@ class Input:
         """Return name, and columns with types, as a recipe has them."""
         lineage = (kind for _, kind in self.lineage)
         return self.name, f"{', '.join(self.layout.data_ddl)}; {', '.join(lineage)}"
+
+
+def stamp_of(snapshot: Snapshot | ViewSnapshot) -> str:
+    """Return what tells a version from one of the same number after a restore or a new load."""
+    return f"{snapshot.table} {snapshot.record.published_at}"
 
 
 def recipe_of(spark: SparkSession, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
@@ -97,30 +117,83 @@ def evaluated(
         ConfigurationError: an unknown or ambiguous column, or a type that Delta cannot hold.
         ViewFailed: Spark refuses the query.
     """
-    resolve(query, [i.layout.data_names for i in inputs], where=f"views.{name}.query")
+    own, recipe = session_of(spark), recipe_of(spark, query, inputs)
+    return evaluated_over(own, name, query, recipe, inputs, [rows_in(own, one) for one in inputs])
+
+
+def session_of(spark: SparkSession) -> SparkSession:
+    """Return a session with what a query's text means held fixed."""
     own = spark.newSession()
     for key, value in (_PINNED | _WRITING).items():
         own.conf.set(key, value)
-    tables, lineage = [], []
-    for number, one in enumerate(inputs, 1):
-        own_keys = [f"{_OWN_KEY}{number}_{i}" for i in range(len(one.lineage))]
-        rows = rows_of(own, one.layout, [f.uri for f in one.files])
-        data = (quoted(column) for column in one.layout.data_names)
-        added = (f"{e} AS {key}" for (e, _), key in zip(one.lineage, own_keys, strict=True))
-        rows.selectExpr(*data, *added).createOrReplaceTempView(f"driftline_{number}")
+    return own
+
+
+def rows_in(own: SparkSession, one: Input) -> DataFrame:
+    """Return all rows of an input: its data columns, then its lineage by number."""
+    rows = rows_of(own, one.layout, [f.uri for f in one.files])
+    data = (quoted(column) for column in one.layout.data_names)
+    keys = zip(one.lineage, lineage_names(one), strict=True)
+    return rows.selectExpr(*data, *(f"{expression} AS {key}" for (expression, _), key in keys))
+
+
+def lineage_names(one: Input) -> tuple[str, ...]:
+    """Return the names of the lineage columns of an input's rows, while a query is evaluated."""
+    return tuple(f"{LINEAGE_PART}{number}" for number in range(1, len(one.lineage) + 1))
+
+
+def evaluated_over(
+    own: SparkSession,
+    name: str,
+    query: Query,
+    recipe: ViewRecipe,
+    inputs: Sequence[Input],
+    rows: Sequence[DataFrame],
+    *,
+    only_flagged: bool = False,
+) -> tuple[DataFrame, ViewLayout]:
+    """Return what `evaluated` does, from given rows of each occurrence.
+
+    Args:
+        own: a session of `session_of`, in which the rows were made.
+        recipe: of the view, by the session that `own` was made from.
+        rows: at least the columns that the query uses, and lineage (`lineage_names`).
+        only_flagged: rows have a column CHANGED; return what was made of a row in which it is true.
+
+    Raises:
+        ConfigurationError, ViewFailed: as `evaluated`.
+    """
+    resolve(query, [i.layout.data_names for i in inputs], where=f"views.{name}.query")
+    tables, spliced = [], []
+    flags = (CHANGED,) if only_flagged else ()
+    for number, (one, some) in enumerate(zip(inputs, rows, strict=True), 1):
+        some.createOrReplaceTempView(f"driftline_{number}")
         tables.append(f"driftline_{number}")
-        lineage.append(own_keys)
+        spliced.append((*lineage_names(one), *flags))
     with query_errors(name):
-        found = own.sql(query.spliced(tables, lineage))
-        types = [field.dataType.simpleString() for field in found.schema.fields]
+        found = own.sql(query.spliced(tables, spliced))
+        kinds = [field.dataType.simpleString() for field in found.schema.fields]
     count = len(query.columns)
-    columns = tuple(map(ViewColumn, query.columns, types))
-    keys = tuple(ViewColumn(f"{LINEAGE}{i}", t) for i, t in enumerate(types[count:], 1))
+    names, flagged = list(query.columns), list[str]()
+    for column in (column for columns in spliced for column in columns):
+        if column == CHANGED:
+            flagged.append(f"{CHANGED}{len(flagged)}")
+            names.append(flagged[-1])
+        else:
+            names.append(f"{LINEAGE}{len(names) - count - len(flagged) + 1}")
+    columns = tuple(map(ViewColumn, query.columns, kinds))
+    keys = tuple(
+        ViewColumn(column, kind)
+        for column, kind in zip(names[count:], kinds[count:], strict=True)
+        if column not in flagged
+    )
     for column in columns:
         _check_type(name, column)
-    return found.toDF(*query.columns, *(k.name for k in keys)), ViewLayout(
-        columns, keys, recipe_of(spark, query, inputs)
-    )
+    layout = ViewLayout(columns, keys, recipe)
+    found = found.toDF(*names)
+    if only_flagged:
+        found = found.where(" OR ".join(flagged)).drop(*flagged)
+    return found, layout
 
 
 @contextlib.contextmanager

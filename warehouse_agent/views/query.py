@@ -115,6 +115,7 @@ class Query:
         columns: names of the result, in order.
         uses: every column in it.
         lineage_at: the offset before the FROM, where lineage columns are put.
+        equalities: `column = column` that every row of the result fulfils.
     """
 
     text: str
@@ -122,6 +123,7 @@ class Query:
     columns: tuple[str, ...]
     uses: tuple[ColumnUse, ...] = field(repr=False)
     lineage_at: int = field(repr=False)
+    equalities: tuple[tuple[ColumnUse, ColumnUse], ...] = field(repr=False)
 
     def spliced(self, tables: Sequence[str], lineage: Sequence[Sequence[str]]) -> str:
         """Return the text that Spark gets.
@@ -150,9 +152,15 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Columns that a query uses. `used`: for each occurrence, in the table's own spelling."""
+    """Columns that a query uses, in the tables' own spelling.
+
+    Attributes:
+        used: for each occurrence.
+        equalities: those of the query; each side is the index of an occurrence, and a column.
+    """
 
     used: tuple[frozenset[str], ...]
+    equalities: tuple[tuple[tuple[int, str], tuple[int, str]], ...] = ()
 
 
 def read_query(text: str, *, where: str) -> Query:
@@ -180,6 +188,7 @@ def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Re
     """
     known = [{name.lower(): name for name in names} for names in columns]
     used: list[set[str]] = [set() for _ in columns]
+    meant: dict[ColumnUse, tuple[int, str]] = {}
     for use in query.uses:
         place = f"{where}, {_position(query.text, use.start)}"
         among = [
@@ -208,8 +217,10 @@ def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Re
                 remedy=f"Write which is meant, such as {query.occurrences[found[0]].alias}"
                 f".{use.name}.",
             )
-        used[found[0]].add(known[found[0]][use.name.lower()])
-    return Resolved(tuple(frozenset(names) for names in used))
+        meant[use] = found[0], known[found[0]][use.name.lower()]
+        used[found[0]].add(meant[use][1])
+    equalities = tuple((meant[left], meant[right]) for left, right in query.equalities)
+    return Resolved(tuple(frozenset(names) for names in used), equalities)
 
 
 class _Reader:
@@ -236,8 +247,8 @@ class _Reader:
         )
         occurrences = self._occurrences(select)
         columns = self._columns(select)
-        uses = tuple(self._uses(select))
-        return Query(self._text, occurrences, columns, uses, start)
+        uses = tuple(map(_use, select.find_all(exp.Column)))
+        return Query(self._text, occurrences, columns, uses, start, tuple(_equalities(select)))
 
     def _tokens(self) -> list[Token]:
         """Return the tokens; cut the text behind the last one that is no semicolon."""
@@ -401,11 +412,6 @@ class _Reader:
             names[name.lower()] = name
         return tuple(names.values())
 
-    def _uses(self, select: exp.Select) -> Iterator[ColumnUse]:
-        for node in select.find_all(exp.Column):
-            qualifier = node.args.get("table")
-            yield ColumnUse(qualifier.name if qualifier else None, node.name, _start(node) or 0)
-
     def _unreadable(self, error: Exception) -> ConfigurationError:
         if isinstance(error, RecursionError):
             return self._error("its expressions are nested too deeply", "Make it simpler.")
@@ -425,6 +431,28 @@ class _Reader:
     def _error(self, why: str, remedy: str, at: int | None = None) -> ConfigurationError:
         place = self._where if at is None else f"{self._where}, {_position(self._text, at)}"
         return ConfigurationError(f"The query is refused: {why}.", where=place, remedy=remedy)
+
+
+def _use(node: exp.Column) -> ColumnUse:
+    qualifier = node.args.get("table")
+    return ColumnUse(qualifier.name if qualifier else None, node.name, _start(node) or 0)
+
+
+def _equalities(select: exp.Select) -> Iterator[tuple[ColumnUse, ColumnUse]]:
+    """Yield the equalities of two columns that ON and WHERE demand: all joins are inner ones."""
+    where = select.args.get("where")
+    joins = select.args.get("joins") or ()
+    left = [join.args.get("on") for join in joins] + [where.this if where else None]
+    while left:
+        node = left.pop(0)
+        if isinstance(node, exp.Paren):
+            left.append(node.this)
+        elif isinstance(node, exp.And):
+            left += [node.left, node.right]
+        elif isinstance(node, exp.EQ):
+            sides = [side.unnest() for side in (node.left, node.right)]
+            if isinstance(sides[0], exp.Column) and isinstance(sides[1], exp.Column):
+                yield _use(sides[0]), _use(sides[1])
 
 
 def _depth(tokens: Sequence[Token], upto: Token) -> int:

@@ -22,8 +22,9 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.next_version import Computed, NextVersion, UnchangedView
 from warehouse_agent.views.query import read_query
-from warehouse_agent.views.recompute import RecomputedView, UnchangedView, recompute, verified
+from warehouse_agent.views.recompute import recompute, verified
 
 pytestmark = pytest.mark.spark
 
@@ -51,12 +52,12 @@ class Loaded:
             view = formats.view_head(self.store, name) if name == "v" else None
             head = view or formats.head(self.store, name)
             assert head is not None
-            found.append(Input(name, head.version, head.layout, head.files))
+            found.append(Input.published(name, head))
         return found
 
     def recompute(
         self, text: str = JOIN, *, name: str = "v", accept_schema: bool = False
-    ) -> UnchangedView | RecomputedView:
+    ) -> Computed:
         return recompute(
             self.spark,
             self.store,
@@ -70,7 +71,7 @@ class Loaded:
     def publish(self, text: str = JOIN, **options: Any) -> ViewSnapshot:
         name = options.get("name", "v")
         made = self.recompute(text, **options)
-        assert isinstance(made, RecomputedView)
+        assert isinstance(made, NextVersion)
         now = datetime.now(UTC).isoformat()
         record = VersionRecord(
             as_of=now,
@@ -163,10 +164,10 @@ def test_versions_of_a_view(loaded: Loaded) -> None:
         for file in second.record.changes_files
         for row in pq.read_table(str(loaded.pair.warehouse.joinpath(*folder, file))).to_pylist()
     ]
-    wanted = [("delete", *before[k][:-2]) for k in before.keys() - after.keys()]
-    wanted += [("insert", *after[k][:-2]) for k in after.keys() - before.keys()]
+    wanted = [("delete", *before[k]) for k in before.keys() - after.keys()]
+    wanted += [("insert", *after[k]) for k in after.keys() - before.keys()]
     for key in (k for k in before.keys() & after.keys() if before[k] != after[k]):
-        wanted += [("update_before", *before[key][:-2]), ("update_after", *after[key][:-2])]
+        wanted += [("update_before", *before[key]), ("update_after", *after[key])]
     assert sorted(feed, key=repr) == sorted(wanted, key=repr)
     query = read_query(JOIN, where="v")
     assert verified(loaded.spark, "v", query, loaded.inputs(JOIN), second) == second.rows
@@ -179,7 +180,7 @@ def test_views_over_views_and_self_joins(loaded: Loaded) -> None:
     loaded.publish()
     text = "SELECT a.name, b.name AS other FROM v a JOIN v b ON a.id = b.id AND a.amount < 5"
     made = loaded.recompute(text, name="w")
-    assert isinstance(made, RecomputedView)
+    assert isinstance(made, NextVersion)
     assert len(made.layout.lineage) == 4
     assert made.rows == len({row[-4:] for row in loaded.rows(made.added)}) > 0
 

@@ -1,0 +1,403 @@
+"""Maintain a view by affected keys: only what was made of a changed row is computed again.
+
+    V' = { v in V : no kᵢ(v) in Cᵢ } ∪ { q in Q(R'₁ … R'ₙ) : some kᵢ(q) in Cᵢ }
+
+kᵢ is the key of the row of occurrence i that a row was made of, Cᵢ any superset of the keys that
+changed in its relation since V was made, R' the new state. It holds for inner joins: a row whose
+lineage has no changed key has the same rows in both states, so it is in both results or in neither.
+(MAUVE, Eq. 3, has a term for each relation and nets its deltas; here is one query, over new state.)
+
+ 1. `reduce`: rows of R' that may join with a changed row are found by their join columns
+    (`join_graph`, `tasks.semi_join`) and written apart, with a flag where the row itself changed.
+ 2. `join`: the user's query, once, over these rows; what was made of a flagged row is kept.
+ 3. `rewrite`: files of V that hold affected rows are written again without them, the new rows are
+    files beside; both are paired by lineage, which gives the change feed (`tasks.view_rewrite`).
+ 4. `check`: a slice of the view is computed by another road and compared (`slice_proof`).
+
+Nothing is published unless all counts add up. Rejected: a Spark query for each term (2.1 times a
+recomputation), signed deltas (old state, counters), and Spark's joins for the reduction (values of
+all rows would be decoded for each term).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from driftline.errors import ProofFailed
+
+from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.row_codes import CodeSet, codes
+from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.report import counted
+from warehouse_agent.storage.data_files import DataFile, written_files
+from warehouse_agent.storage.table import ViewSnapshot
+from warehouse_agent.tasks import semi_join, view_rewrite
+from warehouse_agent.tasks.change_feed import Feed
+from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
+from warehouse_agent.tasks.scan import read_batches
+from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, Condition, Selected
+from warehouse_agent.tasks.view_rewrite import (
+    PAIRED_BYTES_MAX,
+    AffectedLineage,
+    Removed,
+    have_own_lineage,
+)
+from warehouse_agent.tasks.write import Sink
+from warehouse_agent.views import join_graph, pairing, slice_proof
+from warehouse_agent.views.affected_keys import Changes, FeedFiles, NoFeed, changes_in
+from warehouse_agent.views.evaluate import (
+    Input,
+    evaluated_over,
+    lineage_names,
+    query_errors,
+    recipe_of,
+    rows_in,
+    session_of,
+)
+from warehouse_agent.views.join_graph import FromChanges, Message, Probe, Reduction, Select
+from warehouse_agent.views.next_version import Checked, Computed, NextVersion, UnchangedView
+from warehouse_agent.views.pairing import REPORT
+from warehouse_agent.views.query import Resolved, resolve
+from warehouse_agent.views.recompute import refuse_changed
+from warehouse_agent.views.view_job import ViewJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Feasible:
+    """A view that can be maintained by affected keys.
+
+    Attributes:
+        forms: of the selected rows of each occurrence.
+        feeds: by name of input, since the version that the view was made of.
+        reduction: None if nothing changed in any feed.
+    """
+
+    base: ViewSnapshot
+    forms: tuple[Selected, ...]
+    feeds: Mapping[str, tuple[FeedFiles, ...]]
+    reduction: Reduction | None
+
+    @property
+    def rows_changed(self) -> int:
+        """Return the number of changed rows in all feeds, those of a self-join once."""
+        return sum(feed.rows for feeds in self.feeds.values() for feed in feeds)
+
+
+def feasible(
+    job: ViewJob, base: ViewSnapshot, feeds: Mapping[str, tuple[FeedFiles, ...]]
+) -> Feasible:
+    """Decide how the view is maintained by affected keys, without reading rows."""
+    where = f"views.{job.name}.query"
+    resolved = resolve(job.query, [i.layout.data_names for i in job.inputs], where=where)
+    forms = tuple(_form(one, used) for one, used in zip(job.inputs, resolved.used, strict=True))
+    occurrences = graph_of(job.inputs, {n: any(f.rows for f in fs) for n, fs in feeds.items()})
+    found = None
+    if any(one.is_changed for one in occurrences):
+        found = join_graph.reduction(_edges(resolved, occurrences), occurrences)
+    return Feasible(base, forms, feeds, found)
+
+
+def graph_of(
+    inputs: Sequence[Input], changed: Mapping[str, bool]
+) -> tuple[join_graph.Occurrence, ...]:
+    """Return the occurrences of a join graph; `changed`: by name of input."""
+    return tuple(
+        join_graph.Occurrence(
+            _types(one.layout),
+            one.layout.integer_key,
+            sum(f.rows for f in one.files),
+            changed[one.name],
+        )
+        for one in inputs
+    )
+
+
+def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
+    """Compute the next version of a view from the rows that changed.
+
+    Returns:
+        NoFeed if the feeds turn out not to serve; nothing was written then.
+
+    Raises:
+        RecipeChanged: the query, an input's columns, settings or Spark's version are others.
+        ConfigurationError, ViewFailed: the query cannot be evaluated.
+        ProofFailed: counts do not add up, or the slice differs.
+        WarehouseUnavailable: files cannot be read or written.
+    """
+    base = plan.base
+    if plan.reduction is None:
+        return UnchangedView(base)
+    spark = job.steps.spark(job.input_bytes)
+    recipe = recipe_of(spark, job.query, job.inputs)
+    refuse_changed(job.name, base.layout, replace(base.layout, recipe=recipe))
+    own = session_of(spark)
+    attempt = f"data-{uuid.uuid4().hex[:12]}"
+    temporary, folders = f"{attempt}-reduced", (f"{attempt}-kept", f"{attempt}-view")
+    try:
+        with job.phase("reduce"):
+            changes = _changes(job, plan)
+            if isinstance(changes, NoFeed):
+                return changes
+            selected = _Reducer(job, plan, changes, temporary).run(plan.reduction)
+        with job.phase("join"):
+            added = _joined(job, own, plan, changes, selected, (temporary, folders[1]))
+        affected = _affected(job.inputs, base.layout, changes)
+        with job.phase("rewrite"):
+            found = _applied(job, base, affected, added, folders)
+        if isinstance(found, NextVersion):
+            with job.phase("check"):
+                slice_proof.check(job, own, found)
+    except BaseException:
+        for folder in folders:
+            with contextlib.suppress(Exception):
+                job.store.remove(job.name, folder)
+        raise
+    finally:
+        with contextlib.suppress(Exception):
+            job.store.remove(job.name, temporary)
+    return found
+
+
+def _form(one: Input, used: frozenset[str]) -> Selected:
+    return Selected(one.layout, tuple(n for n in one.layout.data_names if n in used))
+
+
+def _types(layout: Layout | ViewLayout) -> dict[str, str]:
+    """Return the Spark type of each data column."""
+    declared = zip(layout.data_names, layout.data_ddl, strict=True)
+    return {name: ddl.rsplit(" ", 1)[1] for name, ddl in declared}
+
+
+def _edges(
+    resolved: Resolved, occurrences: Sequence[join_graph.Occurrence]
+) -> tuple[join_graph.Edge, ...]:
+    return join_graph.edges(resolved.equalities, occurrences)
+
+
+def _changes(job: ViewJob, plan: Feasible) -> list[Changes] | NoFeed:
+    """Return the changes of each occurrence."""
+    found = []
+    for one, form in zip(job.inputs, plan.forms, strict=True):
+        changes = changes_in(plan.feeds[one.name], form)
+        if isinstance(changes, NoFeed):
+            return changes
+        found.append(changes)
+    return found
+
+
+def _affected(
+    inputs: Sequence[Input], layout: ViewLayout, changes: Sequence[Changes]
+) -> AffectedLineage:
+    """Return which rows of the view were made of a changed row."""
+    names = iter(layout.lineage_names)
+    parts = [tuple(next(names) for _ in one.lineage) for one in inputs]
+    return AffectedLineage(
+        tuple((part, one.keys.keys) for part, one in zip(parts, changes, strict=True))
+    )
+
+
+class _Reducer:
+    """Carries out a `Reduction`; keeps the messages that were sent."""
+
+    def __init__(
+        self, job: ViewJob, plan: Feasible, changes: Sequence[Changes], folder: str
+    ) -> None:
+        """`folder`: of the view's table, for the selected rows."""
+        self._job, self._plan, self._changes, self._folder = job, plan, changes, folder
+        self._sent: dict[Message, CodeSet] = {}
+
+    def run(self, reduction: Reduction) -> list[list[DataFile] | None]:
+        """Return the files of the selected rows of each occurrence; None: it is needed whole."""
+        selected: list[list[DataFile] | None] = [None] * len(self._job.inputs)
+        for step in reduction.steps:
+            match step:
+                case FromChanges(sends):
+                    columns = sends.edge.of(sends.sender)
+                    self._send(sends, self._changes[sends.sender].codes(columns))
+                case Probe():
+                    self._probe(step)
+                case Select():
+                    selected[step.occurrence] = self._select(step)
+        return selected
+
+    def _send(self, message: Message, found: CodeSet) -> None:
+        self._sent[message] = found
+
+    def _conditions(self, end: int, messages: Sequence[Message]) -> list[Condition]:
+        return [Condition(m.edge.of(end), self._sent[m]) for m in messages]
+
+    def _probe(self, step: Probe) -> None:
+        sender, columns = step.sends.sender, step.sends.edge.of(step.sends.sender)
+        found = semi_join.matching_codes(
+            self._job.steps,
+            self._job.inputs[sender].files,
+            self._plan.forms[sender],
+            self._conditions(sender, step.messages),
+            columns,
+        )
+        if step.has_changes:
+            found = CodeSet.of(found.codes, self._changes[sender].codes(columns).codes)
+        self._send(step.sends, found)
+
+    def _select(self, step: Select) -> list[DataFile]:
+        job, end = self._job, step.occurrence
+        files = semi_join.select(
+            job.steps,
+            job.store,
+            job.name,
+            f"{self._folder}/{end}",
+            job.inputs[end].files,
+            self._plan.forms[end],
+            self._conditions(end, step.messages),
+            self._changes[end].keys,
+        )
+        if step.sends:
+            self._send_on(step, files)
+        return files
+
+    def _send_on(self, step: Select, files: Sequence[DataFile]) -> None:
+        """Send values of selected rows, but for those that came along the same edge alone."""
+        form = self._plan.forms[step.occurrence]
+        bits = {message.edge: 1 << i for i, message in enumerate(step.messages)}
+        parts: dict[Message, list[np.ndarray]] = {message: [] for message in step.sends}
+        for file in files:
+            for batch in read_batches(file.uri, form.schema):
+                found_by = batch.column(FOUND_BY).to_numpy()
+                changed = batch.column(CHANGED).to_numpy(zero_copy_only=False)
+                for message in step.sends:
+                    others = found_by & ~np.int32(bits.get(message.edge, 0))
+                    rows = batch.filter(pa.array(changed | (others != 0)))
+                    columns = message.edge.of(step.occurrence)
+                    found, present = codes([rows.column(name) for name in columns])
+                    parts[message].append(found[present])
+        for message, some in parts.items():
+            self._send(message, CodeSet.of(*some))
+
+
+def _joined(
+    job: ViewJob,
+    own: SparkSession,
+    plan: Feasible,
+    changes: Sequence[Changes],
+    selected: Sequence[list[DataFile] | None],
+    folders: tuple[str, str],
+) -> list[DataFile]:
+    """Evaluate the query over the selected rows; return files of what was made of changed ones.
+
+    `folders`: of the view's table, for temporary files and for the result.
+    """
+    if any(files == [] for files in selected):
+        return []  # an inner join with nothing
+    rows = []
+    for number, (one, form, files) in enumerate(zip(job.inputs, plan.forms, selected, strict=True)):
+        if files is not None:
+            rows.append(own.read.schema(form.ddl).parquet(*(f.uri for f in files)))
+        else:
+            folder = f"{folders[0]}/keys-{number}"
+            rows.append(_whole(job, own, one, changes[number], folder))
+    recipe = plan.base.layout.recipe
+    found, layout = evaluated_over(
+        own, job.name, job.query, recipe, job.inputs, rows, only_flagged=True
+    )
+    refuse_changed(job.name, plan.base.layout, layout)
+    with query_errors(job.name):
+        found.write.option("compression", "zstd").parquet(job.store.uri(job.name, folders[1]))
+    return written_files(job.store, job.name, folders[1], layout)
+
+
+def _whole(job: ViewJob, own: SparkSession, one: Input, changes: Changes, folder: str) -> DataFrame:
+    """Return all rows of an input, with the flag of those that changed."""
+    from pyspark.sql import functions as F
+
+    rows, keys = rows_in(own, one), changes.lineage
+    if not len(keys):
+        return rows.withColumn(CHANGED, F.lit(False))
+    job.store.make_folder(job.name, folder)
+    with Sink(job.store.uri(job.name, folder), "keys", keys.schema) as sink:
+        sink.add(keys)
+        (path,) = (row["path"][0].as_py() for row in sink.finish())
+    uri = job.store.uri(job.name, folder, path)
+    kinds = zip(lineage_names(one), (kind for _, kind in one.lineage), strict=True)
+    changed = own.read.schema(", ".join(f"{n} {kind}" for n, kind in kinds)).parquet(uri)
+    joined = rows.join(changed.withColumn(CHANGED, F.lit(True)), list(lineage_names(one)), "left")
+    return joined.withColumn(CHANGED, F.coalesce(F.col(CHANGED), F.lit(False)))
+
+
+def _applied(
+    job: ViewJob,
+    base: ViewSnapshot,
+    affected: AffectedLineage,
+    added: Sequence[DataFile],
+    folders: tuple[str, str],
+) -> Computed:
+    """Remove the affected rows, add the new ones and write the feed.
+
+    Raises:
+        ProofFailed: a lineage occurs twice or is not affected, or rows were lost.
+    """
+    store, name, layout = job.store, job.name, base.layout
+    _check_affected(name, added, layout, affected)
+    found = view_rewrite.remove(job.steps, store, name, folders[0], base.files, layout, affected)
+    gone = sum(f.rows for f in found.gone)
+    stayed = sum(f.rows for f in (*found.kept, *found.rewritten))
+    if base.rows - gone != stayed:
+        raise _not_whole(name, f"{counted(base.rows, 'row')} − {gone:,} are not {stayed:,}")
+    changes = _feed(job, base, found, added)
+    if not any(changes.counts.values()):
+        for folder in folders:
+            store.remove(name, folder)
+        return UnchangedView(base)
+    store.remove(name, folders[0], BEFORE_FOLDER)
+    new = (*found.rewritten, *added)
+    return NextVersion(
+        base, layout, new, found.kept, found.replaced, changes, folders, Checked.SLICE
+    )
+
+
+def _feed(job: ViewJob, base: ViewSnapshot, found: Removed, added: Sequence[DataFile]) -> Feed:
+    """Write the feed: affected rows before and after, paired by lineage."""
+    store, name, layout = job.store, job.name, base.layout
+    both = (*found.gone, *added)
+    if sum(f.size for f in both) > PAIRED_BYTES_MAX or (
+        job.steps.size_of_rows(both) > PAIRED_BYTES_MAX
+    ):
+        spark = job.steps.spark(job.input_bytes)
+        version = base.version + 1
+        return pairing.write_changes(spark, store, name, version, layout, found.gone, added)
+    before, after = (view_rewrite.read_rows(files, layout) for files in (found.gone, added))
+    for rows, files in ((before, found.gone), (after, added)):
+        if len(rows) != sum(f.rows for f in files) or not have_own_lineage(rows, layout):
+            raise _not_whole(name, "a lineage is null or occurs twice")
+    pairs = view_rewrite.paired(before, after, layout)
+    counts = pairs.counts
+    if counts["insert"] - counts["delete"] != len(after) - len(before):
+        raise _not_whole(name, f"{len(before):,} and {len(after):,} rows give {counts}")
+    if not any(counts.values()):
+        return Feed(None, (), counts)
+    return view_rewrite.write_feed(store, name, base.version + 1, pairs, layout)
+
+
+def _check_affected(
+    name: str, added: Sequence[DataFile], layout: ViewLayout, affected: AffectedLineage
+) -> None:
+    """Raise ProofFailed if a new row was made of no changed row: it may be in the view already."""
+    lineage = pa.schema([layout.arrow_schema.field(n) for n in layout.lineage_names])
+    for file in added:
+        for batch in read_batches(file.uri, lineage):
+            if not affected.holds(batch).all():
+                raise _not_whole(name, "a new row was made of no changed row")
+
+
+def _not_whole(name: str, what: str) -> ProofFailed:
+    return ProofFailed(
+        f"The new version of the view does not add up: {what}.", where=name, remedy=REPORT
+    )

@@ -1,0 +1,188 @@
+"""Bring a view to given versions of its inputs: by affected keys, or recomputed.
+
+Recomputation is always right. The incremental road is taken where it is possible and, with
+`maintain = "auto"`, cheaper (`planning.view_cost`). It is not possible for a first load, for
+another recipe, and where the change feeds do not certainly hold all changes (`affected_keys`). If
+its proof fails, nothing is published, and the next refresh recomputes the view: a note says so.
+
+Notes of a view lie beside those of fragments, and may be lost: what was learned of the phases'
+prices, a failed proof, and the versions of the inputs for which the published rows were last found
+right although nothing was published.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from driftline.errors import DriftlineError, ProofFailed
+
+from warehouse_agent.config import Maintain
+from warehouse_agent.planning import view_cost
+from warehouse_agent.planning.view_cost import ViewMethod, ViewWork
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import VersionRecord, ViewSnapshot
+from warehouse_agent.views import incremental
+from warehouse_agent.views.affected_keys import NoFeed, feeds_since, made_of
+from warehouse_agent.views.evaluate import stamp_of
+from warehouse_agent.views.incremental import Feasible
+from warehouse_agent.views.next_version import Computed
+from warehouse_agent.views.recompute import recompute
+from warehouse_agent.views.view_job import ViewJob
+
+_DISTRUSTED = "distrusted"  # key of the notes: the version whose successor failed its proof
+_CURRENT = "current"  # key of the notes: what the published version is still right for
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How a view is computed, and why; `plan` if by affected keys."""
+
+    why: str
+    plan: Feasible | None
+
+    @property
+    def method(self) -> ViewMethod:
+        """Return the method."""
+        return ViewMethod.RECOMPUTE if self.plan is None else ViewMethod.INCREMENTAL
+
+
+def maintain(
+    job: ViewJob, asked: Maintain, *, accept_schema: bool = False, anew: bool = False
+) -> Computed:
+    """Compute the next version of a view; the report says how, and why.
+
+    Args:
+        asked: as configured.
+        accept_schema: go on if the recipe is another one, without a feed.
+        anew: the published rows are wrong or cannot be read: write a version without a feed.
+
+    Raises:
+        RecipeChanged: the query, an input's columns, settings or Spark's version are others.
+        ConfigurationError, ViewFailed: the query cannot be evaluated.
+        ProofFailed: the new rows are wrong; nothing was written.
+        WarehouseUnavailable: files cannot be read or written.
+    """
+    chosen = choose(job, asked, accept_schema=accept_schema, anew=anew)
+    before = dict(job.report.seconds)
+    job.report.method, job.report.method_why = chosen.method.value, chosen.why
+    found: Computed | NoFeed = NoFeed(chosen.why)
+    if chosen.plan is not None:
+        try:
+            found = incremental.maintain(job, chosen.plan)
+        except ProofFailed:
+            _distrust(job, chosen.plan.base)
+            raise
+    if isinstance(found, NoFeed):
+        job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, found.why
+        with job.phase("evaluate"):
+            spark = job.steps.spark(job.input_bytes)
+            found = recompute(
+                spark,
+                job.store,
+                job.name,
+                job.query,
+                job.inputs,
+                job.base,
+                accept_schema=accept_schema,
+                anew=anew,
+            )
+    _learn(job, chosen.plan, before)
+    return found
+
+
+def choose(
+    job: ViewJob, asked: Maintain, *, accept_schema: bool = False, anew: bool = False
+) -> Chosen:
+    """Choose how a view is computed, without reading rows."""
+    base = job.base
+    if base is None:
+        return Chosen("it is the first version", None)
+    if anew:
+        return Chosen("its published rows are not to be trusted", None)
+    if asked is Maintain.RECOMPUTE:
+        return Chosen("`maintain` says so", None)
+    if accept_schema:
+        return Chosen("the view may mean something else now", None)
+    notes = notes_of(job.store, job.name)
+    if notes.get(_DISTRUSTED) == stamp_of(base):
+        return Chosen("its last incremental maintenance failed its proof", None)
+    record, feeds = _record(base, notes), {}
+    for one in job.inputs:
+        if one.name not in feeds:
+            found = feeds_since(job.store, one, record)
+            if isinstance(found, NoFeed):
+                return Chosen(found.why, None)
+            feeds[one.name] = found
+    plan = incremental.feasible(job, base, feeds)
+    if asked is Maintain.INCREMENTAL:
+        return Chosen("`maintain` says so", plan)
+    priced = view_cost.choose(work_of(job, plan), view_cost.factors(notes))
+    return Chosen(priced.why, plan if priced.method is ViewMethod.INCREMENTAL else None)
+
+
+def work_of(job: ViewJob, plan: Feasible | None) -> ViewWork:
+    """Return the amounts by which the methods are priced."""
+    base = job.base
+    rows = [sum(f.rows for f in one.files) for one in job.inputs]
+    whole = plan.reduction.whole if plan is not None and plan.reduction is not None else ()
+    changed = 0
+    if plan is not None:
+        changed = sum(feed.rows for one in job.inputs for feed in plan.feeds[one.name])
+    return ViewWork(
+        input_rows=sum(rows),
+        input_files=sum(len(one.files) for one in job.inputs),
+        view_rows=base.rows if base is not None else 0,
+        view_files=len(base.files) if base is not None else 0,
+        changed_rows=changed,
+        whole_rows=sum(rows[i] for i in whole),
+    )
+
+
+def notes_of(store: Store, name: str) -> dict[str, object]:
+    """Return the notes of a view; empty if there are none, or they are damaged."""
+    return store.read_json(PRIVATE, "fragments", f"{name}.json")
+
+
+def note_current(store: Store, name: str, base: ViewSnapshot, inputs: Mapping[str, int]) -> None:
+    """Note that a published version is right for these committed versions of its inputs."""
+    current = {"version": stamp_of(base), "inputs": dict(inputs), "made_of": made_of(store, inputs)}
+    _note(store, name, {_CURRENT: current})
+
+
+def _note(store: Store, name: str, more: Mapping[str, object]) -> None:
+    """Add to the notes. A note that cannot be written is lost."""
+    try:
+        known = notes_of(store, name) | dict(more)
+        store.write(json.dumps(known).encode(), PRIVATE, "fragments", f"{name}.json")
+    except DriftlineError:
+        pass
+
+
+def _record(base: ViewSnapshot, notes: Mapping[str, object]) -> VersionRecord:
+    """Return the record of the published version, with the newest inputs it is right for."""
+    noted = notes.get(_CURRENT)
+    if not isinstance(noted, dict) or noted.get("version") != stamp_of(base):
+        return base.record
+    inputs, stamps = noted.get("inputs"), noted.get("made_of")
+    if not isinstance(inputs, dict) or not isinstance(stamps, dict):
+        return base.record
+    is_whole = all(type(v) is int for v in inputs.values()) and inputs.keys() == stamps.keys()
+    return replace(base.record, inputs=inputs, made_of=stamps) if is_whole else base.record
+
+
+def _distrust(job: ViewJob, base: ViewSnapshot) -> None:
+    _note(job.store, job.name, {_DISTRUSTED: stamp_of(base)})
+
+
+def _learn(job: ViewJob, plan: Feasible | None, before: Mapping[str, float]) -> None:
+    """Note what the phases took, if there was a version to compare with."""
+    if job.base is None:
+        return
+    took = {p: s - before.get(p, 0.0) for p, s in job.report.seconds.items()}
+    learned = view_cost.factors(notes_of(job.store, job.name))
+    notes = view_cost.new_notes(learned, work_of(job, plan), took)
+    if job.report.method == ViewMethod.RECOMPUTE:
+        notes[_DISTRUSTED] = None
+    _note(job.store, job.name, notes)

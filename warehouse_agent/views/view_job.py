@@ -1,0 +1,51 @@
+"""One view in one command: what every step of its maintenance needs at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from warehouse_agent.events import Listener, PhaseStarted
+from warehouse_agent.report import Report, Spent
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import ViewSnapshot
+from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.query import Query
+
+
+@dataclass(frozen=True, slots=True)
+class ViewJob:
+    """A view to be brought to given versions of its inputs.
+
+    Attributes:
+        inputs: one for each occurrence, in order.
+        base: the newest version of its table; None: it was never published.
+        steps: whose log is that of the report (`StepLog(report.places)`).
+    """
+
+    name: str
+    query: Query
+    inputs: Sequence[Input]
+    base: ViewSnapshot | None
+    store: Store
+    steps: Steps
+    report: Report
+    emit: Listener
+
+    @property
+    def input_bytes(self) -> int:
+        """Return the size of all files of the inputs."""
+        return sum(f.size for one in self.inputs for f in one.files)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Spent]:
+        """Emit that a phase begins; add the seconds spent inside to the report."""
+        self.emit(PhaseStarted(self.name, name))
+        self.steps.log.phases.append(name)
+        try:
+            with self.report.phase(name) as spent:
+                yield spent
+        finally:
+            self.steps.log.phases.pop()
