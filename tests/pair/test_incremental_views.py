@@ -6,15 +6,21 @@ the sources' rows, its lineage that of a recomputation, and its feed leads from 
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.views import Sites
+from warehouse_agent.planning.view_cost import ViewMethod
+from warehouse_agent.report import Report
+from warehouse_agent.storage.formats import view_head
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TABLES = {
     "erp": {
@@ -24,32 +30,141 @@ TABLES = {
     "crm": {"customer": "code VARCHAR PRIMARY KEY, id INT, name VARCHAR, region INT"},
 }
 VIEWS = {
-    "chain": "SELECT o.id, c.name, l.part FROM erp.orders o JOIN crm.customer c ON c.id = o.customer"
-    " JOIN erp.line l ON l.id = o.id WHERE o.amount > 10",
+    "chain": "SELECT o.id, c.name, l.part FROM erp.orders o"
+    " JOIN crm.customer c ON c.id = o.customer JOIN erp.line l ON l.id = o.id WHERE o.amount > 10",
+    "same": "SELECT a.name, b.name AS other, a.region FROM crm.customer a JOIN crm.customer b"
+    " ON a.region = b.region AND a.code <= b.code",
+    "cross": "SELECT o.id, c.name FROM erp.orders o CROSS JOIN crm.customer c"
+    " WHERE o.amount < c.id",
+    "cast": "SELECT o.id, l.pos, o.note FROM erp.orders o JOIN erp.line l ON o.note = l.id",
+    "safe": "SELECT o.id, c.code FROM erp.orders o JOIN crm.customer c"
+    " ON o.customer IS NOT DISTINCT FROM c.id",
+    "cycle": "SELECT o.id, l.pos, c.code FROM erp.orders o, erp.line l, crm.customer c"
+    " WHERE o.id = l.id AND o.customer = c.id AND c.region = l.pos",
+    "none": "SELECT o.id, c.name FROM erp.orders o JOIN crm.customer c ON c.id = o.customer"
+    " WHERE o.amount > 1000000",
+    "over": "SELECT h.id, h.name, l.pos FROM chain h JOIN erp.line l ON l.part = h.part",
 }
 
 
 @pytest.fixture
 def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
     with Sites(spark, tmp_path, TABLES, dict(VIEWS)) as made:
-        for i in range(60):
-            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", i, i % 9, i, f"n{i % 4}")
-            for pos in range(i % 4):
+        for i in range(40):
+            customer = None if i % 7 == 3 else i % 6
+            note = str(i % 9)
+            made.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", i, customer, i, note)
+            for pos in range(i % 3):
                 made.sql("erp", "INSERT INTO line VALUES (?, ?, ?)", i, pos, f"p{(i + pos) % 7}")
-        for i in range(12):
-            made.sql("crm", "INSERT INTO customer VALUES (?, ?, ?, ?)", f"c{i}", i % 8, f"n{i}", i % 3)
-        for name in made.views:
-            made.view_lines[name] = 'maintain = "incremental"'
+        for i in range(9):
+            id_ = None if i == 5 else i % 6
+            made.sql(
+                "crm", "INSERT INTO customer VALUES (?, ?, ?, ?)", f"c{i}", id_, f"n{i}", i % 3
+            )
+        made.view_lines |= dict.fromkeys(made.views, 'maintain = "incremental"')
         yield made
 
 
-def test_chain(sites: Sites) -> None:
+def only(sites: Sites, *names: str) -> LineageOracle:
+    """Keep these views, load them, and return an oracle that has seen them."""
+    sites.views = {name: VIEWS[name] for name in names}
+    oracle = LineageOracle(sites)
     sites.well()
-    sites.sql("erp", "UPDATE orders SET amount = amount + 5 WHERE id IN (3, 20, 41)")
-    sites.sql("erp", "DELETE FROM line WHERE id = 7 AND pos = 0")
-    sites.sql("crm", "UPDATE customer SET name = 'other' WHERE code = 'c4'")
-    sites.sql("crm", "INSERT INTO customer VALUES ('new', 2, 'newcomer', 1)")
+    oracle.check()
+    return oracle
+
+
+def incremental(reports: dict[str, Report], *names: str) -> None:
+    for name in names:
+        report = reports[name]
+        assert report.method == ViewMethod.INCREMENTAL, report.method_why
+
+
+def test_random_edits_of_all(sites: Sites) -> None:
+    """Chain, cycle, self-join, cross join, a cast, `<=>`, a view over a view, and no row at all."""
+    oracle, rng = only(sites, *VIEWS), random.Random(16)
+    for _ in range(4):
+        for key in rng.sample(range(45), 4):
+            sites.sql("erp", "DELETE FROM orders WHERE id = ?", key)
+            if rng.random() < 0.7:
+                row = (
+                    key,
+                    rng.choice([None, 0, 1, 5, 9]),
+                    rng.randrange(60),
+                    str(rng.randrange(9)),
+                )
+                sites.sql("erp", "INSERT INTO orders VALUES (?, ?, ?, ?)", *row)
+        if rng.random() < 0.6:
+            key = rng.randrange(9)
+            sites.sql("crm", "UPDATE customer SET id = ?, region = ? WHERE code = ?",
+                      rng.choice([None, 1, 2, 7]), rng.choice([None, 0, 1]), f"c{key}")  # fmt: skip
+        if rng.random() < 0.6:
+            sites.sql("erp", "DELETE FROM line WHERE id = ? AND pos = 0", rng.randrange(40))
+            sites.sql("erp", "INSERT INTO line VALUES (?, 9, 'p1')", 50 + rng.randrange(1000))
+        reports = sites.well()
+        incremental(reports, *(n for n in VIEWS if reports[n].method is not None))
+        oracle.check()
+
+
+def test_a_key_deleted_and_inserted_again_between(sites: Sites) -> None:
+    """The view is left out while its inputs move twice: feeds of two versions are united."""
+    oracle = only(sites, "chain", "same")
+    sites.sql("erp", "DELETE FROM orders WHERE id = 20")
+    sites.sql("crm", "UPDATE customer SET region = 0 WHERE code = 'c1'")
+    sites.refresh(without=["chain", "same"])
+    sites.sql("erp", "INSERT INTO orders VALUES (20, 2, 77, 'again')")
+    sites.sql("erp", "UPDATE orders SET amount = 0 WHERE id = 31")
+    sites.sql("crm", "UPDATE customer SET region = 1 WHERE code = 'c1'")
+    reports = sites.well()
+    incremental(reports, "chain", "same")
+    oracle.check()
+    head = view_head(sites.store, "same")
+    assert head is not None
+    assert head.version == 0, "the region is what it was"
+    # What it is right for now is noted: only later feeds are read.
+    sites.sql("crm", "UPDATE customer SET name = 'n' WHERE code = 'c1'")
+    incremental(sites.well(), "same")
+    oracle.check()
+
+
+def test_all_rows_deleted_and_back(sites: Sites) -> None:
+    from warehouse_agent.refresh.job import Options
+
+    oracle = only(sites, "chain", "over")
+    rows = sites.pairs["crm"].legacy.rows("customer")
+    sites.sql("crm", "DELETE FROM customer")
+    reports = sites.well(options=Options(allow_shrink=True))
+    incremental(reports, "chain", "over")
+    assert reports["chain"].rows_total == reports["over"].rows_total == 0
+    oracle.check()
+    for row in rows:
+        sites.sql("crm", "INSERT INTO customer VALUES (?, ?, ?, ?)", *row)
+    incremental(sites.well(), "chain", "over")
+    oracle.check()
+
+
+def test_a_feed_that_is_gone(sites: Sites) -> None:
+    oracle = only(sites, "chain")
+    sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id = 3")
+    sites.refresh(without=["chain"])
+    shutil.rmtree(sites.warehouse / "_driftline" / "changes" / "erp.orders")
+    sites.sql("erp", "UPDATE orders SET amount = 91 WHERE id = 4")
     report = sites.well()["chain"]
-    print(report)
-    assert report.method == "incremental", report.method_why
-    sites.check()
+    assert report.method == ViewMethod.RECOMPUTE
+    assert report.method_why == "the change feed of version 1 of erp.orders was removed"
+    oracle.check()
+    sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
+    incremental(sites.well(), "chain")
+    oracle.check()
+
+
+def test_an_input_that_began_anew(sites: Sites) -> None:
+    """The table was moved away: the same version number is another version."""
+    oracle = only(sites, "chain")
+    kept = sites.warehouse / "_driftline" / "kept" / "erp.orders"
+    shutil.rmtree(kept)
+    sites.sql("erp", "UPDATE orders SET amount = 99 WHERE id = 3")
+    report = sites.well()["chain"]
+    assert report.method == ViewMethod.RECOMPUTE
+    assert "erp.orders" in str(report.method_why)
+    oracle.check()

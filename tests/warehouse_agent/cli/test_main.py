@@ -35,8 +35,8 @@ REPORT = [
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",
     "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
     "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
-    "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of", "checked_at",
-    "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
+    "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
+    "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
     "warehouse_version", "inputs", "stale", "held", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
