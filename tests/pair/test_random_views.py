@@ -1,9 +1,9 @@
 """Random views over three sites on three engines equal what DuckDB computes, refresh by refresh.
 
-They are maintained by affected keys, values and lineage are compared, and each change feed must lead
-from the version before to the next. Join values are NULL and occur several times; keys are integers,
-texts and of two columns. Each group of views has a warehouse of its own and three refreshes after
-the load.
+They are maintained by affected keys; values and lineage are compared, and each change feed must
+lead from the version before to the next. Join values are NULL and occur several times; keys are
+integers, texts and of two columns. Each group of views has a warehouse of its own and three
+refreshes after the load.
 """
 
 from __future__ import annotations
