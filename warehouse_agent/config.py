@@ -19,7 +19,15 @@ from typing import TypeVar
 
 from driftline.errors import ConfigurationError, UsageError
 from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
+from driftline.settings import (
+    TomlTable,
+    duration_s,
+    is_loopback,
+    nearest,
+    read,
+    resolve,
+    split_address,
+)
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
@@ -33,6 +41,8 @@ AHEAD = 4  # fragments
 SOURCES_AT_ONCE = 4
 EXECUTORS_WAIT_S = 120.0
 _ALL = "all"  # of `ahead`
+_AUTO = "auto"  # of `chunk_rows`
+MAX_LAG_DAYS_MAX = 7  # the log of a table keeps its entries for 30 days
 _TOP = ("warehouse", "spark", "sources", "fragments", "views")
 _WAREHOUSE = ("path", "small_bytes", "ahead", "sources_at_once", "executors_wait_s")
 _SOURCE = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
@@ -41,7 +51,7 @@ _FRAGMENT = (
     "staging_at_most", "priority",
 )  # fmt: skip
 _INCREMENTAL = ("rows", "pause_s")
-_VIEW = ("query", "maintain", "on_failure")
+_VIEW = ("query", "maintain", "on_failure", "max_lag", "chunk_rows")
 _FRAGMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 RESERVED = "_driftline"  # the names of folders for bookkeeping begin so
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
@@ -130,6 +140,8 @@ class View:
 
     `query`: Spark SQL, as the data engineer wrote it; `views.query` reads it.
     `inputs`: the fragment or view of each table in it, in order; `views.inputs.load` finds them.
+    `max_lag_s`: seconds for which changes of its fragments may wait for it; 0: for no refresh.
+    `chunk_rows`: changed rows that are gathered before they are propagated; None: the optimum.
     """
 
     name: str
@@ -137,6 +149,8 @@ class View:
     inputs: tuple[str, ...] = ()
     maintain: Maintain = Maintain.AUTO
     on_failure: OnFailure = OnFailure.STALE
+    max_lag_s: int = 0
+    chunk_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +330,33 @@ def _view(name: str, table: TomlTable) -> View:
         query=table.text("query"),
         maintain=_choice(table, "maintain", maintain, Maintain),
         on_failure=_choice(table, "on_failure", on_failure, OnFailure),
+        max_lag_s=_max_lag_s(table),
+        chunk_rows=_chunk_rows(table),
     )
+
+
+def _max_lag_s(table: TomlTable) -> int:
+    text = table.text("max_lag", default="0s")
+    if (found := duration_s(text)) is None:
+        raise table.error(
+            "max_lag", f"{text!r} is no duration.", "Write it like 90s, 15m, 1h30m or 1d."
+        )
+    if found > MAX_LAG_DAYS_MAX * 86_400:
+        raise table.error(
+            "max_lag",
+            f"Readers can be kept waiting for at most {MAX_LAG_DAYS_MAX} days.",
+            f"Write {MAX_LAG_DAYS_MAX}d or less.",
+        )
+    return found
+
+
+def _chunk_rows(table: TomlTable) -> int | None:
+    """Return how many changed rows are gathered; None: the learned optimum."""
+    if not isinstance(table.values.get("chunk_rows", _AUTO), str):
+        return table.integer("chunk_rows", default=1, least=1)
+    if (text := table.text("chunk_rows", default=_AUTO)) != _AUTO:
+        raise table.error("chunk_rows", f'{text!r} is neither a number of rows nor "{_AUTO}".')
+    return None
 
 
 def _fragment(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:

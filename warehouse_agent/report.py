@@ -107,7 +107,11 @@ class Report:
     warehouse_version: int | None = None  # after the command; null where there are no views
     inputs: dict[str, int] | None = None  # of a view, the versions that it is made of
     stale: str | None = None  # of a view: why it stayed behind its inputs
-    held: str | None = None  # why readers do not see the new version yet
+    held: str | None = None  # why readers do not see the new version yet: a view failed
+    ahead: dict[str, Any] | None = None  # changes that wait for the views: rows, since, due_by
+    proven_at: str | None = None  # of a fragment with views: when its files were proven
+    view_phases: list[dict[str, Any]] = field(default_factory=list)  # of the command, before this
+    staleness: dict[str, Any] | None = None  # of a view: seconds, averaged over changed rows
     error: dict[str, Any] | None = None
 
     @property
@@ -225,7 +229,12 @@ def counted(number: int, noun: str) -> str:
 
 def utc_now() -> str:
     """Return the current time in UTC to the second, ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_at(time.time())
+
+
+def utc_at(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, in UTC to the second, ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -36,6 +36,9 @@ URL_PASSWORDS: Final = (
 )
 _URL_PASSWORD = re.compile(rf"://[^:/]*:[^@]+@|[?&;](?:{'|'.join(URL_PASSWORDS)})=", re.I)
 
+_DURATION = re.compile("(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
+_UNITS_S = (86_400, 3600, 60, 1)
+
 _KINDS: dict[type, str] = {
     str: "a string",
     bool: "true or false",
@@ -232,6 +235,14 @@ class TomlTable:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"It must be {_KINDS[kind]}, not {_shown(value)}.")
         return value  # type: ignore[return-value]  # an int where a float was asked for
+
+
+def duration_s(text: str) -> int | None:
+    """Return a duration, such as `2h`, `1h30m` or `0s`, in seconds; None: it is none."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not text:
+        return None
+    return sum(int(a or 0) * b for a, b in zip(found.groups(), _UNITS_S, strict=True))
 
 
 def read_secret(path: Path, bytes_max: int = -1) -> tuple[bytes, str]:

@@ -60,6 +60,11 @@ SINCE = {
     "held",
     "kind",
     "visible_version",
+    "visible_as_of",
+    "ahead",
+    "proven_at",
+    "view_phases",
+    "staleness",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

@@ -60,23 +60,7 @@ def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
     sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id % 4 = 0")
     sites.sql("erp", "DELETE FROM orders WHERE id = 7")
     sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
-    toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
-    log = sites.folder / "log"
-    with log.open("w") as out:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                KILLED.format(function=function, when=when, call=call),
-                *("--config", str(toml), "refresh"),
-            ],
-            env=environment(),
-            stdout=out,
-            stderr=out,
-            check=False,
-            cwd=ROOT,
-        )
-    assert done.returncode == -signal.SIGKILL, log.read_text()
+    killed(sites, function, when, call)
     after = {name: seen(sites, name) for name in before}
     if "flip" in function:
         sites.check()
@@ -87,6 +71,57 @@ def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
     newest = sites.newest()
     assert newest is not None
     assert newest.members["over"].inputs == {"joined": newest.members["joined"].version}
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "names"),
+    [
+        ("storage.formats:commit", 1, []),  # of a fragment that is to run ahead
+        ("runs.view_phase:recompute", 1, ["joined"]),
+        ("storage.formats:commit", 2, ["joined"]),  # the first view, after a fragment
+        ("storage.warehouse_versions:flip", 1, ["joined"]),
+    ],
+)
+def test_killed_while_fragments_are_ahead(
+    sites: Sites, function: str, call: int, names: list[str]
+) -> None:
+    sites.view_lines = dict.fromkeys(VIEWS, 'max_lag = "1h"\nchunk_rows = 1000')
+    sites.well()
+    for first in (0, 10):
+        sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id > ?", first)
+        reports = sites.well()
+    assert reports["joined"].ahead is not None
+    before = {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
+    sites.sql("erp", "DELETE FROM orders WHERE id = 7")
+    killed(sites, function, "after", call, *names)
+    after = {name: seen(sites, name) for name in before}
+    if "flip" in function:
+        sites.check()
+    else:
+        assert after == before
+    sites.well("over")
+    sites.check()
+
+
+def killed(sites: Sites, function: str, when: str, call: int, *names: str) -> None:
+    """Refresh in a process that is killed before or after a call of a function."""
+    toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
+    log = sites.folder / "log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                KILLED.format(function=function, when=when, call=call),
+                *("--config", str(toml), "refresh", *names),
+            ],
+            env=environment(),
+            stdout=out,
+            stderr=out,
+            check=False,
+            cwd=ROOT,
+        )
+    assert done.returncode == -signal.SIGKILL, log.read_text()
 
 
 def seen(sites: Sites, name: str) -> Counter[tuple[object, ...]]:

@@ -115,6 +115,13 @@ def text_of(report: Report) -> str:
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
+    if report.ahead is not None:
+        extra += (
+            f", {counted(report.ahead['rows'], 'changed row')} of its component"
+            f" gathered for readers, until {report.ahead['due_by']} at most"
+        )
+    if report.staleness is not None and report.staleness["vs_s"] is not None:
+        extra += f", {report.staleness['vs_s']:,.1f} s stale on average"
     if report.version == report.previous_version:
         return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "

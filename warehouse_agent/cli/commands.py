@@ -24,7 +24,7 @@ from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
-from warehouse_agent.cli.verify import check_files, damaged, verified
+from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
@@ -63,7 +63,7 @@ def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json:
 
     def one(fragment: Fragment | View) -> int:
         if isinstance(fragment, View):
-            expected = views.forecast(Store.of(config), fragment)
+            expected = views.forecast(Store.of(config), fragment, config)
             print(expected.to_json() if as_json else expected.text(), flush=True)
             return 0
         predicted = forecast(Store.of(config), fragment)
@@ -109,8 +109,9 @@ def verify(
                 print(f"{fragment.name}: data file {path}: {what}", file=sys.stderr)
             return
         rows = verified(store, fragment.name, snapshot, wrong)
+        given = given_version(store, fragment.name, snapshot.version)
         report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
-        _say_verified(report, as_json=as_json)
+        _say_verified(report, as_json=as_json, given=given)
 
     codes = each(chosen, one, as_json=as_json, command="verify")
     if not to_repair:
@@ -122,12 +123,12 @@ def verify(
     return sound + refresh(config, again, as_json=as_json, spark=spark, **told)
 
 
-def _say_verified(report: Report, *, as_json: bool) -> None:
+def _say_verified(report: Report, *, as_json: bool, given: str = "") -> None:
     if as_json:
         print(report.to_json(), flush=True)
         return
     rows = counted(report.rows_total or 0, "row")
-    print(f"{report.name}: version {report.version}, {rows} verified")
+    print(f"{report.name}: version {report.version}, {rows} verified{given}")
 
 
 def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
@@ -167,7 +168,11 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
     }
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
-    print(f"{fragment.name}: {counted(digest.count, 'row')}, total {digest.sum_bytes().hex()}")
+    given = given_version(store, fragment.name, snapshot.version)
+    rows = counted(digest.count, "row")
+    print(f"{fragment.name}: version {snapshot.version}, {rows}, total {digest.sum_bytes().hex()}")
+    if given:
+        print(given.removeprefix("; "), file=sys.stderr)
     command = f"driftline-source total --receipt {output.name}"
     print(f"Wrote {output}. On the DBA's machine: {command}", file=sys.stderr)
 

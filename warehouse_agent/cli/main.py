@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from driftline.settings import duration_s
 
 from warehouse_agent.spark import foreign_output
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 USAGE = 2
 INTERRUPTED = 130
-
-_DURATION = re.compile("(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
-_UNITS_S = (86_400, 3600, 60, 1)
 
 _log = logging.getLogger("driftline")
 
@@ -79,9 +76,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
 
 def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """Return a duration, such as `2h` or `1h30m`, in seconds; refuse one that is shorter than 1."""
-    found = _DURATION.fullmatch(text or "")
-    amounts = [int(amount or 0) for amount in found.groups()] if found else [0]
-    seconds = sum(a * b for a, b in zip(amounts, _UNITS_S, strict=False))
+    seconds = duration_s(text or "")
     if text is not None and not seconds:
         message = f"{text!r} is no duration. Write it like 2h, 90m, 1h30m or 1d."
         raise click.BadParameter(message, param=parameter)
@@ -222,7 +217,7 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     ),
 )
 def refresh(
-    config: WarehouseConfig, chosen: Chosen, without: Sequence[str], **options: Any
+    config: WarehouseConfig, _chosen: Chosen, without: Sequence[str], **options: Any
 ) -> list[int]:
     """Make fragments, by default all, equal to their relations; prove it; publish.
 
@@ -232,8 +227,8 @@ def refresh(
     from warehouse_agent.views.selection import select
 
     _leave_out_pandas()
-    names = [one.name for one in chosen]
-    return commands.refresh(config, select(config, names, False, without), **options)
+    patterns: Sequence[str] = click.get_current_context().params["names"]
+    return commands.refresh(config, select(config, patterns, not patterns, without), **options)
 
 
 @_on_fragments(

@@ -13,11 +13,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.history import view_phases
 from warehouse_agent.history.record import checked
 from warehouse_agent.planning.flip import Member
-from warehouse_agent.report import counted, fingerprint_kind, miss_probability, years_until_missed
+from warehouse_agent.report import (
+    counted,
+    fingerprint_kind,
+    miss_probability,
+    utc_at,
+    years_until_missed,
+)
 from warehouse_agent.runs.each_fragment import each, published, published_view
 from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -60,8 +68,11 @@ class Status:
     row_security: bool | None = None  # policies of the source hide rows; null: not known
     kind: str = "fragment"  # or "kept", for a relation that only views need, or "view"
     visible_version: int | None = None  # which readers are given; null without a table of versions
+    visible_as_of: str | None = None  # of that version
     inputs: dict[str, int] | None = None  # of a view, the versions that it was made of
     stale: str | None = None  # of a view: why it stayed behind its inputs
+    ahead: dict[str, Any] | None = None  # of a fragment: changed rows that no flip shows, and since
+    staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -83,7 +94,7 @@ def status(
         read = {f.name: pool.submit(_status_of, store, f) for f in chosen}
 
         def one(fragment: Fragment | View) -> None:
-            found = _visible(read[fragment.name].result(), flipped.result())
+            found = _ahead(store, _visible(read[fragment.name].result(), flipped.result()))
             if as_json:
                 print(json.dumps(asdict(found)), flush=True)
             shown.append(found)
@@ -113,9 +124,11 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
     lines += [
         f"readers are given version {s.visible_version} of {s.name} until the next flip"
+        f"{_waiting(s, now)}"
         for s in shown
         if s.visible_version not in (None, s.version)
     ]
+    lines += [f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s))]
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
@@ -124,6 +137,26 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
             f"{worst.miss_probability:.0e} per refresh"
         )
     return lines
+
+
+def _waiting(status: Status, now: datetime) -> str:
+    """Return what waits for the views over a fragment."""
+    if status.ahead is None:
+        return ""
+    rows, since = counted(status.ahead["rows"], "changed row"), status.ahead["since"]
+    verb = "waits" if status.ahead["rows"] == 1 else "wait"
+    return f": {rows} {verb}, the oldest since {age(since, now).removesuffix(' ago')}"
+
+
+def _stale(status: Status) -> str:
+    """Return the staleness of a view in words; nothing if it is not known."""
+    found = status.staleness
+    if not found or found.get("vs_s") is None:
+        return ""
+    return (
+        f"{found['vs_s']:,.1f} s stale (S1 {found['s1_s']:,.1f} s, S2 {found['s2_s']:,.1f} s, "
+        f"average of {counted(found['rows'], 'changed row')})"
+    )
 
 
 def age(at: str | None, now: datetime) -> str:
@@ -185,7 +218,21 @@ def _visible(found: Status, members: Mapping[str, Member]) -> Status:
     """Add what the newest warehouse version says of a table."""
     if (member := members.get(found.name)) is None:
         return found
-    return replace(found, visible_version=member.version, stale=member.stale)
+    return replace(
+        found, visible_version=member.version, visible_as_of=member.as_of, stale=member.stale
+    )
+
+
+def _ahead(store: Store, found: Status) -> Status:
+    """Add the changes of a fragment that no flip shows, if it is ahead."""
+    visible, version = found.visible_version, found.version
+    if found.kind == "view" or visible is None or version is None or version <= visible:
+        return found
+    entries = [e for e in formats.entries(store, found.name) if visible < e.version <= version]
+    rows = sum(e.record.rows_changed for e in entries if e.record is not None)
+    since = min((e.committed for e in entries), default=datetime.now(UTC))
+    at = utc_at(since.timestamp())
+    return replace(found, ahead={"rows": rows, "since": at})
 
 
 def _status_of(store: Store, one: Fragment | View) -> Status:
@@ -208,6 +255,7 @@ def _status_of(store: Store, one: Fragment | View) -> Status:
         bytes=sum(f.size for f in snapshot.files),
         kind="view",
         inputs=dict(record.inputs or {}),
+        staleness=next((s for _, s in view_phases.staleness(store, one.name)), None),
     )
 
 
@@ -257,12 +305,18 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     look = published_view if isinstance(one, View) else published
     entries = formats.entries(store, one.name, look(store, one.name))
     ours = [(e.version, e.record) for e in entries if e.record]
+    member = _members(store).get(one.name)
+    moved = dict(view_phases.staleness(store, one.name)) if isinstance(one, View) else {}
     for version, record in ours[:limit]:
         if as_json:
-            print(json.dumps({k: v for k, v in record.body.items() if k not in _OURS}))
-        else:
-            print(
-                f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "
-                f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
-                f"{record.consistency}, as of {record.as_of}"
-            )
+            body = {k: v for k, v in record.body.items() if k not in _OURS}
+            print(json.dumps(body | ({"staleness": moved.get(version)} if moved else {})))
+            continue
+        is_given = member is not None and member.version == version != ours[0][0]
+        told = _stale(Status(one.name, staleness=moved.get(version)))
+        print(
+            f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "
+            f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
+            f"{record.consistency}, as of {record.as_of}{f', {told}' if told else ''}"
+            f"{', which readers are given' if is_given else ''}"
+        )

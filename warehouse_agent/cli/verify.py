@@ -18,6 +18,7 @@ from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
 from warehouse_agent.spark.executors import cause, failures
+from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks import file_damage
@@ -119,3 +120,28 @@ def check_files(store: Store, name: str, snapshot: Snapshot | ViewSnapshot) -> N
     """
     if wrong := file_damage.absent(store, name, snapshot.files):
         raise _damaged(name, wrong)
+
+
+def given_version(store: Store, name: str, newest: int) -> str:
+    """Return in words which version of a fragment readers are given, if not the newest.
+
+    Its files are checked as `check_files` does.
+
+    Raises:
+        WarehouseUnavailable: files of it are missing. A refresh of a view over it shows the newest.
+    """
+    found = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
+    member = None if found is None else found.members.get(name)
+    if member is None or member.version == newest:
+        return ""
+    given = formats.head(store, name, version=member.version)
+    if given is not None:
+        try:
+            check_files(store, name, given)
+        except WarehouseUnavailable as wrong:
+            wrong.remedy = (
+                f"Readers are given this version, {given.version}. Refresh a view over {name} by"
+                " its name: readers are then given the newest one."
+            )
+            raise
+    return f"; readers are given version {member.version} until the views over it follow"

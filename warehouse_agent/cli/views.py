@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from driftline.errors import NotFound
 
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import View, WarehouseConfig
 from warehouse_agent.history import record
-from warehouse_agent.report import Report, counted, utc_now
+from warehouse_agent.report import Report, counted, utc_at, utc_now
+from warehouse_agent.runs.component_state import state_of
 from warehouse_agent.runs.each_fragment import published_view
 from warehouse_agent.spark import session
-from warehouse_agent.storage import formats
+from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.steps import StepLog, Steps
+from warehouse_agent.views import graph
 from warehouse_agent.views.evaluate import Input
-from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.inputs import inputs_of, query_of
 from warehouse_agent.views.recompute import verified
 
 
@@ -27,6 +30,8 @@ class ViewForecast:
     """Forecast of a refresh of a view; rows and bytes are those of the inputs' newest versions.
 
     `seconds`: the median of the last view phases; None if there was none.
+    `ahead`: changed rows of its component that wait for it, since when, and until when at most;
+    None: none do.
     """
 
     name: str
@@ -36,6 +41,7 @@ class ViewForecast:
     rows_read: int
     bytes_read: int
     seconds: float | None
+    ahead: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """Return the forecast as one line of JSON."""
@@ -48,13 +54,16 @@ class ViewForecast:
             for name, version in self.inputs.items()
         )
         took = "" if self.seconds is None else f"; earlier ones took {self.seconds:,.1f} s"
+        if (ahead := self.ahead) is not None:
+            rows = counted(ahead["rows"], "changed row")
+            took += f"; {rows} already wait for it, since {ahead['since']}, until {ahead['due_by']}"
         return (
             f"{self.name}: view, {self.what} if an input moves, from {from_}: "
             f"{counted(self.rows_read, 'row')}, {counted(self.bytes_read, 'byte')}{took}"
         )
 
 
-def forecast(store: Store, view: View) -> ViewForecast:
+def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     """Predict a refresh of a view from what is published. Raises WarehouseUnavailable."""
     base = formats.view_head(store, view.name)
     found = {name: _head(store, name) for name in dict.fromkeys(view.inputs)}
@@ -68,7 +77,26 @@ def forecast(store: Store, view: View) -> ViewForecast:
         rows_read=sum(f.rows for f in files),
         bytes_read=sum(f.size for f in files),
         seconds=sorted(times)[len(times) // 2] if times else None,
+        ahead=_ahead(store, view, config),
     )
+
+
+def _ahead(store: Store, view: View, config: WarehouseConfig) -> dict[str, Any] | None:
+    """Return what waits for a view and those that move with it."""
+    newest = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
+    if newest is None:
+        return None
+    found = graph.components(inputs_of(config.views))
+    component = next(one for one in found if view.name in one.views)
+    ahead = state_of(store, component.fragments, {}, newest.members, newest.number).ahead
+    if ahead is None:
+        return None
+    lag_s = min(config.views[name].max_lag_s for name in component.views)
+    return {
+        "rows": ahead.rows,
+        "since": utc_at(ahead.since),
+        "due_by": utc_at(ahead.since + lag_s),
+    }
 
 
 def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view: View) -> Report:

@@ -43,7 +43,13 @@ _SPARK = "spark"  # of the places in a report
 _NOTING = threading.Lock()  # one run of a source is described while another is compared
 RTT_DAYS = 7  # between measurements, each of which opens a connection
 _IDENTITY = ("version", "previous_version", "as_of", "checked_at")  # of the report of a version
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of reading a line
+DAMAGED_LINE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # of reading a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ def is_missing(lines: Iterable[bytes], report: Mapping[str, Any]) -> bool:
     """
     version = report.get("version")
     is_followed = has_others = False
-    for body in _succeeded(lines):
+    for body in succeeded(lines):
         if all(body.get(key) == report.get(key) for key in _IDENTITY):
             return False
         if body.get("version") == body.get("previous_version") == version:
@@ -145,17 +151,17 @@ def runs(store: Store, name: str) -> list[Run]:
 
 def refreshed_at(store: Store, name: str) -> datetime | None:
     """Return when the last successful refresh, or part of one, had compared; None: never."""
-    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
-        with contextlib.suppress(*_DAMAGED):
-            return _moment(body["checked_at"])
+    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*DAMAGED_LINE):
+            return moment(body["checked_at"])
     return None
 
 
 def rows_total(store: Store, name: str) -> int:
     """Return the rows that the last successful refresh left; 0: not known."""
-    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
-        with contextlib.suppress(*_DAMAGED):
-            return int(_amount(body["rows_total"]))
+    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*DAMAGED_LINE):
+            return int(amount(body["rows_total"]))
     return 0
 
 
@@ -163,9 +169,9 @@ def durations_s(store: Store, name: str, most: int) -> list[float]:
     """Return the seconds that the last successful refreshes since a load took, the newest first;
     if there is none since, those of the load."""
     found: list[float] = []
-    for body in _succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
-        with contextlib.suppress(*_DAMAGED):
-            seconds = sum(map(_amount, body["seconds"].values()))
+    for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*DAMAGED_LINE):
+            seconds = sum(map(amount, body["seconds"].values()))
             if body["previous_version"] is None:
                 return found or [seconds]
             found.append(seconds)
@@ -180,7 +186,7 @@ def parse(lines: bytes) -> list[Run]:
     for line in lines.splitlines():
         try:
             run = _run(json.loads(line))
-        except _DAMAGED:
+        except DAMAGED_LINE:
             continue
         if run is not None:
             found = [run] if run.is_load else [*found, run]
@@ -285,13 +291,13 @@ def _note(store: Store, source: Source, noted: dict[str, object]) -> None:
     store.write(body, PRIVATE, "sources", f"{source.name}.json")
 
 
-def _succeeded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def succeeded(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the reports of refreshes that went well; skip others and damaged lines."""
     for line in lines:
         try:
             body = json.loads(line)
             is_one = body["error"] is None and body["command"] == "refresh"
-        except _DAMAGED:
+        except DAMAGED_LINE:
             continue
         if is_one:
             yield body
@@ -303,26 +309,27 @@ def _run(body: dict[str, Any]) -> Run | None:
     if body.get("rows_left"):  # a partial refresh counts only some of the changes
         return None
     return Run(
-        _moment(body["checked_at"]),
-        int(_amount(body["rows_inserted"])),
-        int(_amount(body["rows_updated"])),
-        int(_amount(body["rows_deleted"])),
-        int(_amount(body["rows_total"])),
+        moment(body["checked_at"]),
+        int(amount(body["rows_inserted"])),
+        int(amount(body["rows_updated"])),
+        int(amount(body["rows_deleted"])),
+        int(amount(body["rows_total"])),
         body["previous_version"] is None,
         body["method"],
-        int(_amount(body["source_scans"])),
-        sum(map(_amount, body["seconds"].values())),
+        int(amount(body["source_scans"])),
+        sum(map(amount, body["seconds"].values())),
         not body.get("schema_changed"),
         _SPARK in body.get("places", {}).values(),
     )
 
 
-def _moment(text: str) -> datetime:
+def moment(text: str) -> datetime:
+    """Return a moment that a line names, in UTC if it has no time zone. Raises ValueError."""
     at = datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _amount(found: float) -> float:
+def amount(found: float) -> float:
     """Return an amount from a file. Raises ValueError, TypeError: it is not possible."""
     if not 0 <= found <= GREATEST:
         raise ValueError(found)

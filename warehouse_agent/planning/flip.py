@@ -6,7 +6,7 @@ component moves in one flip, its views always: a view that could not follow is m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -53,10 +53,16 @@ class Member:
         return replace(self, stale=why, stale_since=self.stale_since or now)
 
 
-def moved(before: Mapping[str, Member], changed: Iterable[Member]) -> dict[str, Member] | None:
+def moved(
+    before: Mapping[str, Member], changed: Iterable[Member], views: Collection[str] | None = None
+) -> dict[str, Member] | None:
     """Return the members of the next warehouse version by name; None if nothing moved.
 
     A member that is as before, apart from its times, stays as it was.
+
+    Args:
+        views: the views that are configured; None: all of `before`. Another one is left out when
+            its inputs move, because nobody computes it any more.
 
     Raises:
         AssertionError: a view that is not stale is not made of the versions beside it.
@@ -68,8 +74,25 @@ def moved(before: Mapping[str, Member], changed: Iterable[Member]) -> dict[str, 
             after[member.name] = member
     if after == dict(before):
         return None
+    while views is not None and (gone := _removed(after, views)):
+        for name in gone:
+            del after[name]
     for member in after.values():
         if member.kind is Kind.VIEW and member.stale is None:
-            beside = {name: after[name].version for name in member.inputs if name in after}
+            beside = _beside(member, after)
             assert beside == dict(member.inputs), f"{member.name}: {member.inputs}, not {beside}"
     return after
+
+
+def _removed(members: Mapping[str, Member], views: Collection[str]) -> list[str]:
+    """Return views that nobody configures and that are not made of the versions beside them."""
+    return [
+        m.name
+        for m in members.values()
+        if m.kind is Kind.VIEW and m.name not in views and _beside(m, members) != dict(m.inputs)
+    ]
+
+
+def _beside(view: Member, members: Mapping[str, Member]) -> dict[str, int]:
+    """Return the versions of a view's inputs among these members."""
+    return {name: members[name].version for name in view.inputs if name in members}

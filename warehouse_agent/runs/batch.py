@@ -33,6 +33,7 @@ from warehouse_agent.report import Report
 from warehouse_agent.runs.command import Command
 from warehouse_agent.runs.component_turn import ComponentTurn
 from warehouse_agent.runs.flips import Flips
+from warehouse_agent.runs.phase_timing import fuzzy_sources
 from warehouse_agent.runs.schedule import SourceSchedule, schedule
 from warehouse_agent.runs.source_run import SourceRuns
 from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
@@ -79,8 +80,8 @@ class Runner:
         """Refresh fragments and the views that are chosen with them; report each when it is done.
 
         Returns:
-            A report for every fragment, then for every view, in the order of `chosen`; failures are
-            in the reports.
+            A report for every fragment, then for every view, in the order of `chosen`, then for
+            other views that moved with them; failures are in the reports.
 
         Raises:
             BrokenPipeError: nobody reads the answers any more.
@@ -100,8 +101,8 @@ class Runner:
             flips=Flips(self.store, self.config),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
         )
-        components = _turns_of(command, selection)
-        command = replace(command, turns={n: t for t, names in components for n in names})
+        components = [ComponentTurn(command, one, selection) for one in selection.components]
+        command = replace(command, turns={f.name: t for t in components for f in t.fragments})
         refreshed_at = {f.name: _refreshed_at(self.store, f.name) for f in fragments}
         places = Places(self.config.sources_at_once)
         turns = [
@@ -110,11 +111,11 @@ class Runner:
                 fragments,
                 refreshed_at,
                 ahead=self.config.ahead,
-                together={n: i for i, (_, names) in enumerate(components) for n in names},
+                together=_together(components),
             )
         ]
         with contextlib.ExitStack() as links:
-            for component, _ in components:
+            for component in components:
                 links.callback(component.abandon)
             for one in turns:
                 links.callback(one.runs.close)
@@ -126,21 +127,23 @@ class Runner:
             finally:
                 announcer.check()
         reports = {report.name: report for one in turns for report in one.runs.reports}
-        reports |= {report.name: report for one, _ in components for report in one.reports}
-        names = [*(f.name for f in fragments), *(view.name for view in selection.views)]
-        return [reports[name] for name in names]
+        of_views = {report.name: report for one in components for report in one.reports}
+        reports |= of_views
+        names = [*(f.name for f in fragments), *(view.name for view in selection.views), *of_views]
+        return [reports[name] for name in dict.fromkeys(names)]
 
 
-def _turns_of(command: Command, selection: Selection) -> list[tuple[ComponentTurn, set[str]]]:
-    """Return the turn of each component, and the names of its chosen fragments."""
-    found = []
-    chosen = {fragment.name for fragment in selection.fragments}
-    for component in selection.components:
-        names = chosen & {*component.fragments}
-        views = [view for view in selection.views if view.name in component.views]
-        left_out = [view for view in selection.left_out if view.name in component.views]
-        found.append((ComponentTurn(command, component, names, views, left_out), names))
-    return found
+def _together(turns: Sequence[ComponentTurn]) -> dict[str, int]:
+    """Return the number of the component of each fragment that shares a snapshot with others.
+
+    Those of a source that needs no snapshot are in runs of usual size, between which views move.
+    """
+    return {
+        fragment.name: number
+        for number, turn in enumerate(turns)
+        for fragment in turn.fragments
+        if fragment.source.name not in fuzzy_sources(turn.fragments)
+    }
 
 
 class _Announcer:

@@ -75,7 +75,7 @@ class Flips:
         Raises:
             Locked, WarehouseUnavailable: as of `warehouse_versions.flip`.
         """
-        found = warehouse_versions.flip(self.store, partial(_after, list(changed)))
+        found = warehouse_versions.flip(self.store, partial(self._after, list(changed)))
         with self._lock:
             self._known = found
         return found.number if found else None
@@ -89,7 +89,9 @@ class Flips:
         news, ours = list(changed), {m.name for m in changed}
 
         def change(members: Mapping[str, Member]) -> dict[str, Member] | None:
-            return moved(members, news if members else [*self._heads(ours), *news])
+            return moved(
+                members, news if members else [*self._heads(ours), *news], self.config.views
+            )
 
         warehouse_versions.flip(self.store, change)
         return self.flip(m for m in self._heads(ours) if not self._has_views(m.name))
@@ -104,13 +106,14 @@ class Flips:
                     found.append(fragment_member(self.store, fragment, snapshot))
         return found
 
+    def _after(
+        self, changed: Sequence[Member], members: Mapping[str, Member]
+    ) -> dict[str, Member] | None:
+        """Return the members after a flip; None without a table: a flip of fragments makes none."""
+        return moved(members, changed, self.config.views) if members else None
+
     def _has_views(self, name: str) -> bool:
         return any(name in view.inputs for view in self.config.views.values())
-
-
-def _after(changed: list[Member], members: Mapping[str, Member]) -> dict[str, Member] | None:
-    """Return the members after a flip; None without a table: a flip of fragments makes none."""
-    return moved(members, changed) if members else None
 
 
 def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Member:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,21 +17,34 @@ from driftline.errors import DriftlineError
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion
 from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.schema_change import differs
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views.evaluate import Input
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A fragment that is proven and not committed."""
+    """A fragment that is proven and not committed; `proven_at` in seconds since 1970."""
 
     job: Job
     proven: Proven
+    proven_at: float
 
     @property
-    def moves(self) -> bool:
-        """Return True if a new version is to be committed."""
-        return isinstance(self.proven, ProvenVersion)
+    def rows_changed(self) -> int:
+        """Return the inserted, updated and deleted rows; 0 where they are not counted."""
+        if isinstance(self.proven, ProvenEqual):
+            return 0
+        counts = self.proven.changes.counts
+        return sum(counts.get(op, 0) for op in ("insert", "update_after", "delete"))
+
+    @property
+    def is_urgent(self) -> bool:
+        """Return True if readers are not to wait for it: other columns, or repaired damage."""
+        if isinstance(self.proven, ProvenEqual):
+            return False
+        p = self.proven.compared.prepared
+        return p.base is None or bool(p.base.lost) or differs(p.layout, p.base.layout)
 
     @property
     def as_input(self) -> Input:
@@ -72,11 +85,6 @@ class Taken:
     is_last: bool
     _left: set[str] = field(default_factory=set)
 
-    @property
-    def moves(self) -> bool:
-        """Return True if a fragment has a new version."""
-        return any(held.moves for held in self.held.values())
-
     def commit(self) -> bool:
         """Commit all, back to back; return False if something could not be committed."""
         done = [held.commit() for held in self.held.values()]
@@ -113,10 +121,10 @@ class HeldFragments:
         with self._guard:
             self._locks[name] = stack
 
-    def hold(self, job: Job, proven: Proven) -> None:
+    def hold(self, job: Job, proven: Proven, proven_at: float) -> None:
         """Keep what is proven until it is taken."""
         with self._guard:
-            self._held[job.name] = Held(job, proven)
+            self._held[job.name] = Held(job, proven, proven_at)
             self._waiting.discard(job.name)
 
     def left(self, name: str) -> None:
@@ -124,26 +132,35 @@ class HeldFragments:
         with self._guard:
             self._waiting.discard(name)
 
-    def take(self, choose: Callable[[set[str], Mapping[str, Held]], set[str]]) -> Taken | None:
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Return the fragments that are still compared."""
+        with self._guard:
+            return frozenset(self._waiting)
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """Return what is proven and was not taken."""
+        with self._guard:
+            return dict(self._held)
+
+    def take(self, names: Collection[str]) -> Taken | None:
         """Take what is to be committed now; None if that is nothing, or all was taken before.
 
-        When nothing is waited for any more, everything is taken, once.
-
-        Args:
-            choose: names to take, from those that are waited for and those that are held.
+        When no fragment is waited for any more, everything is taken, once.
         """
         with self._guard:
             if self._is_over:
                 return None
             is_last = self._is_over = not self._waiting
-            names = {*self._held} if is_last else choose(self._waiting, self._held)
             if not names and not is_last:
                 return None
-            kept = self._waiting | (self._held.keys() - names)
+            chosen = {*self._held} if is_last else {*names}
+            kept = self._waiting | (self._held.keys() - chosen)
             locks = ExitStack()
             for name in [name for name in self._locks if name not in kept]:
                 locks.push(self._locks.pop(name))
-            return Taken({n: self._held.pop(n) for n in sorted(names)}, locks, is_last)
+            return Taken({n: self._held.pop(n) for n in sorted(chosen)}, locks, is_last)
 
     def abandon(self) -> None:
         """Give up what was not taken: remove its files, let go of its locks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -81,13 +81,11 @@ class ViewPhase:
         self,
         command: Command,
         component: Component,
-        views: Sequence[View],
         left_out: Sequence[View],
-        reports: Mapping[str, Report],
+        reports: dict[str, Report],
     ) -> None:
-        """Work on `views`, which have `reports` by name; `left_out` stay as they are."""
+        """Put what becomes of views into `reports`, by name; `left_out` stay as they are."""
         self._command, self._component = command, component
-        self._views = {view.name: view for view in views}
         self._left_out, self._reports = left_out, reports
 
     @contextlib.contextmanager
@@ -115,6 +113,7 @@ class ViewPhase:
         self,
         fragments: Mapping[str, Input | None],
         members: Mapping[str, Member],
+        moving: Collection[str],
         *,
         evaluating: bool = False,
     ) -> list[PhaseOfView]:
@@ -123,6 +122,7 @@ class ViewPhase:
         Args:
             fragments: the component's fragments as they will be; None: never published.
             members: of the newest warehouse version.
+            moving: names of the views that move with them; the others stay as flipped.
         """
         inputs = dict(fragments)
         behind: dict[str, str] = {}
@@ -130,12 +130,12 @@ class ViewPhase:
         out = {view.name for view in self._left_out}
         for name in self._component.views:
             member = members.get(name)
-            if name not in self._views:
+            if name not in moving or name in out:
                 if name in out:
                     behind[name] = _LEFT_OUT
                 inputs[name] = self._unmoved(name, member)
                 continue
-            one = self._one(self._views[name], inputs, behind, member)
+            one = self._one(self._command.config.views[name], inputs, behind, member)
             turned.append(one)
             if evaluating:
                 self._evaluate(one, inputs)
@@ -182,7 +182,7 @@ class ViewPhase:
         member: Member | None,
     ) -> PhaseOfView:
         """Decide what becomes of one view; a table that cannot be read is an error of the view."""
-        report = self._reports[view.name]
+        report = self._reports.setdefault(view.name, Report(view.name))
         try:
             head = formats.view_head(self._command.store, view.name)
             if head is not None:
@@ -241,7 +241,7 @@ class ViewPhase:
         """Commit a view as its next version."""
         store, name, report = self._command.store, one.view.name, one.report
         with report.phase("publish"):
-            _count(report, made)
+            counts = _count(report, made)
             now, versions = utc_now(), {m.name: m.version for m in inputs}
             record = VersionRecord(
                 as_of=min(m.as_of for m in inputs),
@@ -252,9 +252,9 @@ class ViewPhase:
                 published_at=now,
                 changes=made.changes.folder,
                 changes_files=made.changes.files,
-                rows_inserted=report.rows_inserted,
-                rows_updated=report.rows_updated,
-                rows_deleted=report.rows_deleted,
+                rows_inserted=counts.inserted,
+                rows_updated=counts.updated,
+                rows_deleted=counts.deleted,
                 method=report.method,
                 inputs=versions,
                 checked=made.checked.value,
@@ -284,13 +284,28 @@ def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None])
     return not began_anew and recipe.query == query_of(view).text and [*recipe.inputs] == now
 
 
-def _count(report: Report, made: NextVersion) -> None:
-    """Put the counts of a new version into a view's report."""
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Changed rows of a view between two of its versions."""
+
+    inserted: int
+    updated: int
+    deleted: int
+
+
+def _count(report: Report, made: NextVersion) -> _Counts:
+    """Return the counts of a new version; add them to a view's report."""
     base, counts = made.base, made.changes.counts
+    found = _Counts(
+        counts.get("insert", 0) if base else made.rows,
+        counts.get("update_after", 0),
+        counts.get("delete", 0),
+    )
     report.version = base.version + 1 if base else 0
     report.rows_total = made.rows
-    report.schema_changed = base is not None and base.layout != made.layout
-    report.rows_inserted = counts.get("insert", 0) if base else made.rows
-    report.rows_updated = counts.get("update_after", 0)
-    report.rows_deleted = counts.get("delete", 0)
-    report.bytes_rewritten = sum(f.size for f in made.removed)
+    report.schema_changed |= base is not None and base.layout != made.layout
+    report.rows_inserted += found.inserted
+    report.rows_updated += found.updated
+    report.rows_deleted += found.deleted
+    report.bytes_rewritten += sum(f.size for f in made.removed)
+    return found

@@ -22,7 +22,7 @@ from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.report import counted
 from warehouse_agent.storage import warehouse_versions
 from warehouse_agent.storage.data_files import rows_of
-from warehouse_agent.storage.formats import head, view_head
+from warehouse_agent.storage.formats import head, is_view, view_head
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 
@@ -145,7 +145,11 @@ def _pinned(
     if version is None and member is not None:
         version = member.version
     found: Snapshot | ViewSnapshot | None
-    if member is not None and member.kind is Kind.VIEW:
+    if member is not None:
+        is_of_view = member.kind is Kind.VIEW
+    else:  # a view that is configured no more is no member, and can still be read
+        is_of_view = bool(members) and is_view(store, name)
+    if is_of_view:
         found = view_head(store, name, version=version)
     else:
         found = head(store, name, version=version)
@@ -182,6 +186,14 @@ def changes(
     store, members, _ = _opened(path, None)
     newest = _pinned(store, members, name)
     if since > newest.version:
+        look = view_head if isinstance(newest, ViewSnapshot) else head
+        committed = look(store, name)
+        if committed is not None and since <= committed.version:
+            raise NotFound(
+                f"Version {since} waits for the views over it; readers are given {newest.version}.",
+                where=name,
+                remedy="Ask again after the next flip.",
+            )
         raise NotFound(
             f"Version {since} is not there; the newest is {newest.version}.",
             where=name,

@@ -21,14 +21,16 @@ class Selection:
     Attributes:
         fragments: to be refreshed: those named, and all below the views that are named.
         views: that move with them, each after the views that it reads, without those left out.
-        left_out: views that `--without` names, and the views over them, if they would have moved.
+        left_out: views that `--without` names, and the views over them, in these components.
         components: that `fragments` and `views` touch.
+        named: views that a name or a glob names: they are brought up to date now.
     """
 
     fragments: tuple[Fragment, ...]
     views: tuple[View, ...] = ()
     left_out: tuple[View, ...] = ()
     components: tuple[Component, ...] = ()
+    named: frozenset[str] = frozenset()
 
 
 def chosen(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list[Fragment | View]:
@@ -61,12 +63,14 @@ def select(
     views = [name for name in asked if name in inputs]
     fragments = {*asked, *graph.below(views, inputs)} - inputs.keys()
     moving = graph.above(fragments, inputs)
-    left_out = moving & {*without, *graph.above(without, inputs)}
     order = graph.in_order(inputs)
     touched = [c for c in graph.components(inputs) if fragments & {*c.fragments}]
+    near = {view for component in touched for view in component.views}
+    left_out = near & {*without, *graph.above(without, inputs)}
     return Selection(
         tuple(f for name, f in config.fragments.items() if name in fragments),
         tuple(config.views[name] for name in order if name in moving - left_out),
         tuple(config.views[name] for name in order if name in left_out),
         tuple(touched),
+        frozenset() if all_ else frozenset(views) - left_out,
     )

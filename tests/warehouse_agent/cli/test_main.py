@@ -37,13 +37,15 @@ REPORT = [
     "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
-    "warehouse_version", "inputs", "stale", "held", "error",
+    "warehouse_version", "inputs", "stale", "held", "ahead", "proven_at", "view_phases",
+    "staleness", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
-    "row_security", "kind", "visible_version", "inputs", "stale",
+    "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
+    "staleness",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",

@@ -46,3 +46,16 @@ def test_a_view_that_is_left_behind_must_be_marked() -> None:
     )
     again = after["v"].marked("still", "2026-02-01T00:00:00Z")
     assert (again.stale, again.stale_since) == ("still", T1)
+
+
+def test_a_view_that_is_configured_no_more_is_left_out_when_its_inputs_move() -> None:
+    over = view("over", 2, v=7)
+    before = {**BEFORE, "over": over, "c": fragment("c", 0)}
+    after = moved(before, [fragment("c", 1, T1)], ["other"])
+    assert after is not None
+    assert {"v", "over"} <= after.keys(), "what it was made of is still beside it"
+    after = moved(before, [fragment("a", 4, T1)], ["other"])
+    assert after is not None
+    assert after.keys() == {"a", "b", "c"}
+    with pytest.raises(AssertionError, match="v: "):
+        moved(before, [fragment("a", 4, T1)], ["v"])

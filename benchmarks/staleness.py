@@ -1,0 +1,245 @@
+"""Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
+
+    python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9]
+
+Two tables of one source and their join, all through the real maintenance: a stream of insertions
+and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
+flip; `chunk_rows` says after how many changed rows the view phase comes. The paper applies a log to
+base tables; a piece takes the place of some updates of it.
+
+Times are those measured: of each piece (without its view phase), and of each view phase. When a
+piece arrives is the stream's: what waits for an arrival is added up, not slept. VS, S1 and S2 are
+computed by Eq. 4 for every changed row: T_eb is when its piece would have been proven without any
+view phase. The last piece always has its phase.
+
+Streams: steady ones of four sizes (Figures 8-11); discontinuous ones of a high and of a medium rate
+(13, 14), where a share of the time is idle, in periods of a negative exponential distribution; lag
+time (15); and two sizes of tables (16).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from tests.harness.views import Sites
+from warehouse_agent.history import view_phases
+from warehouse_agent.planning.staleness import Batch, Staleness, expected_vs_s, measured
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.views.selection import select
+
+COLUMNS = "id INTEGER PRIMARY KEY, j INT, a INT, b INT, note VARCHAR"
+TABLES = {"m": {"r": COLUMNS, "s": COLUMNS}}
+QUERY = "SELECT r.id, s.id AS other, r.a, s.b, r.note FROM m.r r JOIN m.s s ON s.j = r.j"
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "2g",
+}
+SIZES = {8: 12, 9: 16, 10: 28, 11: 40}  # pieces; 30, 40, 70 and 100 thousand updates there
+SWEEP = (1, 2, 3, 4, 6, 12)  # view phases
+IDLE = (0.0, 0.25, 0.5, 0.75)
+DISCONTINUOUS = 16  # pieces
+WARM = (1, 3, 1, 2, 4)  # pieces between view phases, from which a and b are learned
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one stream through the maintenance came to, in seconds."""
+
+    phases: int
+    found: Staleness
+    base_s: float
+    phase_s: float
+    lag_s: float
+
+
+class Mauve:
+    """Two tables of `rows` rows, their join, and streams of pieces of `piece` updates."""
+
+    def __init__(self, spark: Deferred, folder: Path, rows: int, piece: int) -> None:
+        self.rng, self.rows, self.piece = random.Random(1998), rows, piece
+        self.sites = Sites(spark, folder, TABLES, {"v": QUERY})
+        self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
+        self.numbers = itertools.count()
+        for name in self.alive:
+            self._insert(name, rows)
+        self._runner("")
+        self._refresh(is_named=True)
+        for pieces in WARM:
+            for number in range(pieces):
+                self._edit()
+                self._refresh(is_named=number == pieces - 1)
+
+    def __enter__(self) -> Mauve:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sites.__exit__()
+
+    def _insert(self, name: str, count: int) -> None:
+        keys = list(itertools.islice(self.numbers, count))
+        rows = [(k, self.rng.randrange(self.rows), k % 97, k % 89, f"row {k}") for k in keys]
+        legacy = self.sites.pairs["m"].legacy
+        legacy.many(f"INSERT INTO {name} VALUES (?, ?, ?, ?, ?)", rows)
+        self.alive[name] += keys
+
+    def _edit(self) -> None:
+        """Apply a piece at the source: as many insertions as deletions, in both tables."""
+        for name, alive in self.alive.items():
+            self.rng.shuffle(alive)
+            gone = [(alive.pop(),) for _ in range(self.piece // 4)]
+            self.sites.pairs["m"].legacy.many(f"DELETE FROM {name} WHERE id = ?", gone)
+            self._insert(name, self.piece // 4)
+
+    def _runner(self, lines: str) -> None:
+        self.sites.view_lines = {"v": lines}
+        self.config = self.sites.config()
+        self.runner = Runner(self.sites.spark, self.config, sleep=lambda _: None)
+
+    def _refresh(self, *, is_named: bool) -> tuple[float, float | None]:
+        """Refresh; return the seconds without the view phase, and those of the phase if any."""
+        chosen = select(self.config, ["v"] if is_named else [], not is_named)
+        began = time.monotonic()
+        reports = {r.name: r for r in self.runner.refresh(chosen, Options())}
+        took = time.monotonic() - began
+        assert all(r.error is None for r in reports.values()), reports
+        phases = reports["v"].view_phases
+        spent = sum(phase["seconds"] for phase in phases)
+        return took - spent, spent if phases else None
+
+    def stream(self, arrivals: Sequence[float], chunk: int | str, lag_s: float) -> Run:
+        """Send a stream; `arrivals` of its pieces in seconds after the beginning."""
+        shown = f'"{chunk}"' if isinstance(chunk, str) else chunk
+        self._runner(f'max_lag = "{max(round(lag_s), 1)}s"\nchunk_rows = {shown}')
+        now = earliest = idle = 0.0
+        gathered: list[Batch] = []
+        found: Staleness | None = None
+        bases, phases = [], []
+        for number, arrival in enumerate(arrivals, 1):
+            self._edit()
+            base_s, phase_s = self._refresh(is_named=number == len(arrivals))
+            idle += max(arrival - now, 0.0)
+            now, earliest = max(now, arrival) + base_s, max(earliest, arrival) + base_s
+            gathered.append(Batch(self.piece // 4 * 4, now, now - earliest))
+            bases.append(base_s)
+            if phase_s is None:
+                continue
+            now += phase_s
+            phases.append(phase_s)
+            one = measured(gathered, now)
+            assert one is not None
+            found, gathered = one if found is None else found.merged(one), []
+        assert found is not None
+        return Run(len(phases), found, sum(bases), statistics.mean(phases), idle)
+
+    def base_s(self) -> float:
+        """Return the seconds of a piece, of a few."""
+        self._runner('max_lag = "7d"\nchunk_rows = 1000000')
+        times = []
+        for _ in range(5):
+            self._edit()
+            times.append(self._refresh(is_named=False)[0])
+        return statistics.median(times)
+
+    def sweep(self, arrivals: Sequence[float], phases: Sequence[int]) -> Iterator[Run]:
+        rows = len(arrivals) * self.piece
+        for n in phases:
+            yield self.stream(arrivals, -(-rows // n), 7 * 86_400)
+
+    def automatic(self, arrivals: Sequence[float], base_s: float) -> Run:
+        """Send a stream whose phases Driftline times; all of it within `max_lag`."""
+        return self.stream(arrivals, "auto", base_s)
+
+
+def discontinuous(rng: random.Random, each_s: float, idle: float) -> list[float]:
+    """Return arrivals, one each `each_s` seconds on average of the active time, so that a share
+    `idle` of the time nothing arrives."""
+    now, found = 0.0, []
+    for number in range(DISCONTINUOUS):
+        now += each_s
+        if idle and number % 4 == 3:  # a period after each fourth piece
+            now += rng.expovariate(1 / (4 * each_s * idle / (1 - idle)))
+        found.append(now)
+    return found
+
+
+def row(name: str, runs: Sequence[Run], *more: str) -> None:
+    cells = [f"{run.found.vs_s:.2f}" for run in runs]
+    print(f"| {name} | {' | '.join([*cells, *more])} |", flush=True)
+
+
+def head(*columns: str) -> None:
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+
+
+def steady(mauve: Mauve, only: set[int]) -> None:
+    """Print Figures 8 to 11: VS by the number of phases, and what `auto` does."""
+    wanted = [figure for figure in SIZES if figure in only]
+    if not wanted:
+        return
+    named = [f"n = {n}" for n in SWEEP]
+    head("figure, updates", *named, "`auto`: phases", "VS", "÷ best", "Eq. 7", "S1, S2 at `auto`")
+    for figure in wanted:
+        arrivals = [0.0] * SIZES[figure]
+        runs = list(mauve.sweep(arrivals, SWEEP))
+        base_s = statistics.median(run.base_s for run in runs)
+        auto = mauve.automatic(arrivals, base_s)
+        best = min(run.found.vs_s for run in runs)
+        cost = view_phases.cost(mauve.sites.store, ["v"])
+        assert cost is not None
+        rows = len(arrivals) * mauve.piece
+        more = [str(auto.phases), f"{auto.found.vs_s:.2f}", f"**{auto.found.vs_s / best:.2f}**"]
+        more += [f"{expected_vs_s(auto.phases, base_s, rows, cost):.2f}"]
+        more += [f"{auto.found.s1_s:.2f}, {auto.found.s2_s:.2f}"]
+        row(f"{figure}: {rows:,}", runs, *more)
+
+
+def interrupted(mauve: Mauve, only: set[int]) -> None:
+    """Print Figures 13 to 15: streams that pause, faster and as fast as the maintenance."""
+    each_s = mauve.base_s()
+    phases = (1, 2, 4, 8)
+    for figure, share in ((13, 0.1), (14, 1.0)):
+        if figure not in only:
+            continue
+        head("figure, idle", *(f"n = {n}" for n in phases), "lag time by n, s")
+        for idle in IDLE:
+            arrivals = discontinuous(random.Random(15), each_s * share, idle)
+            runs = list(mauve.sweep(arrivals, phases))
+            lags = ", ".join(f"{run.lag_s:.1f}" for run in runs)
+            row(f"{figure}: {idle:.0%}", runs, lags)
+
+
+@click.command()
+@click.option("--rows", default=4000, show_default=True, help="Of each table.")
+@click.option("--piece", default=60, show_default=True, help="Updates in a piece.")
+@click.option("--only", default="8,9,10,11,13,14,16", show_default=True, help="Figures.")
+def main(rows: int, piece: int, only: str) -> None:
+    """Print the tables."""
+    wanted = {int(figure) for figure in only.split(",")}
+    spark = Deferred(SETTINGS)
+    with TemporaryDirectory() as folder:
+        with Mauve(spark, Path(folder) / "small", rows, piece) as mauve:
+            steady(mauve, wanted)
+            interrupted(mauve, wanted)
+        if 16 in wanted:
+            head("figure, rows of a table", *(f"n = {n}" for n in SWEEP[:4]))
+            for times in (1, 3):
+                place = Path(folder) / f"times-{times}"
+                with Mauve(spark, place, rows * times, piece) as mauve:
+                    row(f"16: {rows * times:,}", list(mauve.sweep([0.0] * 16, SWEEP[:4])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What is learned from histories for the next view phase."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from warehouse_agent.history.view_phases import PHASES, Habit, cost, habit
+from warehouse_agent.planning.staleness import PhaseCost
+from warehouse_agent.report import Report
+from warehouse_agent.storage.store import PRIVATE, Store
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def line(store: Store, name: str, minute: float, rows: int = 0, **fields: object) -> None:
+    report = Report(name, version=1, previous_version=0, rows_updated=rows)
+    report.checked_at = (T0 + timedelta(minutes=minute)).isoformat()
+    report.seconds = {"exchange": 1.5, "apply": 0.5}
+    for key, value in fields.items():
+        setattr(report, key, value)
+    store.append_line(report.to_json(), PRIVATE, "runs", f"{name}.jsonl")
+
+
+def test_habits(tmp_path: Path) -> None:
+    store, now = Store(str(tmp_path)), T0 + timedelta(minutes=45)
+    assert habit(store, "orders", now) == Habit()
+    line(store, "orders", 0, 1000, previous_version=None)
+    assert habit(store, "orders", now) == Habit(), "one refresh tells no interval"
+    line(store, "orders", 10, 30)
+    line(store, "orders", 20, 90)
+    line(store, "orders", 25, error={"code": "X"})
+    line(store, "orders", 35, 60)
+    found = habit(store, "orders", now)
+    assert found.interval_s == 15 * 60
+    assert found.rows_per_s == 180 / (35 * 60)
+    assert (found.rows, found.takes_s) == (60, 2.0)
+    assert habit(store, "orders", now + timedelta(hours=2)).interval_s == 130 * 60
+    assert habit(store, "orders", T0) == Habit(), "a clock was set back"
+
+
+def test_only_the_last_refreshes_count(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    line(store, "orders", 0, previous_version=None)
+    for minute in (2000, 2010, 2020, 2030, 2040, 2050):
+        line(store, "orders", minute, 10)
+    assert habit(store, "orders", T0 + timedelta(minutes=2060)).interval_s == 600
+
+
+def test_cost_of_phases(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert cost(store, ["v", "w"]) is None
+    line(store, "v", 0, view_phases=[{"rows": None, "seconds": 30.0, "at": "2026-01-01"}])
+    assert cost(store, ["v", "w"]) is None, "a first load tells nothing"
+    both = [{"rows": 100, "seconds": 2.0, "at": "2026-01-02"}]
+    line(store, "v", 1, view_phases=both)
+    line(store, "w", 1, view_phases=both)
+    line(store, "w", 2, view_phases=[{"rows": 300, "seconds": 4.0, "at": "2026-01-03"}, "damage"])
+    assert cost(store, ["v", "w"]) == PhaseCost(1.0, 0.01)
+    for i in range(PHASES):
+        at = f"2027-01-{i + 1:02}"
+        line(store, "v", 3 + i, view_phases=[{"rows": 10, "seconds": 7.0, "at": at}])
+    assert cost(store, ["v", "w"]) == PhaseCost(7.0, 0.0)
+    place = tmp_path / PRIVATE / "runs" / "v.jsonl"
+    place.write_bytes(place.read_bytes() + b"{damaged\n" + json.dumps([1]).encode() + b"\n")
+    assert cost(store, ["v"]) == PhaseCost(7.0, 0.0)
