@@ -120,6 +120,56 @@ def test_selection(tmp_path: Path) -> None:
         select(config, ["nope"], False)
 
 
+def test_views_that_are_named(tmp_path: Path) -> None:
+    config = loaded(tmp_path, VIEWS)
+    for patterns, named in ((["orders"], ""), (["w"], "w"), (["[vx]"], "vx"), (["*"], "vwx")):
+        assert select(config, patterns, False).named == {*named}, patterns
+    assert select(config, [], True).named == frozenset(), "all of the file are not named"
+    assert select(config, ["v", "w"], False, ["w"]).named == {"v"}
+    # A view over another fragment of the component is left out as well.
+    found = select(config, ["crm.other"], False, ["v"])
+    assert names(found) == (["crm.other"], ["x"], [])
+
+
+KNOBS = "SELECT id FROM orders"
+
+
+@pytest.mark.parametrize(
+    ("lines", "max_lag_s", "chunk_rows"),
+    [
+        ("", 0, None),
+        ('max_lag = "0s"\nchunk_rows = "auto"', 0, None),
+        ('max_lag = "1h30m"\nchunk_rows = 5000', 5400, 5000),
+        ('max_lag = "7d"', 604_800, None),
+    ],
+)
+def test_staleness_of_a_view(
+    tmp_path: Path, lines: str, max_lag_s: int, chunk_rows: int | None
+) -> None:
+    view = loaded(tmp_path, {"v": KNOBS}, f"[views.u]\nquery = '{KNOBS}'\n{lines}\n").views["u"]
+    assert (view.max_lag_s, view.chunk_rows) == (max_lag_s, chunk_rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "why"),
+    [
+        ('max_lag = "soon"', "max_lag", "'soon' is no duration. Write it like 90s"),
+        ('max_lag = ""', "max_lag", "It is empty"),
+        ('max_lag = "-1h"', "max_lag", "is no duration"),
+        ("max_lag = 60", "max_lag", "a string"),
+        ('max_lag = "8d"', "max_lag", "at most 7 days"),
+        ("chunk_rows = -1", "chunk_rows", "at least 1"),
+        ("chunk_rows = 0", "chunk_rows", "at least 1"),
+        ("chunk_rows = 1.5", "chunk_rows", "an integer"),
+        ('chunk_rows = "many"', "chunk_rows", 'neither a number of rows nor "auto"'),
+    ],
+)
+def test_staleness_that_is_refused(tmp_path: Path, line: str, key: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why) as refused:
+        loaded(tmp_path, {"v": KNOBS}, f"[views.u]\nquery = '{KNOBS}'\n{line}\n")
+    assert f"views.u.{key}" in str(refused.value)
+
+
 GRAPHS = st.integers(1, 6).flatmap(
     lambda n: st.tuples(
         *(
