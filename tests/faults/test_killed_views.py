@@ -77,7 +77,7 @@ def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
     ("function", "call", "names"),
     [
         ("storage.formats:commit", 1, []),  # of a fragment that is to run ahead
-        ("runs.view_phase:recompute", 1, ["joined"]),
+        ("runs.view_phase:maintain", 1, ["joined"]),
         ("storage.formats:commit", 2, ["joined"]),  # the first view, after a fragment
         ("storage.warehouse_versions:flip", 1, ["joined"]),
     ],
