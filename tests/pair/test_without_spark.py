@@ -17,9 +17,11 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.pair.test_pair import ITEMS, ORDERS, TYPES, edit, fill
+from warehouse_agent.cli.doctor import examine
 from warehouse_agent.cli.verify import damaged
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
+from warehouse_agent.spark import java
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 
@@ -82,6 +84,31 @@ def test_load_refresh_nothing_verify(pair: Pair) -> None:
     fill_again = [(1, "O", "1.00", "1996-01-02", "again")]
     pair.legacy.many("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", fill_again)
     assert refresh(pair).rows_inserted == 1
+
+
+def test_doctor_where_there_is_no_java(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure while every step is small; else it is, and Spark is not tried."""
+    monkeypatch.setattr(java, "_candidates", list)
+    refresh(pair)
+    toml = pair.warehouse_toml()
+    checks = {c.what: c for c in examine(toml)}
+    assert [c.error for c in checks.values() if c.error] == []
+    assert checks["Java"].found.startswith("none, nor is one needed while every step is small")
+    assert "Spark" not in checks
+    for small_bytes, view, why in (
+        (0, "", "`small_bytes` is 0"),
+        (1000, "", "for orders, which has "),
+        (32 << 20, '[views.late]\nquery = "SELECT id FROM orders"\n', "for the rows of views"),
+    ):
+        pair.small_bytes = small_bytes
+        toml = pair.warehouse_toml()
+        toml.write_text(toml.read_text() + view)
+        checks = {c.what: c for c in examine(toml)}
+        error = checks["Java"].error
+        assert error is not None
+        assert error.details["Spark is needed"].startswith(why)
+        assert "pip install 'driftline[java]'" in str(error)
+        assert "Spark" not in checks
 
 
 def test_a_text_key_of_two_columns_damage_and_its_repair(pair: Pair) -> None:

@@ -10,6 +10,7 @@ tried by hand before. Not here: `verify`, which reads every row.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -92,10 +93,13 @@ def examine(path: Path) -> Iterator[Check]:
     store = Store.of(config)
     yield check(f"warehouse {config.path}", lambda: _writable(store))
     yield check("Python packages of the driver", _packages)
-    if "spark.remote" not in config.spark:
-        yield check("Java", _java)
+    homes: list[Path] = []
+    is_remote = "spark.remote" in config.spark
+    if not is_remote:
+        yield check("Java", lambda: _java(config, store, homes))
     started: list[SparkSession] = []
-    yield check("Spark", lambda: _spark(config, started))
+    if homes or is_remote:
+        yield check("Spark", lambda: _spark(config, started))
     if started:
         yield check("Spark executors", lambda: _executors(started[0], store))
     reachable: dict[str, DriftlineError | None] = {}
@@ -163,11 +167,43 @@ def _packages() -> str:
     return f"Python {sys.version.split()[0]}, {', '.join(found)}"
 
 
-def _java() -> str:
-    java.ensure_java()
+def _java(config: WarehouseConfig, store: Store, homes: list[Path]) -> str:
+    """Find a Java, and append its home to `homes`; it may be absent where no step needs one.
+
+    Raises:
+        ConfigurationError: there is none, and the details say what needs it.
+    """
+    try:
+        java.ensure_java()
+    except ConfigurationError as error:
+        if why := _needs_spark(config, store):
+            error.details["Spark is needed"] = why
+            raise
+        return (
+            "none, nor is one needed while every step is small "
+            f"(`small_bytes` is {config.small_bytes:,}); for a larger one: "
+            "pip install 'driftline[java]'"
+        )
     home = Path(os.environ["JAVA_HOME"])
+    homes.append(home)
     runs = java.probe(home / "bin" / "java")
     return f"Java {runs.major if runs else '?'}, JAVA_HOME {home}"
+
+
+def _needs_spark(config: WarehouseConfig, store: Store) -> str:
+    """Return what will need Spark as far as it is known now; empty if nothing does."""
+    if not config.small_bytes:
+        return "`small_bytes` is 0"
+    if config.views:
+        return "for the rows of views"
+    for name in config.fragments:
+        with contextlib.suppress(DriftlineError):  # a check of its own says what is wrong
+            newest = formats.head(store, name)
+            size = sum(f.size for f in newest.files) if newest else 0
+            if size > config.small_bytes:
+                limit = f"`small_bytes` is {config.small_bytes:,}"
+                return f"for {name}, which has {size:,} bytes, and {limit}"
+    return ""
 
 
 def _spark(config: WarehouseConfig, started: list[SparkSession]) -> str:
