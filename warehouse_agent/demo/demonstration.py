@@ -273,6 +273,19 @@ def _summary(load: Reports, refreshed: Reports, again: Reports) -> None:
     trips, idle = (max(r["round_trips"] for r in found.values()) for found in (refreshed, again))
     print(f"The initial load is the full copy. Round trips of a refresh: {trips}; ", end="")
     print(f"with nothing changed: {idle}.")
+    for what, reports in (("load", load), ("refresh", refreshed), ("last refresh", again)):
+        print(f"Steps of the {what} on Spark: {on_spark(reports)}.")
+    print("The others were small, and ran in the command's own process.")
+
+
+def on_spark(reports: Reports) -> str:
+    """Return the phases that ran on Spark, of each table or view."""
+    found = []
+    for name, report in reports.items():
+        phases = [phase for phase, place in report["places"].items() if place == "spark"]
+        if phases:
+            found.append(f"{name} ({', '.join(phases)})")
+    return ", ".join(found) or "none"
 
 
 def _cells(rows: int, changed: int, full: int, moved: int, idle: int) -> list[str]:

@@ -55,6 +55,14 @@ def start(folder: Path, mark: str, *words: str, path: Path | None = None) -> sub
     )
 
 
+def test_steps_on_spark_are_named() -> None:
+    small = {"places": {"reduce": "driver"}}
+    large = {"places": {"reduce": "driver", "apply": "spark", "prove": "spark"}}
+    assert demonstration.on_spark({"a": small}) == "none"
+    found = demonstration.on_spark({"a": small, "b": large, "c": large})
+    assert found == "b (apply, prove), c (apply, prove)"
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("words", [(), ("--postgres",)], ids=["sqlite", "postgresql"])
 def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -72,6 +80,8 @@ def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert out.count("rows, equal\n") == 3
     assert "equal to the receipt" in out
     assert "Round trips of a refresh: 2; with nothing changed: 1." in out
+    assert "Steps of the load on Spark: open_orders (evaluate).\n" in out
+    assert "Steps of the last refresh on Spark: none.\n" in out
     assert marked(mark) == []
     assert (folder / "orders.receipt.json").is_file()
     assert not list(folder.rglob("*.key.tmp"))
