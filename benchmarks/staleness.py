@@ -37,7 +37,7 @@ import click
 from benchmarks.meter import cpu_s
 from tests.harness.views import Sites
 from warehouse_agent.history import view_phases
-from warehouse_agent.planning.staleness import Batch, Staleness, expected_vs_s, measured
+from warehouse_agent.planning.staleness.optimum import Batch, Staleness, expected_vs_s, measured
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred

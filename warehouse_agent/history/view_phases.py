@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from warehouse_agent.history.record import DAMAGED_LINE, amount, moment, succeeded
-from warehouse_agent.planning.staleness import PhaseCost, learned
+from warehouse_agent.planning.staleness.optimum import PhaseCost, learned
 from warehouse_agent.storage.store import PRIVATE, Store
 
 PHASES = 16  # of a component, from which the cost of the next one is learned
@@ -25,7 +25,7 @@ RUNS = 6  # of a fragment: five intervals between them
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What the last refreshes of a fragment were like.
+    """The last refreshes of a fragment, summarized.
 
     Attributes:
         interval_s: the longest time between two; None: there were no two.

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from warehouse_agent.planning.flip import Kind, Member
-from warehouse_agent.planning.flip_schedule import Ahead
-from warehouse_agent.planning.staleness import Batch
+from warehouse_agent.planning.staleness.flip_schedule import Ahead
+from warehouse_agent.planning.staleness.optimum import Batch
 from warehouse_agent.refresh.schema_change import differs
 from warehouse_agent.runs.held_fragments import Held
 from warehouse_agent.storage import formats

@@ -2,7 +2,7 @@
 
 A fragment with views is compared, written and proven as any other, and then held, with its lock
 (`held_fragments`). Where every chosen fragment of its component is proven or has finally failed,
-the thread that brought the last one decides (`planning.flip_schedule`):
+the thread that brought the last one decides (`planning.staleness`):
 
 - A view phase is due: the views are computed from the files of the held versions, which no commit
   names yet (`view_phase`); fragments and views are committed back to back; and the flip shows them.
@@ -30,9 +30,9 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Fragment, OnFailure
 from warehouse_agent.events import RefreshNotStarted
-from warehouse_agent.planning import flip_schedule
 from warehouse_agent.planning.flip import Kind, Member
-from warehouse_agent.planning.staleness import Staleness, measured
+from warehouse_agent.planning.staleness import flip_schedule
+from warehouse_agent.planning.staleness.optimum import Staleness, measured
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.report import Report, utc_at

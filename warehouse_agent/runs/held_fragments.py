@@ -100,7 +100,7 @@ class Taken:
 
 
 class HeldFragments:
-    """What a command holds of the chosen fragments of a component; safe for threads."""
+    """Fragments of a component that a command holds, and those it waits for; safe for threads."""
 
     def __init__(self, store: Store, names: Iterable[str]) -> None:
         """Wait for the fragments `names`: each is held, or stays where it is."""

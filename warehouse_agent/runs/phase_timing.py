@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from warehouse_agent.config import Fragment, Require, View
 from warehouse_agent.history import view_phases
 from warehouse_agent.history.view_phases import Habit
-from warehouse_agent.planning.flip_schedule import Knob, Stream, is_due_within
-from warehouse_agent.planning.staleness import PhaseCost
+from warehouse_agent.planning.staleness.flip_schedule import Knob, Stream, is_due_within
+from warehouse_agent.planning.staleness.optimum import PhaseCost
 from warehouse_agent.runs.command import Command
 from warehouse_agent.views.graph import Component
 

@@ -42,7 +42,7 @@ _LEFT_OUT = "left out with --without"
 
 @dataclass(slots=True)
 class PhaseOfView:
-    """What becomes of one view in a phase; `head` is its newest version that is committed."""
+    """One view in a phase; `head` is its newest version that is committed."""
 
     view: View
     report: Report

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from warehouse_agent.history.view_phases import PHASES, Habit, cost, habit
-from warehouse_agent.planning.staleness import PhaseCost
+from warehouse_agent.planning.staleness.optimum import PhaseCost
 from warehouse_agent.report import Report
 from warehouse_agent.storage.store import PRIVATE, Store
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from warehouse_agent.planning.staleness import PhaseCost, best_phases
+from warehouse_agent.planning.staleness.optimum import PhaseCost, best_phases
 
 PHASES_MAX = 1 << 20  # within `max_lag`: more than any refresh can bring
 
@@ -30,7 +30,7 @@ class Due(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What the views of a component allow: the least of each.
+    """Limits of the views of a component: the least of each.
 
     Attributes:
         max_lag_s: seconds for which a change may wait; 0: no refresh ends without its phase.

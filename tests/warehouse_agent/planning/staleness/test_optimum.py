@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.staleness import (
+from warehouse_agent.planning.staleness.optimum import (
     FIXED_S_MIN,
     Batch,
     PhaseCost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warehouse_agent.planning.flip_schedule import (
+from warehouse_agent.planning.staleness.flip_schedule import (
     Ahead,
     Due,
     Knob,
@@ -16,7 +16,7 @@ from warehouse_agent.planning.flip_schedule import (
     is_due_within,
     reaches_chunk,
 )
-from warehouse_agent.planning.staleness import PhaseCost, best_phases
+from warehouse_agent.planning.staleness.optimum import PhaseCost, best_phases
 
 costs = st.none() | st.builds(PhaseCost, st.floats(0.01, 100.0), st.floats(0.0, 0.01))
 knobs = st.builds(Knob, st.floats(0.0, 86_400.0), st.none() | st.integers(1, 10_000))
