@@ -128,7 +128,7 @@ Predicate: TypeAlias = Comparison | Every | Some | Negated
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What is wanted of a relation. `columns`: one name or more; None: all. `rows`: None: all.
+    """Columns and rows of a relation. `columns`: one name or more; None: all. `rows`: None: all.
 
     The columns of the key and of the predicate are always part of it; see `names`.
     Raises MalformedMessage if `columns` is empty, which a message could not tell from None.
@@ -209,13 +209,18 @@ def text_of(predicate: Predicate) -> str:
 
 
 def check(
-    derivation: Derivation, columns: Iterable[Column], comparable: Mapping[str, Comparable]
+    derivation: Derivation,
+    columns: Iterable[Column],
+    comparable: Mapping[str, Comparable],
+    *,
+    where: str = "",
 ) -> None:
     """Check a derivation against the relation's columns.
 
     Args:
         columns: of the relation.
         comparable: by name of column; a column that is missing compares with nothing.
+        where: the place for errors, such as the relation's name.
 
     Raises:
         LimitExceeded: it has too many comparisons, levels or literals.
@@ -226,21 +231,22 @@ def check(
     known = {column.name: column for column in columns}
     for name in derivation.columns or ():
         if name not in known:
-            raise _no_column(name)
+            raise _no_column(name, where)
     if derivation.columns is not None and len(set(derivation.columns)) < len(derivation.columns):
-        raise MalformedMessage("A derivation names a column twice.")
+        raise MalformedMessage("A derivation names a column twice.", where=where)
     if derivation.rows is None:
         return
-    _check_size(derivation.rows)
+    _check_size(derivation.rows, where)
     for comparison in comparisons(derivation.rows):
         if comparison.column not in known:
-            raise _no_column(comparison.column)
+            raise _no_column(comparison.column, where)
         if not comparable.get(comparison.column, Comparable.NOTHING).allows(comparison.operator):
             raise DerivationRefused(
                 f"{comparison.operator.value} does not mean the same at the source and in Spark for"
                 f" the column {_shown(comparison.column)}.",
+                where=where,
             )
-        _check_values(comparison, known[comparison.column])
+        _check_values(comparison, known[comparison.column], where)
 
 
 def is_literal(type: DeclaredType, text: str) -> bool:
@@ -291,7 +297,12 @@ def to_json(derivation: Derivation) -> dict[str, Any]:
 
 
 def from_json(facts: object) -> Derivation:
-    """Return the derivation that `to_json` returned. Raises as `from_message`."""
+    """Return the derivation of what `to_json` returned.
+
+    Raises:
+        LimitExceeded: it is too large, or too deep.
+        MalformedMessage: it is none.
+    """
     if not isinstance(facts, dict):
         raise MalformedMessage("A derivation is not an object.")
     try:
@@ -310,14 +321,18 @@ def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predica
     return tuple(found[key] for key in sorted(found))
 
 
-def _check_size(predicate: Predicate) -> None:
+def _check_size(predicate: Predicate, where: str) -> None:
+    if depth(predicate) > DERIVATION_DEPTH_MAX:
+        raise _too_deep(where)
     found = list(comparisons(predicate))
     if len(found) > DERIVATION_COMPARISONS_MAX:
-        raise LimitExceeded(f"A predicate has at most {DERIVATION_COMPARISONS_MAX} comparisons.")
+        raise LimitExceeded(
+            f"A predicate has at most {DERIVATION_COMPARISONS_MAX} comparisons.", where=where
+        )
     if sum(len(c.values) for c in found) > DERIVATION_VALUES_MAX:
-        raise LimitExceeded(f"A predicate has at most {DERIVATION_VALUES_MAX:,} literals.")
-    if depth(predicate) > DERIVATION_DEPTH_MAX:
-        raise _too_deep()
+        raise LimitExceeded(
+            f"A predicate has at most {DERIVATION_VALUES_MAX:,} literals.", where=where
+        )
 
 
 def depth(predicate: Predicate) -> int:
@@ -331,16 +346,19 @@ def depth(predicate: Predicate) -> int:
             return 1 + max(map(depth, parts))
 
 
-def _check_values(comparison: Comparison, column: Column) -> None:
+def _check_values(comparison: Comparison, column: Column, where: str) -> None:
     """Raise MalformedMessage if literals do not fit the operator, or the type of the column."""
     number = len(comparison.values)
     wanted = {Operator.IS_NULL: number == 0, Operator.IN: number > 0}
     if not wanted.get(comparison.operator, number == 1):
-        raise MalformedMessage(f"{comparison.operator.value} does not take {number} literals.")
+        raise MalformedMessage(
+            f"{comparison.operator.value} does not take {number} literals.", where=where
+        )
     for value in comparison.values:
         if not is_literal(column.type, value):
             raise MalformedMessage(
-                f"A literal for {_shown(column.name)} is not one of type {column.type}."
+                f"A literal for {_shown(column.name)} is not one of type {column.type}.",
+                where=where,
             )
 
 
@@ -387,12 +405,12 @@ def _comparison(message: pb.Comparison) -> Comparison:
     return Comparison(message.column, operator, tuple(message.values))
 
 
-def _too_deep() -> LimitExceeded:
-    return LimitExceeded(f"A predicate has at most {DERIVATION_DEPTH_MAX} levels.")
+def _too_deep(where: str = "") -> LimitExceeded:
+    return LimitExceeded(f"A predicate has at most {DERIVATION_DEPTH_MAX} levels.", where=where)
 
 
-def _no_column(name: str) -> DerivationRefused:
-    return DerivationRefused(f"The relation has no column {_shown(name)}.")
+def _no_column(name: str, where: str) -> DerivationRefused:
+    return DerivationRefused(f"The relation has no column {_shown(name)}.", where=where)
 
 
 def _shown(name: str) -> str:

@@ -14,13 +14,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
 from blake3 import blake3
-from driftline import digests, fingerprints, frames, keys, ranges, sketches, values
+from driftline import derivations, digests, fingerprints, frames, keys, ranges, sketches, values
 from driftline.columns import Block, gather, join, split
 from driftline.limits import FINGERPRINT_VERSION
 from driftline.types import WIDTHS, Column, Recipe, parse_type
@@ -71,6 +72,20 @@ def test_values() -> None:
             assert values.decode_string(parse_type(type), bytes.fromhex(data)) == text
             assert reference_values.encode(type, text).hex() == data
             assert reference_values.decode(type, bytes.fromhex(data)) == text
+
+
+def test_derivations() -> None:
+    vector = vectors("derivations.json")
+    whole = recipe_of(vector)
+    texts = []
+    for each in vector["derivations"]:
+        predicate = derivations.from_json({"rows": each["rows"]}).rows
+        assert predicate is not None
+        texts.append(derivations.text_of(derivations.canonical(predicate)))
+        assert texts[-1] == each["text"]
+        assert replace(whole, rows=texts[-1]).id.hex() == each["recipe_id"]
+    assert texts[6] == texts[7]
+    assert texts[5] == texts[9].replace("paid", 'o""dd').replace(">= '0.00'", "< '2020-01-01'")
 
 
 @pytest.mark.parametrize("number", range(len(vectors("rows.json"))))

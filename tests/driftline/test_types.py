@@ -50,6 +50,8 @@ def test_the_id_is_that_of_the_reference(columns: list[tuple[str, str]], keys: i
     keys = min(keys, len(columns))
     made = tuple(Column(name, parse_type(type)) for name, type in columns)
     assert Recipe(made, keys).id == reference.recipe_id(columns, keys)
+    derived = Recipe(made, keys, rows="\"n\" = '1'")
+    assert derived.id == reference.recipe_id(columns, keys, rows="\"n\" = '1'")
 
 
 def test_the_id_depends_on_everything_that_both_sides_must_agree_on() -> None:

@@ -33,9 +33,13 @@ def lanes(fingerprint: bytes) -> tuple[int, int]:
     )
 
 
-def recipe_id(columns: Sequence[tuple[str, str]], key_columns: int, version: int = 1) -> bytes:
+def recipe_id(
+    columns: Sequence[tuple[str, str]], key_columns: int, version: int = 1, rows: str = ""
+) -> bytes:
     data = str(version).encode() + b"\0" + str(key_columns).encode() + b"\0"
     for name, type in columns:
         written = name.encode("utf-8")
         data += str(len(written)).encode() + b":" + written + type.encode() + b"\0"
+    if rows:
+        data += b"rows" + b"\0" + rows.encode("utf-8")
     return blake3(data).digest()[:16]
