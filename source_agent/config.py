@@ -16,7 +16,8 @@ from datetime import time
 from pathlib import Path
 from types import MappingProxyType
 
-from driftline.errors import MalformedMessage
+from driftline.derivations import Derivation, Part
+from driftline.errors import DerivationRefused, MalformedMessage
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
@@ -40,6 +41,7 @@ _LIMITS = (
 )  # fmt: skip
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
+    "derive",
 )  # fmt: skip
 _HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
 
@@ -115,14 +117,29 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class ServedRelation:
-    """A relation, and the clients that may read it: names of their certificates; None: all."""
+    """A relation, and the clients that may read it: names of their certificates; None: all.
+
+    `derive`: what a warehouse may choose of it.
+    """
 
     relation: Relation
     allow: frozenset[str] | None = None
+    derive: frozenset[Part] = frozenset()
 
     def admits(self, names: frozenset[str]) -> bool:
         """Return True if a client with these names may read it."""
         return self.allow is None or bool(self.allow & names)
+
+    def refuse(self, derivation: Derivation) -> None:
+        """Raise DerivationRefused if it chooses what the DBA does not let a warehouse choose."""
+        refused = sorted(part.value for part in derivation.parts - self.derive)
+        if refused:
+            raise DerivationRefused(
+                f"The DBA of the source does not let a warehouse choose {' or '.join(refused)} of"
+                " this relation.",
+                where=self.relation.name,
+                details={"derive": ", ".join(sorted(part.value for part in self.derive)) or "none"},
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +280,29 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         fingerprint=_fingerprint(table),
     )
     allow = table.texts("allow")
-    return ServedRelation(relation, None if allow is None else frozenset(allow))
+    return ServedRelation(
+        relation, None if allow is None else frozenset(allow), _derive(table, relation.fingerprint)
+    )
+
+
+def _derive(table: TomlTable, fingerprint: Fingerprint) -> frozenset[Part]:
+    found = set()
+    known = tuple(part.value for part in Part)
+    for text in table.texts("derive") or ():
+        if text not in known:
+            raise table.error(
+                "derive",
+                f"{text!r} is nothing that a warehouse can choose.",
+                nearest(text, known),
+            )
+        found.add(Part(text))
+    if Part.COLUMNS in found and fingerprint is Fingerprint.DATABASE:
+        raise table.error(
+            "derive",
+            'The database makes fingerprints over all columns (fingerprint = "database").',
+            'Write derive = ["rows"], or remove `fingerprint`.',
+        )
+    return frozenset(found)
 
 
 def _fingerprint(table: TomlTable) -> Fingerprint:

@@ -1,8 +1,9 @@
 """The audit: one JSON line for every call about a relation, with client, amounts and outcome.
 
-It is for the DBA, not for debugging: no values, no SQL, no keys of rows. A name from the network is
-escaped by JSON and cut. Lines go to `server.audit_file`, which is opened for each line so that it
-may be rotated, or to stderr. A line that cannot be written is logged and does not end an exchange.
+It is for the DBA, not for debugging: no SQL, no keys of rows, and no values but the literals of a
+derivation, which say what a warehouse chose. Text from the network is escaped by JSON and cut.
+Lines go to `server.audit_file`, which is opened for each line so that it may be rotated, or to
+stderr. A line that cannot be written is logged and does not end an exchange.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline import wire_pb2 as pb
+from driftline.derivations import Derivation, canonical, text_of
 from driftline.errors import ConfigurationError
 
 _log = logging.getLogger("driftline.source")
 NAME_CHARACTERS_MAX = 200
+DERIVATION_CHARACTERS_MAX = 2000  # of the columns, and of the predicate
 _MODE = 0o640
 
 
@@ -29,6 +32,7 @@ class AuditEntry:
     """One request. `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code.
 
     `relation` is empty for a list of relations, and for a stream that ended before it named one.
+    `chosen_columns` and `chosen_rows` are those of a derivation; empty: all.
     """
 
     client: str
@@ -39,6 +43,13 @@ class AuditEntry:
     rows_shipped: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
+    chosen_columns: str = ""
+    chosen_rows: str = ""
+
+    def choose(self, derivation: Derivation) -> None:
+        """Note what a derivation chooses."""
+        self.chosen_columns = ", ".join(derivation.columns or ())
+        self.chosen_rows = "" if derivation.rows is None else text_of(canonical(derivation.rows))
 
     def count(self, reply: pb.Reply) -> None:
         """Count a reply that is sent; `Finished` decides the outcome."""
@@ -70,6 +81,11 @@ class Audit:
         facts = asdict(entry)
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)
+        for chosen in ("chosen_columns", "chosen_rows"):
+            if facts[chosen]:
+                facts[chosen] = facts[chosen][:DERIVATION_CHARACTERS_MAX]
+            else:
+                del facts[chosen]
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": time, **facts}) + "\n"
         try:

@@ -22,12 +22,15 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from driftline.derivations import Comparison, Derivation
 from driftline.errors import NotNow
+from driftline.types import Column
 
 from source_agent.budgets.places import Places
 from source_agent.budgets.watch import Watch
 from source_agent.config import Budget
 from source_agent.engines.interface import (
+    Condition,
     Consistency,
     Limits,
     Pulse,
@@ -216,6 +219,13 @@ class GovernedSession:
     def describe(self, relation: Relation) -> Shape:
         with self.watch.waiting():
             return self._session.describe(relation)
+
+    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+        with self.watch.waiting():
+            return self._session.derive(shape, derivation)
+
+    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+        return self._session.compare(comparison, column, place)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         return self.governed(self._session.scan(shape, ordered=ordered))

@@ -8,8 +8,9 @@ hide the others.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from driftline.derivations import Comparable, Part
 from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
@@ -30,6 +31,7 @@ class ColumnReport:
     type: str
     nullable: bool
     key: bool
+    comparable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class RelationReport:
     fingerprint: str = ""
     error: str | None = None
     error_code: str | None = None
+    derive: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +147,9 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
     except DriftlineError as error:
         return RelationReport(name, allow, [], False, 0, "", [], "", str(error), error.code)
     keys = {column.name for column in shape.recipe.key}
+    comparable = shape.comparable_by_name
     columns = [
-        ColumnReport(c.name, str(c.type), c.nullable, c.name in keys)
+        ColumnReport(c.name, str(c.type), c.nullable, c.name in keys, comparable[c.name].value)
         for c in shape.recipe.published_order
     ]
     return RelationReport(
@@ -157,6 +161,7 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         cost,
         [*shape.notes, *engine.warnings(shape)],
         _fingerprint(session, shape),
+        derive=sorted(part.value for part in published.derive),
     )
 
 
@@ -217,6 +222,21 @@ def _verdict(report: CheckReport) -> list[str]:
     return [f"[server] has {counted(problems, 'problem')}: the agent cannot serve.", served]
 
 
+def _derive_lines(relation: RelationReport) -> list[str]:
+    """Return what a warehouse may choose of a relation, and by which columns."""
+    if not relation.derive:
+        return []
+    lines = [f"  derive   a warehouse may choose {' and '.join(relation.derive)}"]
+    if Part.ROWS.value in relation.derive:
+        named = [
+            c.name + (" (= and <> only)" if c.comparable == Comparable.EQUALITY.value else "")
+            for c in relation.columns
+            if c.comparable
+        ]
+        lines.append(f"           rows by {', '.join(named) or 'no column: none can be compared'}")
+    return lines
+
+
 def _relation_lines(relation: RelationReport) -> list[str]:
     if relation.error is not None:
         return [f"relation     {relation.name}", f"  FAILED   {relation.error}"]
@@ -231,6 +251,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",
         f"  compared by fingerprints {relation.fingerprint}",
+        *_derive_lines(relation),
         *(f"  note     {note}" for note in relation.notes),
         *(
             f"  column   {c.name:<{width}}  {c.type}{'' if c.nullable else ' not null'}"

@@ -1,20 +1,32 @@
 """`explain`: print every SQL text that this agent can issue, for the DBA to review.
 
-Identifiers and queries are those of source.toml, and values from the network are bound. The texts
-come from the functions that the sessions execute; tests compare the servers' statement logs with
-them. The commands are included: `check` plans a scan, and describes each relation also with
+Identifiers and queries are those of source.toml, and values from the network are bound. For a
+relation with `derive` there are templates, whose slots a warehouse fills with what is listed. The
+texts come from the functions that the sessions execute; tests compare the servers' statement logs
+with them. The commands are included: `check` plans a scan, and describes each relation also with
 fingerprints made by the database, to report whether that is possible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from driftline.derivations import Part
 from driftline.errors import DriftlineError
+from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 
 from source_agent.config import SourceConfig
-from source_agent.engines.interface import Engine, Fingerprint, Session
+from source_agent.engines.interface import Engine, Fingerprint, Session, Shape
+from source_agent.engines.predicates import (
+    COLUMNS,
+    EQUALITY,
+    OPERATOR,
+    ROWS,
+    comparison_forms,
+    slotted,
+)
+from source_agent.engines.relations import plan_of
 
 EVERY_SESSION = "every session"
 _ASKED = "-- The agent issues these statements to describe it:"
@@ -22,11 +34,15 @@ _ASKED = "-- The agent issues these statements to describe it:"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The statements under one heading; `error` is why a relation cannot be served."""
+    """The statements under one heading; `error` is why a relation cannot be served.
+
+    `slots` explain the slots of the statements.
+    """
 
     heading: str
     statements: tuple[str, ...] = ()
     error: str | None = None
+    slots: tuple[str, ...] = ()
 
 
 def explain(config: SourceConfig, engine: Engine) -> list[Section]:
@@ -55,10 +71,35 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
             except DriftlineError:  # it cannot hash this relation, which `check` reports
                 refused = engine.attempts(by_database)
                 session = _renewed(engine, session)
-            sections.append(Section(heading, _own(engine.templates(shapes) + refused, common)))
+            texts = engine.templates(shapes) + refused
+            for parts in (published.derive - {Part.ROWS}, published.derive):
+                if parts:  # all columns are some of them, but all rows are without a condition
+                    texts += engine.templates([slotted(shapes[0], parts)])
+            slots = _slots(session, shapes[0], published.derive)
+            sections.append(Section(heading, _own(texts, common), slots=slots))
     finally:
         session.close()
     return sections
+
+
+def _slots(session: Session, shape: Shape, derive: Collection[Part]) -> tuple[str, ...]:
+    """Return lines that say what may fill the slots of a relation's templates."""
+    lines = []
+    if Part.COLUMNS in derive:
+        keys = shape.recipe.key_columns
+        lines.append(f"{COLUMNS}: these expressions in this order; the first {keys} always")
+        lines += [f"  {read}" for read in plan_of(shape).reads]
+    if Part.ROWS in derive:
+        lines.append(
+            f"{ROWS}: at most {DERIVATION_COMPARISONS_MAX} of these comparisons, in AND, OR, NOT"
+            " and parentheses, with at most"
+        )
+        lines.append(
+            f"{DERIVATION_VALUES_MAX:,} bound literals of the column's own type;"
+            f" {OPERATOR} is = <> < <= > or >=, {EQUALITY} is = or <>"
+        )
+        lines += [f"  {form}" for form in comparison_forms(shape, session.compare)]
+    return tuple(lines)
 
 
 def _own(statements: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
@@ -79,6 +120,10 @@ def as_text(sections: list[Section]) -> str:
         if section.error is not None:
             reason = " ".join(section.error.split())
             lines += [f"-- cannot be served: {reason}", _ASKED, ""]
+        if section.slots:
+            lines += ["-- A warehouse may fill these slots (derive):"]
+            lines += [f"-- {line}" for slot in section.slots for line in slot.splitlines()]
+            lines.append("")
         for sql in section.statements:
             lines += [sql.strip().removesuffix(";") + ";", ""]
         lines.append("")

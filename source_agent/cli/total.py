@@ -3,7 +3,9 @@
 A receipt states what the warehouse published: relation, columns in tuple order, as-of, version,
 count, and a total under a key and salt made for this receipt alone. The same rows under the same
 key give the same total, so two people compare one line. Nothing is sent anywhere. A receipt of
-another recipe is refused, because its total would differ although the rows may be equal.
+another recipe is refused, because its total would differ although the rows may be equal. That of a
+derived fragment says which columns and rows it has; they are read whether or not the relation has
+`derive`, because the DBA asks here.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from driftline.derivations import Derivation, canonical, from_json, text_of
 from driftline.digests import Digest, Salt, mix
-from driftline.errors import MalformedMessage, NotFound, RecipeChanged, UsageError
+from driftline.errors import LimitExceeded, MalformedMessage, NotFound, RecipeChanged, UsageError
 from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher
 from driftline.limits import FINGERPRINT_VERSION
 from driftline.settings import nearest
@@ -31,9 +34,13 @@ _RECEIPT_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The statement of the warehouse. `fragment_key` is made for this receipt alone."""
+    """The statement of the warehouse. `fragment_key` is made for this receipt alone.
+
+    `derivation`: what the fragment has of the relation; None: all.
+    """
 
     relation: str
+    derivation: Derivation | None
     recipe: Recipe
     as_of: str
     version: str
@@ -88,23 +95,29 @@ def read_receipt(path: Path) -> Receipt:
         raise UsageError(f"{path} is no receipt: it is not an object.")
     try:
         values = {name: _hex(facts, name, size) for name, size in _BYTES.items()}
+        said = facts.get("derivation")  # absent: the whole relation
+        derivation = None if said is None else from_json(said)
+        predicate = None if derivation is None else derivation.rows
+        rows = "" if predicate is None else text_of(canonical(predicate))
         return Receipt(
             relation=_text(facts, "relation"),
-            recipe=Recipe(_columns(facts), _integer(facts, "key_columns")),
+            derivation=derivation,
+            recipe=Recipe(_columns(facts), _integer(facts, "key_columns"), rows=rows),
             as_of=_text(facts, "as_of"),
             version=str(facts.get("version", "")),
             digest=Digest(_integer(facts, "count"), int.from_bytes(values["sum"], "little")),
             fragment_key=values["fragment_key"],
             salt=Salt.from_bytes(values["salt"]),
         )
-    except MalformedMessage as error:
+    except (MalformedMessage, LimitExceeded) as error:
         raise UsageError(f"{path} is no receipt: {error.message}") from None
 
 
 def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
     """Scan the relation once under the receipt's key.
 
-    Raises NotFound without such a relation, RecipeChanged if it has other columns or another key.
+    Raises NotFound without such a relation, RecipeChanged if it has other columns or another key,
+    DerivationRefused if the rows of the receipt cannot be chosen any more.
     """
     published = config.relations.get(receipt.relation)
     if published is None:
@@ -115,6 +128,8 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
     session = engine.open()
     try:
         shape = session.describe(published.relation)
+        if receipt.derivation is not None:
+            shape = session.derive(shape, receipt.derivation)
         _same_recipe(receipt, replace(shape.recipe, fingerprint_version=FINGERPRINT_VERSION))
         fingerprints = receipt_hasher(receipt.fragment_key, shape.recipe)
         digest = Digest()

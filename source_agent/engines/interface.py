@@ -3,9 +3,9 @@
 An `Engine` opens `Session`s. A session is one read-only snapshot of one database. It yields *row
 bytes* (protocol, section 3) in batches and knows nothing of fingerprints, messages or the network.
 
-Invariants: identifiers come from the DBA's file alone and are quoted by the engine; values from the
-network (key bounds, keys) are bound, never formatted; every statement that a session can issue is
-one of the `templates` that `explain` prints.
+Invariants: identifiers come from the DBA's file and the catalogue alone and are quoted by the
+engine; values from the network (key bounds, keys, literals of derivations) are bound, never
+formatted; every statement that a session can issue is one of the `templates` that `explain` prints.
 
 Rejected: SQLAlchemy's Core for the reads. It decodes every value, which costs three times the scan
 and rounds some types.
@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from driftline.arrays import Positions
+from driftline.derivations import Comparable, Comparison, Derivation
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
@@ -84,18 +85,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """SQL of a condition, and the values that are bound to its placeholders, in their order."""
+
+    sql: str
+    values: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """An engine's instructions for reading a relation, private to the engine.
 
-    `source` is the SQL after FROM; `where` a condition or empty. `reads` and `forms` belong to the
-    recipe's columns: the expression to select, and the name of its conversion to bytes. `pages` are
-    NOT NULL columns, together unique, by which the relation can be read in pages. `consistency` is
-    the best that the tables allow. `row_hash` is the expression of a row's hash if the database
-    computes fingerprints, `seed` the hash's first value.
+    `source` is the SQL after FROM; `where` a condition or empty, and `values` what is bound to it,
+    before all other values of a statement. `reads` and `forms` belong to the recipe's columns: the
+    expression to select, and the name of its conversion to bytes. `pages` are NOT NULL columns,
+    together unique, by which the relation can be read in pages. `consistency` is the best that the
+    tables allow. `row_hash` is the expression of a row's hash if the database computes
+    fingerprints, `seed` the hash's first value.
     """
 
     source: str
     where: str = ""
+    values: tuple[object, ...] = ()
     reads: tuple[str, ...] = ()
     forms: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
@@ -113,6 +124,7 @@ class Shape:
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
     `notes`: facts for the DBA (such as columns read as text, and why), for `check`.
+    `comparable`: of each column of the recipe.
     `row_security`: None if the engine has none.
     """
 
@@ -123,8 +135,15 @@ class Shape:
     rows_expected: int
     indexed: bool
     notes: tuple[str, ...] = ()
+    comparable: tuple[Comparable, ...] = ()
     plan: Plan | None = None
     row_security: RowSecurity | None = None
+
+    @property
+    def comparable_by_name(self) -> dict[str, Comparable]:
+        """Return what each column can be compared by, by its name."""
+        named = zip(self.recipe.columns, self.comparable, strict=True)
+        return {column.name: comparable for column, comparable in named}
 
     def hashed(self, seed: int) -> Shape:
         """Return the relation as its key columns and an int8 `driftline_hash`, each row's hash.
@@ -139,6 +158,7 @@ class Shape:
         return replace(
             self,
             recipe=Recipe(columns, keys),
+            comparable=(*self.comparable[:keys], Comparable.NOTHING),
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
         )
 
@@ -229,6 +249,24 @@ class Session(Protocol):
         Raises:
             ConfigurationError: no such table, column or key, or a type refused by name.
             DatabaseRefused: SELECT is not granted.
+        """
+
+    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+        """Return the columns and rows of a described relation that a derivation chooses.
+
+        Raises:
+            DerivationRefused: a column that it lacks, or does not compare so.
+            LimitExceeded, MalformedMessage: the derivation is too large, or none.
+        """
+
+    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+        """Return a comparison of a derivation as SQL.
+
+        Args:
+            comparison: one that the shape of the relation says to be comparable.
+            column: the one that it compares.
+            place: the number of its first value among those of the derivation, from 1; an engine
+                whose placeholders have no numbers ignores it.
         """
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:

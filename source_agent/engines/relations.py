@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage, together
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
@@ -27,7 +28,10 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column with the expression that reads it without loss; `form`: see `Plan.forms`."""
+    """A column with the expression that reads it without loss; `form`: see `Plan.forms`.
+
+    `comparable`: operators that a derivation may have for it (docs/types.md).
+    """
 
     name: str
     type: DeclaredType
@@ -35,6 +39,7 @@ class ReadColumn:
     form: str = ""
     nullable: bool = True
     note: str = ""
+    comparable: Comparable = Comparable.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +275,7 @@ def shape(
         rows_expected=max(0, access.rows_expected),
         indexed=access.indexed and recipe.integer_key,
         notes=notes + access.notes,
+        comparable=tuple(f.comparable for f in found),
         plan=Plan(
             source=access.source,
             where=f"(\n{relation.where}\n)" if relation.where else "",

@@ -10,9 +10,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from driftline.derivations import Comparison, Derivation
 from driftline.errors import DatabaseUnavailable, DriftlineError
+from driftline.types import Column
 
-from source_agent.engines.interface import Consistency, Pulse, Relation, Shape, Split
+from source_agent.engines.interface import Condition, Consistency, Pulse, Relation, Shape, Split
+from source_agent.engines.predicates import derived
 from source_agent.engines.relations import plan_of
 
 _ASKING = frozenset({"ask", "row_description", "fields"})  # each takes the SQL text first
@@ -31,6 +34,14 @@ class SnapshotSession:
         self.generation = 0
         self.pulse = Pulse()
         self._is_interrupted = False
+
+    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
+        """Return a comparison as SQL, for an engine that compares columns."""
+        raise NotImplementedError(f"{comparison.operator} of {column.name}, value {place}")
+
+    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+        """Return the shape of a derivation, without asking the database."""
+        return derived(shape, derivation, self.compare)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
         """Return None: two connections cannot read one snapshot."""

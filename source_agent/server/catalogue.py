@@ -7,17 +7,19 @@ at the same cost: no SQL. Descriptions contain names and types, never values.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
+from driftline.derivations import Derivation, Part, from_message
 from driftline.errors import ConfigurationError, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
 
-from source_agent.budgets.audit import Audit
+from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
-from source_agent.engines.interface import Engine, Shape
+from source_agent.engines.interface import Engine, Relation, Session, Shape
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")
@@ -74,15 +76,48 @@ class AgentState:
         _log.info("%s was read again: %s", config.path, counted(len(config.relations), "relation"))
 
 
-def describe(shape: Shape, budget: Budget) -> pb.Description:
-    """Return the relation as a message, with the rates that a warehouse plans with."""
+def derivation_of(
+    asked: pb.DescribeRequest | pb.Open, served: ServedRelation, entry: AuditEntry
+) -> Derivation | None:
+    """Return what a request wants of a relation, or None for all of it. Contact no database.
+
+    Raises:
+        DerivationRefused: the DBA does not let a warehouse choose it.
+        LimitExceeded, MalformedMessage: it is too large, or none.
+    """
+    if not asked.HasField("derivation"):
+        return None
+    derivation = from_message(asked.derivation)
+    entry.choose(derivation)
+    served.refuse(derivation)
+    return derivation
+
+
+def described(session: Session, relation: Relation, derivation: Derivation | None) -> Shape:
+    """Return a relation as the database describes it now, or what is derived from it.
+
+    Raises as `Session.describe` and `Session.derive`.
+    """
+    shape = session.describe(relation)
+    return shape if derivation is None else session.derive(shape, derivation)
+
+
+def describe(shape: Shape, budget: Budget, derive: Collection[Part] = ()) -> pb.Description:
+    """Return the relation as a message, with the rates that a warehouse plans with.
+
+    derive: what a warehouse may choose of it.
+    """
     recipe = shape.recipe
     return pb.Description(
         columns=[
             pb.ColumnDescription(
-                name=c.name, type=str(c.type), nullable=c.nullable, ordinal=c.ordinal
+                name=c.name,
+                type=str(c.type),
+                nullable=c.nullable,
+                ordinal=c.ordinal,
+                comparable=comparable.value,
             )
-            for c in recipe.columns
+            for c, comparable in zip(recipe.columns, shape.comparable, strict=True)
         ],
         key_columns=recipe.key_columns,
         fingerprint_version=recipe.fingerprint_version,
@@ -91,5 +126,6 @@ def describe(shape: Shape, budget: Budget) -> pb.Description:
         notes=shape.notes,
         rows_per_second=budget.rows_per_second or 0.0,
         bytes_per_second=budget.bytes_per_second or 0.0,
+        derive=sorted(part.value for part in derive),
         row_security=None if shape.row_security is None else shape.row_security.message(),
     )

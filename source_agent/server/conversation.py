@@ -25,6 +25,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import grpc
 from driftline import wire_pb2 as pb
+from driftline.derivations import Derivation, Part
 from driftline.errors import (
     DatabaseUnavailable,
     DriftlineError,
@@ -43,7 +44,13 @@ from source_agent.engines.interface import Relation, Shape
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
 from source_agent.scan.reader import Tally
-from source_agent.server.catalogue import AgentState, Client, describe
+from source_agent.server.catalogue import (
+    AgentState,
+    Client,
+    derivation_of,
+    describe,
+    described,
+)
 from source_agent.server.handlers import known, refusal
 
 SILENT_S = NO_PROGRESS_S  # for a client whose scan place is wanted by another client
@@ -118,6 +125,7 @@ class Conversation:
         self._sending_since: float | None = None  # since when gRPC sends one reply
         self._tally = Tally()
         self._shape: Shape | None = None  # of the relation that is answered
+        self._derive: frozenset[Part] = frozenset()  # what may be chosen of it
         self._idle_s = state.config.database.limits.idle_s
         self._place = ExitStack()  # of the session
         self._holds_slot = False
@@ -248,19 +256,20 @@ class Conversation:
     def _refusal(self, error: DriftlineError) -> pb.Refused:
         """Return the refusal of an `Open`; it describes the relation if its recipe changed."""
         if isinstance(error, RecipeChanged) and self._shape is not None:
-            return refusal(error, describe(self._shape, self._state.config.budget))
+            return refusal(error, describe(self._shape, self._state.config.budget, self._derive))
         return refusal(error)
 
     def _compare(self, opening: pb.Open, entry: AuditEntry) -> None:
         served = self._state.served_relation(opening.relation, opening.protocol, self._client)
-        self._is_accepted = True
+        self._is_accepted, self._derive = True, served.derive
+        derivation = derivation_of(opening, served, entry)
         governor, label = self._state.governor, self._client.label
         governor.check()
         if self._session is None:
             self._place.close()
             self._place.enter_context(governor.session(self._stopping, label))
         with governor.slot(self._stopping, label), self._holding_slot():
-            session, self._shape = self._described(served.relation)
+            session, self._shape = self._described(served.relation, derivation)
             self._tally.phase = "scan"
             comparison = Comparison(session, self._shape, opening, self._tally, governor.pool)
             # Closed, so that an early end closes the scan, too.
@@ -297,18 +306,20 @@ class Conversation:
                 raise Stopped
         return self._session
 
-    def _described(self, relation: Relation) -> tuple[GovernedSession, Shape]:
+    def _described(
+        self, relation: Relation, derivation: Derivation | None
+    ) -> tuple[GovernedSession, Shape]:
         """Return session and shape; renew a session that died, or does not cover the relation."""
         was_open = self._session is not None
         session = self._open_session()
         try:
-            return session, session.describe(relation)
+            return session, described(session, relation, derivation)
         except (DatabaseUnavailable, SnapshotLost):
             if not was_open:
                 raise
         self._close_session()
         session = self._open_session()
-        return session, session.describe(relation)
+        return session, described(session, relation, derivation)
 
     def _close_session(self) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from typing import cast
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
+from driftline.derivations import Derivation
 from driftline.errors import DatabaseUnavailable, DriftlineError, NotNow
 from driftline.limits import (
     CONTROL_S,
@@ -43,7 +44,13 @@ from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Relation, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.heap import keep_heap_small
-from source_agent.server.catalogue import AgentState, Client, describe
+from source_agent.server.catalogue import (
+    AgentState,
+    Client,
+    derivation_of,
+    describe,
+    described,
+)
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import abort, add_handlers, known, one_message
 from source_agent.server.transport import Transport
@@ -82,7 +89,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             with self._describes.taken(client.label):
                 request = one_message(requests, context)
                 entry.relation = request.relation
-                reply = self._describe(request, client, context)
+                reply = self._describe(request, client, context, entry)
             entry.outcome, entry.bytes_out = "described", reply.ByteSize()
             return reply
         except grpc.RpcError:  # the client left before its request
@@ -96,7 +103,11 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             self.state.audit.write(entry)
 
     def _describe(
-        self, request: pb.DescribeRequest, client: Client, context: grpc.ServicerContext
+        self,
+        request: pb.DescribeRequest,
+        client: Client,
+        context: grpc.ServicerContext,
+        entry: AuditEntry,
     ) -> pb.DescribeReply:
         state = self.state
         check_fields(request)
@@ -112,14 +123,17 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             reply.relations.extend(n for n, p in relations if p.admits(client.names))
             return reply
         served = state.served_relation(request.relation, request.protocol, client)
+        derivation = derivation_of(request, served, entry)
         state.governor.check()
         with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
-            shape = self._shape(served.relation, context)
+            shape = self._shape(served.relation, derivation, context)
         reply.relations.append(request.relation)
-        reply.description.CopyFrom(describe(shape, state.config.budget))
+        reply.description.CopyFrom(describe(shape, state.config.budget, served.derive))
         return reply
 
-    def _shape(self, relation: Relation, context: grpc.ServicerContext) -> Shape:
+    def _shape(
+        self, relation: Relation, derivation: Derivation | None, context: grpc.ServicerContext
+    ) -> Shape:
         """Describe a relation, within CONTROL_S and while the client is connected."""
         session = self.state.engine.open()
         lock, is_over, is_late = threading.Lock(), False, False
@@ -137,7 +151,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         # In a thread, because gRPC's own thread calls back and interrupting may take seconds.
         context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
         try:
-            return session.describe(relation)
+            return described(session, relation, derivation)
         except DriftlineError:
             if is_late:
                 raise DatabaseUnavailable(

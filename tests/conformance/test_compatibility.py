@@ -24,7 +24,7 @@ from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 
-BASE = "bc5714fcfca6d565553c8b32cba283bdcf2c1574"
+BASE = "f9f9fd0f7e6ce927b7d34df9f89826024497d30a"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments

@@ -47,10 +47,11 @@ from source_agent.engines.mariadb.sql import (
     MARK,
     RANGES_PER_SELECT,
     ROWS_MAX,
+    bound_sql,
     page_sql,
     range_sql,
 )
-from source_agent.engines.mariadb.values import BINDERS, ENCODERS
+from source_agent.engines.mariadb.values import BINDERS, ENCODERS, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
 from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
@@ -61,6 +62,8 @@ _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00'
 
 class MariadbSession(SnapshotSession):
     """Implement `interface.Session`."""
+
+    compare = staticmethod(compare)
 
     def __init__(
         self, connection: pymysql.Connection[Cursor], limits: Limits, connect: Connector
@@ -117,7 +120,8 @@ class MariadbSession(SnapshotSession):
             found = rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
             return self._settled(found, shape.relation)
         found = self._settled(
-            self._stream(shape, scan_sql(shape, ordered=ordered), ()), shape.relation
+            self._stream(shape, bound_sql(shape, scan_sql(shape, ordered=ordered)), ()),
+            shape.relation,
         )
         return found if plan.consistency is Consistency.EXACT else rows.spooled(found)
 
@@ -133,7 +137,7 @@ class MariadbSession(SnapshotSession):
         assert shape.recipe.integer_key, "only an integer key has ranges"
         self.note_consistency(shape)
         if shape.may_be_null_in(first):
-            yield from self._read(shape, null_key_sql(shape, MARK), ())
+            yield from self._read(shape, bound_sql(shape, null_key_sql(shape, MARK)), ())
         # The server must not read more than is wanted: the driver reads every result to its end.
         left = ROWS_MAX if rows_max is None else rows_max + 1
         for start in range(0, len(first), RANGES_PER_SELECT):
@@ -153,7 +157,7 @@ class MariadbSession(SnapshotSession):
 
     def _stream(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         cursor = self._connection.cursor(SSCursor)
-        self._execute(cursor, sql, values, shape.relation)
+        self._execute(cursor, sql, (*plan_of(shape).values, *values), shape.relation)
         self._open_cursor = cursor
         try:
             fetch = rows.timely(iter(cursor.read_next, None), self.pulse)
@@ -174,7 +178,8 @@ class MariadbSession(SnapshotSession):
             values = [v for i in range(len(after)) for v in after[: i + 1]]
             sql = page_sql(shape, is_first=not after)
             cursor = self._connection.cursor(Cursor)
-            block = self._execute(cursor, sql, (*values, count), shape.relation).fetchall()
+            bindings = (*plan.values, *values, count)
+            block = self._execute(cursor, sql, bindings, shape.relation).fetchall()
             if block:
                 after[:] = [b(block[-1][p]) for b, p in zip(bind, places, strict=True)]
             return cast("Sequence[tuple[Any, ...]]", block)

@@ -146,7 +146,7 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
             session.fields(empty_sql(source))  # tells "not granted" from "does not exist"
         raise unknown_table(relation, [str(r[0]) for r in session.ask(TABLES)])
     schema, name, kind, engine, count = rows[0]
-    described = _of_catalogue(session.ask(COLUMNS, schema, name))
+    described = _of_catalogue(session.ask(COLUMNS, schema, name), is_stored=kind != "VIEW")
     indexes = _indexes(session.ask(INDEXES, schema, name))
     is_innodb = engine is not None and engine.lower() == "innodb" and kind != "VIEW"
     made = _describe(
@@ -208,7 +208,7 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
     return names if set(names) <= set(pageable) else ()
 
 
-def _of_catalogue(rows: list[tuple[str | None, ...]]) -> list[Described]:
+def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[Described]:
     found = []
     for name, kind, written, precision, scale, nullable, charset, collation in rows:
         text = (written or "").lower()
@@ -223,6 +223,7 @@ def _of_catalogue(rows: list[tuple[str | None, ...]]) -> list[Described]:
                 charset or "",
                 text,
                 collation or "",
+                is_stored,
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: how each type is read, and how the text that comes becomes bytes.
+"""MariaDB and MySQL: how each type is read and compared, and how its text becomes bytes.
 
 The text protocol's text is exact for every type but FLOAT, which the server rounds to six digits:
 it is read as a double, and packed as a single.
@@ -9,6 +9,10 @@ is refused: the server would write `?`, and a change between two such characters
 The server writes a negative zero as `0` in every numeric form (tried on 10.11.19, where a FLOAT
 has one only through underflow): its sign is read with ATAN2(x, -1), which is π or −π.
 
+A derivation compares numbers and instants with literals of their type: MariaDB would compare a
+number and a text as doubles. It compares the bytes of text as they are sent: no collation counts,
+which would ignore case or blanks.
+
 Rejected: CAST(… AS DOUBLE) for FLOAT. MySQL has it only since 8.0.17; `* 1e0` is as exact.
 """
 
@@ -16,13 +20,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from driftline.types import DeclaredType, parse_type
+from driftline.derivations import Comparable, Comparison, Operator
+from driftline.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
 from source_agent.engines import rows
-from source_agent.engines.interface import Relation
+from source_agent.engines.interface import Condition, Relation
 from source_agent.engines.mariadb.sql import MARK
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.relations import ReadColumn, quote, refused_type
@@ -73,6 +79,7 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
     "text": bytes.decode,
     "date": bytes.decode,
 }
+_COMPARED_TEXT: Final = frozenset(("varchar", "tinytext", "text", "mediumtext", "longtext"))
 # Collations that do not pad: MariaDB's, by name, and those that MySQL has since 8.0.
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 
@@ -80,7 +87,8 @@ _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 class Described(NamedTuple):
     """A column as the catalogue or a result's metadata describes it; for BIT, `precision` is bits.
 
-    `collation` is empty if it is not known.
+    `collation` is empty if it is not known. `is_stored`: it is a column of a table; how an
+    expression of a view or a query is compared, only the optimizer knows.
     """
 
     name: str
@@ -92,6 +100,7 @@ class Described(NamedTuple):
     charset: str
     written: str
     collation: str = ""
+    is_stored: bool = False
 
 
 def column(relation: Relation, column: Described) -> ReadColumn:
@@ -119,7 +128,10 @@ def column(relation: Relation, column: Described) -> ReadColumn:
         read, declared, form = f"HEX({read})" if is_raw else f"CAST({read} AS CHAR)", "text", "text"
     elif as_text and is_foreign:
         read = f"HEX({read})"
-    return ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+    found = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+    if not as_text and _is_compared(column, found):
+        return replace(found, comparable=Comparable.ORDER)
+    return found
 
 
 def can_page(column: Described, found: ReadColumn) -> bool:
@@ -165,3 +177,38 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
     if kind in _BYTES or kind in _GEOMETRY:
         return quoted, "bytea", "bytes"
     return "", "", ""
+
+
+def _is_compared(column: Described, found: ReadColumn) -> bool:
+    """Return True if a derivation may compare a column (docs/types.md)."""
+    if column.type in _INTEGERS and found.type.kind in INTEGER_WIDTHS:
+        return True
+    if not column.is_stored:
+        return False
+    if column.type in _INTEGERS or column.type == "decimal":  # BIGINT UNSIGNED is numeric(20,0)
+        return found.type.precision is not None
+    return column.type in _COMPARED_TEXT or column.type in {"date", "datetime"}
+
+
+def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+    """Return a comparison; a zero byte stands for each of its values (`sql`)."""
+    del place  # values have no numbers
+    operand, kind, operator = quote(column.name, MARK), column.type.kind, comparison.operator
+    if operator is Operator.IS_NULL:
+        return Condition(f"{operand} IS NULL")
+    value, values = _BOUND.get(kind, "\0"), comparison.values
+    if kind == "numeric":
+        value = f"CAST(\0 AS DECIMAL({column.type.precision},{column.type.scale}))"
+    elif kind == "text":
+        operand = f"CAST(CONVERT({operand} USING utf8mb4) AS BINARY)"
+    bindings: tuple[object, ...] = tuple(map(int, values)) if kind in INTEGER_WIDTHS else values
+    if operator is Operator.IN:
+        return Condition(f"{operand} IN ({', '.join([value] * len(values))})", bindings)
+    return Condition(f"{operand} {operator.value} {value}", bindings)
+
+
+_BOUND: Final = {  # a text as a value of the type
+    "date": "CAST(\0 AS DATE)",
+    "timestamp": "CAST(\0 AS DATETIME(6))",
+    "text": "CAST(CONVERT(\0 USING utf8mb4) AS BINARY)",
+}

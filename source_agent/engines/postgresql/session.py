@@ -6,9 +6,9 @@ exports its snapshot, further sessions import it, and each reads some of the par
 Invariants: the connection is read-only from its first packet on (`default_transaction_read_only`)
 and the transaction is READ ONLY. Statements go through the extended protocol, which takes one at a
 time. A read that fails or is abandoned is rolled back to its savepoint, so the snapshot outlives
-it. Key bounds are the values of two settings, because COPY takes no parameters. Every description
-and read, except of parts, whose table the exporting session keeps locked, is followed by a check
-for changes that the snapshot does not cover (`replaced`).
+it. Key bounds and literals are values of settings, because COPY takes no parameters. Every
+description and read, except of parts, whose table the exporting session keeps locked, is followed
+by a check for changes that the snapshot does not cover (`replaced`).
 
 Rejected: server-side cursors. Each FETCH is a round trip, and its rows are decoded value by value.
 """
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from driftline.arrays import Positions
+from driftline.derivations import Derivation
 from driftline.errors import DatabaseUnavailable
 from psycopg import Error, pq
 
@@ -32,6 +33,7 @@ from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import refuse_replaced
 from source_agent.engines.postgresql.settings import SETTINGS, refuse_changed, shown
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
+from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession
@@ -43,6 +45,8 @@ RANGES_PER_COPY: Final = 4096  # two settings of some 80 kB each
 
 class PostgresqlSession(SnapshotSession):
     """Implement `interface.Session`."""
+
+    compare = staticmethod(compare)
 
     def __init__(
         self, parameters: dict[str, str], limits: Limits, snapshot: str | None = None
@@ -139,6 +143,15 @@ class PostgresqlSession(SnapshotSession):
         notes = (*shape.notes, policies.note(found, is_query=is_query))
         return replace(shape, row_security=found, notes=notes)
 
+    def derive(self, shape: Shape, derivation: Derivation) -> Shape:
+        made = super().derive(shape, derivation)
+        if derivation.rows is None:
+            return made
+        with self._reading(shape.relation):
+            self._bind(made)
+            plan = self.ask(sql.EXPLAIN + scan_sql(made))[0][0][0]["Plan"]
+        return replace(made, rows_expected=int(plan["Plan Rows"]))
+
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)
         with self._reading(shape.relation):
@@ -147,6 +160,7 @@ class PostgresqlSession(SnapshotSession):
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> PostgresqlSplit | None:
         with self._reading(shape.relation):
+            self._bind(shape)
             cut = choose(self.ask, shape, rows_max)
         if cut is None:
             return None
@@ -218,7 +232,13 @@ class PostgresqlSession(SnapshotSession):
         except (Error, DatabaseUnavailable):
             waits.end(self._connection)
 
+    def _bind(self, shape: Shape) -> None:
+        """Set what the condition of a derivation reads."""
+        if values := plan_of(shape).values:
+            self.ask(sql.VALUES, list(values))
+
     def _copy(self, shape: Shape, select_sql: str) -> Iterator[Rows]:
+        self._bind(shape)
         if (seed := plan_of(shape).seed) is not None:
             self.ask(hashes.SEED, str(seed))
         return copy_rows(self._copy_results, shape, select_sql, on_sent=self.refuse_interrupted)

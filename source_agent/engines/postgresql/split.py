@@ -3,7 +3,7 @@
 A row of a snapshot has one place (`ctid`), so ranges of blocks that cover all places contain every
 row once, whatever is written meanwhile. Parts are small and many: a free reader takes the next.
 
-Invariants: only a plain heap table is split, as a whole: without `where`, whose result may depend
+Invariants: only a plain heap table is split, without the DBA's `where`, whose result may depend
 on the transaction (`now()`), row security, children or partitions, whose places are not unique. A
 child that is added meanwhile is not read (ONLY). The plan must be a TID range scan (PostgreSQL 14);
 otherwise each part would scan the whole table. Any other relation is read by one session.
@@ -120,4 +120,4 @@ def templates(shape: Shape) -> list[str]:
 
 
 def _is_divisible(shape: Shape) -> bool:
-    return shape.relation.table is not None and not plan_of(shape).where
+    return shape.relation.table is not None and not shape.relation.where

@@ -38,13 +38,17 @@ BOUNDS = (  # of a read, kept in settings because COPY takes no parameters
     "SELECT pg_catalog.set_config('driftline.first', %s, true), "
     "pg_catalog.set_config('driftline.last', %s, true)"
 )
+VALUES = (  # of a derivation, as text: driftline.value1, driftline.value2 …
+    "SELECT pg_catalog.set_config(pg_catalog.concat('driftline.value', p.number), p.value, true)\n"
+    "FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS p(value, number)"
+)
 EXPORT = "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
 EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
 _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
-STATEMENTS: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, EXPORT, *_OF_READ)
+STATEMENTS: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT, *_OF_READ)
 
 # With these settings a server notices within a minute that the agent's machine is gone, and with
 # the first (PostgreSQL 14) that the agent has ended during a statement. tcp_user_timeout is not

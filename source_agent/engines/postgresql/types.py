@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
 
 from source_agent.engines import relations
@@ -194,12 +195,17 @@ def _columns(
         for name, oid, modifier in described
     ]
     has_text = any(f.type.kind in {"text", "jsonb"} for f in found)
-    if has_text and session.ask(ENCODING) == [("SQL_ASCII",)]:
+    encoding = session.ask(ENCODING)[0][0] if has_text else ""
+    if encoding == "SQL_ASCII":
         raise ConfigurationError(
             "The database has the encoding SQL_ASCII, so that its text has no known encoding.",
             remedy="Publish a query that reads text as bytes: convert_to(col, 'SQL_ASCII').",
             where=relation.name,
         )
+    if encoding != "UTF8":  # its bytes have another order, and it may lack a literal's characters
+        found = [
+            replace(f, comparable=Comparable.NOTHING) if f.type.kind == "text" else f for f in found
+        ]
     return [replace(f, nullable=f.name not in source.not_null) for f in found]
 
 

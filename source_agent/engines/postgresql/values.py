@@ -1,4 +1,4 @@
-"""PostgreSQL: how each type is read.
+"""PostgreSQL: how each type is read, and how a derivation compares it.
 
 A type that the protocol declares is read in its own binary send form, at no cost; every other type
 as text, by its own output function.
@@ -8,16 +8,23 @@ NaN, and `money` becomes the numeric that it prints as. No expression uses a cas
 create and that may round (docs/types.md, "Objects that the source's owner can create"). All names
 are in pg_catalog, where only a superuser can create objects.
 
+A literal is the value of a setting, because COPY takes no parameters. A subquery reads it once for
+a statement, not once for a row. Text is compared under the collation "C", by its bytes: so are
+columns whose collation is not deterministic, or sorts by a language's rules.
+
 Rejected: arrays, composites and ranges in binary. Their bytes hold OIDs, which differ between two
 databases with the same content. `format('%s', c)`, which looks up the output function for each row.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from driftline.types import DeclaredType
+from driftline.derivations import Comparable, Comparison, Operator
+from driftline.types import Column, DeclaredType
 
+from source_agent.engines.interface import Condition
 from source_agent.engines.relations import ReadColumn, quote
 
 # OIDs of pg_type.dat, which never change, and the declared kind of each.
@@ -54,17 +61,26 @@ OUTPUT_TEXT: Final = (
 )
 # Sent as text, but not by a cast to text, which removes padding or may be the owner's own.
 _FORMS: Final = {114: "json", 1042: "bpchar"}
+_COMPARED: Final = {20, 21, 23, 25, 1043, 1082, 1114}  # by OID; and numeric(p,s)
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 
 def column(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> ReadColumn:
-    """Return a column with its read expression.
+    """Return a column with its read expression, and how it may be compared.
 
     Args:
         oid, modifier: of its type, with domains resolved.
         kind: `typtype` and name of a type that is not native.
         as_text: the DBA wants it as text.
     """
+    found = _read(name, oid, modifier, kind, as_text)
+    is_number = oid == _NUMERIC and found.type.precision is not None
+    if found.read == quote(name) and (oid in _COMPARED or is_number):
+        return replace(found, comparable=Comparable.ORDER)
+    return found
+
+
+def _read(name: str, oid: int, modifier: int, kind: tuple[str, str], as_text: bool) -> ReadColumn:
     quoted = quote(name)
     text = DeclaredType("text")
     if oid in NATIVE and (NATIVE[oid] == "text" or not as_text):
@@ -94,3 +110,24 @@ def _numeric(modifier: int) -> DeclaredType:
         if 1 <= precision <= 38 and 0 <= scale <= precision:
             return DeclaredType("numeric", precision, scale)
     return DeclaredType("numeric")
+
+
+def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+    """Return a comparison whose literals are the value of the setting `place`; see `sql.VALUES`."""
+    operand, kind, values = quote(column.name), column.type.kind, comparison.values
+    if comparison.operator is Operator.IS_NULL:
+        return Condition(f"{operand} IS NULL")
+    if kind == "text":
+        operand = f'{operand}::pg_catalog.text COLLATE pg_catalog."C"'
+    many = comparison.operator is Operator.IN
+    type = f"pg_catalog.{kind}{'[]' if many else ''}"
+    read = f"(SELECT pg_catalog.current_setting('driftline.value{place}')::{type})"
+    if many:
+        array = "{" + ",".join(map(_element, values)) + "}"
+        return Condition(f"{operand} OPERATOR(pg_catalog.=) ANY ({read}::{type})", (array,))
+    return Condition(f"{operand} OPERATOR(pg_catalog.{comparison.operator.value}) {read}", values)
+
+
+def _element(value: str) -> str:
+    """Return a text as an element of the text of an array."""
+    return '"' + value.replace("\\", r"\\").replace('"', r"\"") + '"'

@@ -24,7 +24,8 @@ from driftline.limits import ROW_BYTES_MAX
 from source_agent.engines.interface import Ask, Privilege, Relation, Shape
 from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
-from source_agent.engines.sqlite.types import MARK, page_sql, range_sql, view_sql
+from source_agent.engines.sqlite.types import page_sql, range_sql, view_sql
+from source_agent.engines.sqlite.values import MARK
 from source_agent.printable import counted
 
 EXPLAIN_PLAN: Final = "EXPLAIN QUERY PLAN "

@@ -49,8 +49,8 @@ from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.sqlite import access, types
 from source_agent.engines.sqlite.access import translate
-from source_agent.engines.sqlite.types import MARK, page_places, page_sql, range_sql, view_sql
-from source_agent.engines.sqlite.values import ENCODERS
+from source_agent.engines.sqlite.types import page_places, page_sql, range_sql, view_sql
+from source_agent.engines.sqlite.values import ENCODERS, MARK, compare
 
 PAGE_ROWS: Final = 1024  # 4096 took a third longer
 _ANY_CLASS: Final = (
@@ -63,11 +63,21 @@ Statement = tuple[str, Sequence[object]]  # with its values
 QUERY_ONLY = "PRAGMA query_only = 1"
 JOURNAL_MODE = "PRAGMA main.journal_mode"
 DATA_VERSION = "PRAGMA main.data_version"
+ENCODING = "PRAGMA main.encoding"
 BEGIN = "BEGIN"
 COMMIT = "COMMIT"
 FIRST_READ = "SELECT count(*) FROM main.sqlite_master"
 AS_OF = "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
-OPENING: Final = (QUERY_ONLY, JOURNAL_MODE, DATA_VERSION, AS_OF, BEGIN, FIRST_READ, COMMIT)
+OPENING: Final = (
+    QUERY_ONLY,
+    JOURNAL_MODE,
+    ENCODING,
+    DATA_VERSION,
+    AS_OF,
+    BEGIN,
+    FIRST_READ,
+    COMMIT,
+)
 STATEMENTS: Final = (*OPENING, types.TABLES, types.STATISTICS)
 
 _PRAGMAS: Final = {"data_version", "table_xinfo", "index_list", "index_xinfo"}
@@ -113,6 +123,8 @@ def _connect(path: Path, lock_s: float) -> sqlite3.Connection:
 class SqliteSession(SnapshotSession):
     """Implement `interface.Session`."""
 
+    compare = staticmethod(compare)
+
     def __init__(self, path: Path, limits: Limits) -> None:
         super().__init__()
         self._path, self._limits = path, limits
@@ -123,6 +135,7 @@ class SqliteSession(SnapshotSession):
         try:
             self.ask(QUERY_ONLY)
             self.is_wal = str(self.ask(JOURNAL_MODE)[0][0]).lower() == "wal"
+            self.encoding = str(self.ask(ENCODING)[0][0])
             self._connection.set_authorizer(_authorize)
             self._connection.set_progress_handler(self._is_over, _INSTRUCTIONS_PER_TICK)
             self.as_of = str(self.ask(AS_OF)[0][0])
@@ -206,7 +219,10 @@ class SqliteSession(SnapshotSession):
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None
     ) -> Iterator[Rows]:
         self._begin()
-        every = chain.from_iterable(self._execute(sql, values) for sql, values in statements)
+        before = plan_of(shape).values
+        every = chain.from_iterable(
+            self._execute(sql, (*before, *values)) for sql, values in statements
+        )
         found = islice(every, None if rows_max is None else rows_max + 1)
         with self._errors(shape.relation):
             yield from rows.batches(
@@ -215,14 +231,14 @@ class SqliteSession(SnapshotSession):
 
     def _paged(self, shape: Shape) -> Iterator[Rows]:
         """Yield pages in stored order; each is a statement that ends before its rows are used."""
-        places = page_places(shape)
+        plan, places = plan_of(shape), page_places(shape)
         after: tuple[Any, ...] = ()
 
         def fetch(count: int) -> Sequence[tuple[Any, ...]]:
             nonlocal after
             self._begin()
             sql = page_sql(shape, is_first=not after)
-            block = self._execute(sql, (*after, count)).fetchall()
+            block = self._execute(sql, (*plan.values, *after, count)).fetchall()
             if block:
                 # Text must be bound as text: a bytearray would be bound as a blob.
                 last = [block[-1][place] for place in places]

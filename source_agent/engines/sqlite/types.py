@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
 from driftline.types import DeclaredType
 
@@ -44,17 +45,18 @@ from source_agent.engines.relations import (
     unknown_table,
 )
 from source_agent.engines.rows import DOUBLE_DIGITS
+from source_agent.engines.sqlite.values import MARK
 
 TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
 VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
-MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
 _RENAMED = re.compile(r"(.+):\d+")  # a view's name for a second column of one name
+_TEXT_AFFINITY: Final = ("CHAR", "CLOB", "TEXT")
 ROWIDS: Final = ("rowid", "_rowid_", "oid")
 _COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
@@ -62,6 +64,8 @@ _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int",
 
 class SqliteCatalogue(Protocol):
     """The part of a session that `describe` uses."""
+
+    encoding: str  # of the file's text
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Return the rows of a small statement, with text as str."""
@@ -141,6 +145,8 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         _column(relation, name, columns[name] or "", name not in not_null, is_stored)
         for name in order.names
     ]
+    if is_stored:  # an expression of a view or a query may have another affinity than its type
+        found = [_compared(relation, f, columns[f.name], session.encoding) for f in found]
     if table is None:
         return shape(relation, known, order, found, Access(source))
     first = order.key[0]
@@ -265,6 +271,22 @@ def _column(
     return ReadColumn(name, type, read, form, is_nullable, note)
 
 
+def _compared(relation: Relation, found: ReadColumn, written: str, encoding: str) -> ReadColumn:
+    """Return a stored column with what a derivation may compare it by (docs/types.md).
+
+    Its affinity must be that of its declared type, so that literals of the type are compared as
+    they are. In a file in UTF-16 the order of text is that of other bytes.
+    """
+    if found.name in dict(relation.types):
+        return found
+    if found.form == "int":
+        return replace(found, comparable=Comparable.ORDER)
+    if found.form == "text" and any(w in written.upper() for w in _TEXT_AFFINITY):
+        is_utf8 = encoding == "UTF-8"
+        return replace(found, comparable=Comparable.ORDER if is_utf8 else Comparable.EQUALITY)
+    return found
+
+
 def _form(type: DeclaredType) -> str:
     if type.kind in _STRUCTURED:
         return _STRUCTURED[type.kind]
@@ -280,7 +302,7 @@ def _by_declaration(written: str) -> tuple[DeclaredType, str]:
     text = DeclaredType("text")
     if "INT" in name:
         return DeclaredType("int8"), "int"
-    if any(part in name for part in ("CHAR", "CLOB", "TEXT")):
+    if any(part in name for part in _TEXT_AFFINITY):
         return text, "text"
     if "BLOB" in name:
         return (DeclaredType("bytea"), "blob") if name == "BLOB" else (text, "tagged")

@@ -3,6 +3,9 @@
 `int` is INTEGER, `float` REAL, `bytearray` TEXT, `bytes` BLOB (see `session`). `types` gives each
 column its form. A value of another class than the form's is refused, never converted: 1 and '1'
 would become equal, and a change between them be missed.
+
+A derivation compares integers and text alone: decimals are doubles here. Text is compared under
+BINARY, by its bytes, whatever collation its column has.
 """
 
 from __future__ import annotations
@@ -10,13 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from driftline.derivations import Comparison, Operator
 from driftline.errors import ValueDoesNotFit
-from driftline.types import DeclaredType
+from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
 from driftline.values import encode_float4, string_encoder
 
 from source_agent.engines import rows
+from source_agent.engines.interface import Condition
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.relations import quote
 
+MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 _NONE: Final = type(None)
 
 
@@ -91,3 +98,18 @@ ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
     "string": _string,
     "tagged": lambda _: rows.variable(_tagged),
 }
+
+
+def compare(comparison: Comparison, column: Column, place: str) -> Condition:
+    """Return a comparison with a placeholder for each of its values."""
+    del place  # placeholders have no numbers
+    operand, operator, values = quote(column.name, MARK), comparison.operator, comparison.values
+    if operator is Operator.IS_NULL:
+        return Condition(f"{operand} IS NULL")
+    is_integer = column.type.kind in INTEGER_WIDTHS
+    bindings: tuple[object, ...] = tuple(map(int, values)) if is_integer else values
+    if not is_integer:
+        operand = f"{operand} COLLATE BINARY"
+    if operator is Operator.IN:
+        return Condition(f"{operand} IN ({', '.join('?' * len(values))})", bindings)
+    return Condition(f"{operand} {operator.value} ?", bindings)

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.derivations import Comparison, Derivation, Operator, to_json
 from driftline.digests import Salt, mix
 from driftline.fingerprints import hasher, row_key
 from driftline.types import Column, Recipe, parse_type
@@ -135,6 +136,78 @@ def test_total_of_a_receipt(folder: Path) -> None:
     assert "differs from the receipt" in done.stdout
     assert stated in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_what_a_warehouse_may_choose(folder: Path) -> None:
+    with (folder / "source.toml").open("a") as file:
+        file.write('derive = ["columns", "rows"]\n')
+    done = command(folder, "check")
+    assert "a warehouse may choose columns and rows" in done.stdout
+    assert "rows by id, comment" in done.stdout
+    (orders,) = json.loads(command(folder, "check", "--json").stdout)["relations"]
+    assert orders["derive"] == ["columns", "rows"]
+    assert {c["name"]: c["comparable"] for c in orders["columns"]} == {
+        "id": "order",
+        "comment": "order",
+    }
+    said = command(folder, "explain").stdout
+    for line in (
+        "-- {columns}: these expressions in this order; the first 1 always\n--   `id`\n",
+        "--   `comment` COLLATE BINARY {operator} ?\n",
+        "--   `id` IN (?)\n",
+        'SELECT {columns}\nFROM main."orders";\n',
+        'SELECT {columns}\nFROM main."orders"\nWHERE ({rows});\n',
+    ):
+        assert line in said, said
+
+
+def derived_receipt(folder: Path, derivation: object, **changes: object) -> Path:
+    """What the warehouse writes for the ids below 7."""
+    key, salt = bytes(range(32)), bytes(range(16))
+    recipe = Recipe(RECIPE.columns[:1], 1)
+    rows = [row_bytes([ENCODE_NUMBER(str(number))]) for number, _ in ROWS if number < 7]
+    digest = mix(Salt.from_bytes(salt), *hasher(row_key(key, recipe))(rows)).digest()
+    return receipt(
+        folder,
+        columns=[["id", "int8"]],
+        count=digest.count,
+        sum=digest.sum_bytes().hex(),
+        derivation=derivation,
+        **changes,
+    )
+
+
+BELOW_7 = Derivation(("id",), Comparison("id", Operator.LESS, ("7",)))
+
+
+def test_total_of_a_derived_receipt(folder: Path) -> None:
+    """Also without `derive`: the DBA herself asks."""
+    path = derived_receipt(folder, to_json(BELOW_7))
+    done = command(folder, "total", "--receipt", str(path))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.startswith("orders: 6 rows, total ")
+    other = to_json(Derivation(("id",), Comparison("id", Operator.LESS, ("8",))))
+    done = command(folder, "total", "--receipt", str(derived_receipt(folder, other)))
+    assert done.returncode == 1
+    assert "orders: 7 rows" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("derivation", "code", "says"),
+    [
+        ({"columns": ["id", "remark"]}, 6, "no column 'remark'"),
+        ({"columns": "id"}, 2, "no receipt"),
+        ({"rows": {"negated": {}}}, 2, "no receipt"),
+        ({"rows": {"comparison": {"column": "id", "operator": "=", "values": ["x"]}}}, 1, "type"),
+        ({"columns": ["comment"]}, 6, "comment text here"),
+        (None, 6, "comment text here"),
+    ],
+)
+def test_derived_receipts_that_are_refused(
+    folder: Path, derivation: object, code: int, says: str
+) -> None:
+    path = derived_receipt(folder, derivation)
+    assert says in failed(folder, code, "total", "--receipt", str(path))
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,28 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.derivations import (
+    FEATURE,
+    Comparison,
+    Derivation,
+    Every,
+    Negated,
+    Operator,
+    Some,
+    canonical,
+    text_of,
+    to_message,
+)
 from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub
 
+from tests.harness import slots
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.pair import SourceProcess, environment
 from tests.harness.servers import MariaDB, PostgreSQL
@@ -35,10 +49,12 @@ LOOSE = (
 RELATIONS = """
 [relations.orders]
 table = "orders"
+derive = ["columns", "rows"]
 [relations.filtered]
 table = "orders"
 where = "note LIKE 'n%' AND id % 2 = 0"
 columns = ["id", "note"]
+derive = ["rows"]
 [relations.asked]
 query = "SELECT note AS k, id FROM orders WHERE id < 100"
 key = ["k"]
@@ -55,6 +71,36 @@ table = "absent"
 [relations.keyless]
 table = "loose"
 """
+
+
+DERIVED = [
+    (
+        "orders",
+        Derivation(
+            ("note",),
+            Every(
+                (
+                    Comparison("note", Operator.IN, ("n1", "n2", "it's", "\\", '"', "%s; --")),
+                    Negated(
+                        Some(
+                            (
+                                Comparison("price", Operator.GREATER_EQUAL, ("200.00",)),
+                                Comparison("price", Operator.IS_NULL),
+                                Comparison("id", Operator.EQUAL, ("-7",)),
+                            )
+                        )
+                    ),
+                )
+            ),
+        ),
+    ),
+    ("orders", Derivation(("price",))),
+    ("orders", Derivation(None, Comparison("id", Operator.IN, ("1", "2", "3")))),
+    (
+        "filtered",
+        Derivation(None, Comparison("note", Operator.NOT_EQUAL, ("'; DROP TABLE orders; --",))),
+    ),
+]
 
 
 class OnPostgreSQL:
@@ -188,6 +234,25 @@ def use(config: Path) -> None:
                 with Peer(c) as peer:
                     peer.send(asked)
                     assert peer.until("finished")
+        derive(c)
+
+
+def derive(over: Any) -> None:
+    """Ask a running agent for derivations, also with hostile literals and a tile."""
+    for relation, derivation in DERIVED:
+        asked = pb.DescribeRequest(protocol=1, relation=relation, derivation=to_message(derivation))
+        described = SourceStub(over).Describe(asked, timeout=30).description
+        rows = "" if derivation.rows is None else text_of(canonical(derivation.rows))
+        recipe = replace(recipe_of(described), rows=rows)
+        for within in (None, pb.Within(first=-(1 << 63), last=50)):
+            opened = opening(recipe.id, relation=relation)
+            opened.open.features.append(FEATURE)
+            opened.open.derivation.CopyFrom(to_message(derivation))
+            if within is not None:
+                opened.open.within.CopyFrom(within)
+            with Peer(over) as peer:
+                peer.send(opened)
+                assert peer.until("finished")
 
 
 def receipt(folder: Path) -> str:
@@ -228,7 +293,11 @@ def test_every_statement_of_the_log_is_a_template(
     assert any("NULL" in sql and "LIMIT 1" in sql for sql in seen), "of the tile"
     assert any(sql.startswith("EXPLAIN") for sql in seen)
     known = templates_of(explained.stdout)
-    strangers = [sql for sql in seen if not any(t.fullmatch(_flat(sql)) for t in known)]
+    derived = [of for of in slots.explained(explained.stdout) if of.statements]
+    assert len(derived) == 2
+    others = [sql for sql in seen if not any(t.fullmatch(_flat(sql)) for t in known)]
+    assert any("it\\'s" in sql or "driftline.value3" in sql for sql in others), "of a derivation"
+    strangers = [sql for sql in others if not any(of.has(sql) for of in derived)]
     assert strangers == []
 
 
@@ -238,7 +307,7 @@ def templates_of(script: str) -> list[re.Pattern[str]]:
     for template in re.split(r";\n", "\n".join(_uncommented(script)) + "\n"):
         text = re.escape(_flat(template.replace("%%", "%")))
         text = text.replace("%s", r".+?").replace("…", r".+?")
-        if text:
+        if text and "{columns}" not in template and "{rows}" not in template:
             patterns.append(re.compile(text))
     return patterns
 

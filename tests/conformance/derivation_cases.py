@@ -1,0 +1,141 @@
+"""Columns that a derivation may compare, per engine, with awkward values; and why others may not.
+
+A case is (declaration, declared type, what it may be compared by, values, literals): values are SQL
+of the engine, literals are in the string form of the declared type. A counter-example is
+(declaration, values, condition, Spark's condition): what a warehouse would push if the column were
+on the list, and the same in Spark over the column as it is published. They keep other rows.
+"""
+
+from __future__ import annotations
+
+from driftline.derivations import Comparable
+
+ORDER, EQUALITY = Comparable.ORDER, Comparable.EQUALITY
+Compared = tuple[str, str, Comparable, list[str], list[str]]
+Counterexample = tuple[str, list[str], str, str]
+
+TEXTS = [
+    "''", "' '", "'a'", "'a '", "'a  '", "'A'", "'B'", "'b'", "'ä'", "'Ä'", "'a\u0308'", "'z'",
+    "'Z'", "'ß'", "'ss'", "'\ufeffa'", "'\uffff'", "'😀'", "'10'", "'9'", "'%'", "'a%'", "'_'",
+    "'NULL'", "'\t'", "'a\u00ad'", "'ı'", "'I'", "'i'", "'0'",
+]  # fmt: skip
+LITERALS = [
+    "", " ", "a", "a ", "A", "B", "ä", "a\u0308", "ss", "\uffff", "😀", "10", "9", "%", "a%",
+    "NULL", "\\", "'", '"', "I", "a\u00ad", "\\'; DROP TABLE t; --", "{a,b}", "%s", "?",
+]  # fmt: skip
+LATIN = [v for v in TEXTS if v.encode("latin1", "replace").decode("latin1") == v]
+INT8 = ["-9223372036854775808", "-1", "0", "1", "9007199254740992", "9007199254740993",
+        "9223372036854775806", "9223372036854775807"]  # fmt: skip
+DATES = ["0001-01-01", "1582-10-04", "1582-10-15", "1999-12-31", "2000-02-29", "9999-12-31"]
+MOMENTS = ["0001-01-01 00:00:00", "1999-12-31 23:59:59", "1999-12-31 23:59:59.999999",
+           "2024-03-31 02:30:00", "9999-12-31 23:59:59.999999"]  # fmt: skip
+CENTS = ["-99999.99", "-0.01", "0.00", "0.01", "0.30", "1.50", "99999.99"]
+WIDE = ["-9999999999999999999999999999.9999999999", "0.0000000000", "0.0000000001",
+        "1.0000000001", "9999999999999999999999999999.9999999999"]  # fmt: skip
+
+
+def _quoted(values: list[str]) -> list[str]:
+    return [f"'{value}'" for value in values]
+
+
+COMMON: list[Compared] = [
+    ("smallint", "int2", ORDER, ["-32768", "-1", "0", "32767"], ["-32768", "0", "1", "32767"]),
+    ("int", "int4", ORDER, ["-2147483648", "0", "7", "2147483647"], ["-1", "0", "7", "2147483647"]),
+    ("bigint", "int8", ORDER, INT8, INT8),
+    ("decimal(7,2)", "numeric(7,2)", ORDER, CENTS, CENTS),
+    ("decimal(38,10)", "numeric(38,10)", ORDER, WIDE, WIDE),
+    ("date", "date", ORDER, _quoted(DATES), DATES),
+    ("timestamp(6)", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
+]
+POSTGRESQL: list[Compared] = [
+    *COMMON,
+    ("timestamp(0)", "timestamp", ORDER, _quoted(MOMENTS[:-1]), MOMENTS),
+    ("positive", "int4", ORDER, ["1", "7"], ["0", "7"]),
+    ("label", "text", ORDER, TEXTS, LITERALS),
+    ("text", "text", ORDER, TEXTS, LITERALS),
+    ("varchar(20)", "text", ORDER, TEXTS, LITERALS),
+    *[
+        (f'text COLLATE "{collation}"', "text", ORDER, TEXTS, LITERALS)
+        for collation in ("C", "POSIX", "pg_c_utf8", "pg_unicode_fast", "ucs_basic")
+    ],
+]
+MARIADB: list[Compared] = [
+    *[case for case in COMMON if case[0] != "timestamp(6)"],
+    ("datetime(6)", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
+    ("datetime", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
+    ("tinyint(1)", "int2", ORDER, ["-128", "0", "1", "127"], ["0", "1", "300"]),
+    ("tinyint unsigned", "int2", ORDER, ["0", "255"], ["-1", "0", "255", "256"]),
+    ("smallint unsigned", "int4", ORDER, ["0", "65535"], ["-1", "65535"]),
+    ("mediumint", "int4", ORDER, ["-8388608", "8388607"], ["-8388608", "0"]),
+    ("int(8) unsigned zerofill", "int8", ORDER, ["0", "4294967295"], ["-1", "42", "4294967295"]),
+    ("bigint unsigned", "numeric(20,0)", ORDER,
+     ["0", "9223372036854775807", "9223372036854775808", "18446744073709551615"],
+     ["-1", "0", "9223372036854775808", "18446744073709551615", "99999999999999999999"]),
+    *[
+        (f"varchar(20) COLLATE {collation}", "text", ORDER, TEXTS, LITERALS)
+        for collation in ("utf8mb4_general_ci", "utf8mb4_bin", "utf8mb4_nopad_bin",
+                          "utf8mb4_unicode_nopad_ci", "utf8mb4_swedish_ci")
+    ],
+    ("varchar(20) CHARACTER SET latin1", "text", ORDER, [*LATIN, "'€'"], [*LITERALS, "€", "ÿ"]),
+    ("varchar(20) CHARACTER SET utf16", "text", ORDER, TEXTS, LITERALS),
+    ("longtext COLLATE utf8mb4_general_ci", "text", ORDER, TEXTS, LITERALS),
+]  # fmt: skip
+SQLITE: list[Compared] = [
+    ("integer", "int8", ORDER, INT8, INT8),
+    ("bigint", "int8", ORDER, INT8, INT8),
+    ("boolean", "int8", ORDER, ["0", "1", "2"], ["0", "1"]),
+    ("text", "text", ORDER, TEXTS, LITERALS),
+    ("varchar(9)", "text", ORDER, TEXTS, LITERALS),
+    ("text COLLATE NOCASE", "text", ORDER, TEXTS, LITERALS),
+    ("text COLLATE RTRIM", "text", ORDER, TEXTS, LITERALS),
+]
+
+# Why what is not on the list is not on it. The published column is `v`, of the carrier of its type.
+PADDED = (["'a'", "'b'"], "v = 'a'", "v = 'a'")
+NOT_IN_POSTGRESQL: list[Counterexample] = [
+    ("char(3)", *PADDED),  # 'a  ' in Spark
+    ("numeric", ["10", "9", "1.0", "1.00"], "v < 9.5", "v < '9.5'"),  # text in Spark
+    ("numeric", ["1.0", "1.00"], "v = 1.0", "v = '1.0'"),
+    ("real", ["1.1", "2"], "v = 1.1", "v = CAST('1.1' AS FLOAT)"),
+    ("uuid", ["'123e4567-e89b-12d3-a456-426655440000'"],
+     "v = '123E4567-E89B-12D3-A456-426655440000'", "v = '123E4567-E89B-12D3-A456-426655440000'"),
+    ("mood", ["'sad'", "'ok'"], "v < 'ok'", "v < 'ok'"),  # by its place, not its name
+    ("jsonb", ["'{\"a\":1.10}'"], "v = '{\"a\":1.1}'", "v = '{\"a\":1.1}'"),
+    ("time", ["'24:00'", "'10:00'"], "v = '10:00'", "v = '10:00'"),
+    ("money", ["2", "10"], "v = '$2'", "v = 10"),
+    ("interval", ["'1 month'", "'30 days'"], "v = '30 days'", "v = 'P0M30DT0S'"),
+]  # fmt: skip
+NOT_IN_MARIADB: list[Counterexample] = [
+    ("enum('sad','ok')", ["'sad'", "'ok'"], "v < 2", "v < '2'"),
+    ("float", ["1.1", "2"], "v = 1.1", "v = CAST('1.1' AS FLOAT)"),
+    ("time", ["'10:00:00'"], "v = '10:00'", "v = '10:00'"),
+    ("uuid", ["'123e4567-e89b-12d3-a456-426655440000'"],
+     "v = '123E4567-E89B-12D3-A456-426655440000'", "v = '123E4567-E89B-12D3-A456-426655440000'"),
+    ("char(5) COLLATE utf8mb4_general_ci", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
+    ("year", ["2001", "1999"], "v = 1", "v = 1"),
+]  # fmt: skip
+NOT_IN_SQLITE: list[Counterexample] = [
+    ("decimal(10,2)", ["0.3", "0.1"], "v * 3 = 0.9", "v * 3 = 0.9"),  # doubles
+    ("numeric", ["5", "'5'"], "v = 5", "v = '5'"),  # tagged text in Spark: i:5
+    ("date", ["'2020-01-01'", "'x'"], "v < 5", "v < '5'"),
+    ("real", ["1", "0.5"], "v = '1'", "v = 2"),
+]
+# Operators of the engine itself on text, which a derivation therefore does not use.
+RAW_MARIADB: list[Counterexample] = [
+    ("varchar(9) COLLATE utf8mb4_general_ci", ["'a'", "'A'", "'ä'"], "v = 'a'", "v = 'a'"),
+    ("varchar(9) COLLATE utf8mb4_bin", ["'a'", "'a '"], "v = 'a'", "v = 'a'"),
+    ("varchar(9) COLLATE utf8mb4_general_ci", ["'a'", "'B'"], "v < 'B'", "v < 'B'"),
+    ("varchar(9) COLLATE utf8mb4_general_ci", ["'10'", "'9'"], "v < 10", "v < '10'"),
+]
+RAW_SQLITE: list[Counterexample] = [
+    ("text COLLATE NOCASE", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
+    ("text COLLATE RTRIM", ["'a'", "'a '"], "v = 'a'", "v = 'a'"),
+]
+
+COMPARED = {"postgresql": POSTGRESQL, "mariadb": MARIADB, "sqlite": SQLITE}
+EXCLUDED = {
+    "postgresql": NOT_IN_POSTGRESQL,
+    "mariadb": NOT_IN_MARIADB,
+    "sqlite": NOT_IN_SQLITE,
+}
+RAW = {"mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}

@@ -1,0 +1,197 @@
+"""Derivations at every engine, against Spark: what an engine keeps is what Spark would keep.
+
+The same predicates are evaluated by a real server over the column, and by Spark (ANSI, UTC) over
+the values of the whole relation, in the carriers of their types. Both also agree with the slow
+reference. Every other way to read a derived relation: `test_derived_reads`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from driftline import errors
+from driftline.derivations import (
+    Comparable,
+    Comparison,
+    Derivation,
+    Every,
+    Negated,
+    Operator,
+    Predicate,
+    Some,
+)
+from driftline.types import DeclaredType
+
+from source_agent.engines.interface import Shape
+from tests.conformance.derivation_cases import COMPARED, EXCLUDED, RAW, Compared
+from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
+from tests.conformance.engine_reads import decoded, flat, session_of
+from tests.harness.legacies import KINDS, Legacy
+from tests.reference.predicates import keeps, value_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+CARRIERS = {
+    "int2": "SMALLINT", "int4": "INT", "int8": "BIGINT", "date": "DATE", "text": "STRING",
+    "timestamp": "TIMESTAMP_NTZ", "float4": "FLOAT", "float8": "DOUBLE",
+}  # fmt: skip
+
+
+@pytest.fixture(params=KINDS)
+def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+    made = KINDS[request.param](request, tmp_path)
+    yield made
+    made.close()
+
+
+def carrier(type: DeclaredType) -> str:
+    """The Spark type of a published column."""
+    if type.kind == "numeric" and type.precision is not None:
+        return f"DECIMAL({type.precision},{type.scale})"
+    return CARRIERS.get(type.kind, "STRING")
+
+
+def spark_literal(type: DeclaredType, text: str) -> str:
+    """A literal of the column's own type, in Spark's SQL."""
+    in_bytes = f"decode(X'{text.encode().hex()}', 'UTF-8')"
+    return in_bytes if type.kind == "text" else f"CAST({in_bytes} AS {carrier(type)})"
+
+
+def spark_sql(predicate: Predicate, types: dict[str, DeclaredType]) -> str:
+    """A predicate in Spark's SQL."""
+    match predicate:
+        case Comparison(column, Operator.IS_NULL, _):
+            return f"`{column}` IS NULL"
+        case Comparison(column, operator, values):
+            literals = ", ".join(spark_literal(types[column], v) for v in values)
+            listed = f"({literals})" if operator is Operator.IN else literals
+            return f"`{column}` {operator.value} {listed}"
+        case Negated(part):
+            return f"NOT ({spark_sql(part, types)})"
+        case Every(parts) | Some(parts):
+            word = " AND " if isinstance(predicate, Every) else " OR "
+            return word.join(f"({spark_sql(part, types)})" for part in parts)
+
+
+def kept_by_spark(
+    spark: SparkSession, shape: Shape, rows: Sequence[Sequence[str | None]], conditions: list[str]
+) -> list[list[str]]:
+    """For each condition of Spark's SQL the keys of the rows that it keeps, ascending."""
+    names = [c.name for c in shape.recipe.columns]
+    given = spark.createDataFrame(
+        [tuple(row) for row in rows], ", ".join(f"`{name}` STRING" for name in names)
+    )
+    casts = [f"CAST(`{c.name}` AS {carrier(c.type)}) AS `{c.name}`" for c in shape.recipe.columns]
+    given.selectExpr(*casts).createOrReplaceTempView("published")
+    marks = ", ".join(f"({sql}) AS p{i}" for i, sql in enumerate(conditions))
+    found = spark.sql(f"SELECT `{names[0]}`, {marks} FROM published ORDER BY 1").collect()
+    return [[str(row[0]) for row in found if row[i + 1]] for i in range(len(conditions))]
+
+
+def predicates_of(column: str, comparable: Comparable, literals: list[str]) -> list[Predicate]:
+    """Every operator with every literal, negated too, and some in AND and OR."""
+    found: list[Predicate] = [Comparison(column, Operator.IS_NULL)]
+    for operator in Operator:
+        if operator in {Operator.IN, Operator.IS_NULL} or not comparable.allows(operator):
+            continue
+        found += [Comparison(column, operator, (literal,)) for literal in literals]
+    pairs = list(itertools.pairwise(literals))
+    found += [Comparison(column, Operator.IN, pair) for pair in pairs]
+    found.append(Comparison(column, Operator.IN, tuple(literals)))
+    if comparable is Comparable.ORDER:
+        for low, high in pairs:
+            least = Comparison(column, Operator.GREATER_EQUAL, (low,))
+            most = Comparison(column, Operator.LESS_EQUAL, (high,))
+            found += [Every((least, most)), Some((least, Negated(most)))]
+    return found + [Negated(predicate) for predicate in found]
+
+
+@pytest.mark.parametrize(
+    ("legacy", "case"),
+    [(engine, case) for engine, cases in COMPARED.items() for case in cases],
+    indirect=["legacy"],
+    ids=[f"{engine}-{case[0]}" for engine, cases in COMPARED.items() for case in cases],
+)
+def test_an_engine_keeps_the_rows_that_spark_keeps(
+    legacy: Legacy, case: Compared, spark: SparkSession
+) -> None:
+    declaration, declared, comparable, values, literals = case
+    legacy.run(*legacy.prelude)
+    if legacy.name == "postgresql":
+        legacy.run("CREATE DOMAIN label AS text")
+    rows = ", ".join(f"({i}, {value})" for i, value in enumerate([*values, "NULL"]))
+    legacy.run(
+        f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
+        f"INSERT INTO t VALUES {rows}",
+    )
+    predicates = predicates_of("v", comparable, literals)
+    with session_of(legacy) as session:
+        shape = session.describe(TABLE)
+        types = {c.name: c.type for c in shape.recipe.columns}
+        assert str(types["v"]) == declared
+        assert shape.comparable_by_name == {"id": Comparable.ORDER, "v": comparable}
+        whole = [decoded(row, shape) for row in flat(session.scan(shape, ordered=True))]
+        kept = [derived_keys(session, shape, predicate) for predicate in predicates]
+    assert len(whole) == len(values) + 1
+    in_spark = kept_by_spark(spark, shape, whole, [spark_sql(p, types) for p in predicates])
+    wrong = [
+        (predicate, ours, theirs)
+        for predicate, ours, theirs in zip(predicates, kept, in_spark, strict=True)
+        if ours != theirs
+    ]
+    assert wrong == []
+    type = {"v": types["v"]}
+    values_of = [(key, None if text is None else value_of(types["v"], text)) for key, text in whole]
+    for predicate, keys in zip(predicates, kept, strict=True):
+        assert keys == [k for k, value in values_of if keeps(predicate, {"v": value}, type)]
+    assert any(0 < len(keys) < len(whole) for keys in kept), "some keep something"
+
+
+def listed(legacy: Legacy, declaration: str, values: list[str]) -> Any:
+    rows = ", ".join(f"({i}, {value})" for i, value in enumerate(values))
+    legacy.run(*legacy.prelude)
+    legacy.run(
+        f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
+        f"INSERT INTO t VALUES {rows}",
+    )
+    with session_of(legacy) as session:
+        shape = session.describe(TABLE)
+        return shape, [decoded(row, shape) for row in flat(session.scan(shape, ordered=True))]
+
+
+@pytest.mark.parametrize(
+    ("legacy", "declaration", "values", "condition", "in_spark"),
+    [(engine, *case) for engine, cases in EXCLUDED.items() for case in cases],
+    indirect=["legacy"],
+)
+def test_why_other_columns_are_not_compared(
+    legacy: Legacy, declaration: str, values: list[str], condition: str, in_spark: str,
+    spark: SparkSession,
+) -> None:  # fmt: skip
+    shape, rows = listed(legacy, declaration, values)
+    assert shape.comparable_by_name["v"] is Comparable.NOTHING
+    with session_of(legacy) as session, pytest.raises(errors.DerivationRefused, match="'v'"):
+        session.derive(shape, Derivation(None, Comparison("v", Operator.IS_NULL)))
+    (kept,) = kept_by_spark(spark, shape, rows, [in_spark])
+    assert kept_raw(legacy, condition) != kept
+
+
+@pytest.mark.parametrize(
+    ("legacy", "declaration", "values", "condition", "in_spark"),
+    [(engine, *case) for engine, cases in RAW.items() for case in cases],
+    indirect=["legacy"],
+)
+def test_why_text_is_compared_by_its_bytes(
+    legacy: Legacy, declaration: str, values: list[str], condition: str, in_spark: str,
+    spark: SparkSession,
+) -> None:  # fmt: skip
+    shape, rows = listed(legacy, declaration, values)
+    assert shape.comparable_by_name["v"] is Comparable.ORDER
+    (kept,) = kept_by_spark(spark, shape, rows, [in_spark])
+    assert kept_raw(legacy, condition) != kept
