@@ -40,13 +40,13 @@ class Receipt:
     """
 
     relation: str
-    derivation: Derivation | None
     recipe: Recipe
     as_of: str
     version: str
     digest: Digest
     fragment_key: bytes = field(repr=False)
     salt: Salt
+    derivation: Derivation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ def read_receipt(path: Path) -> Receipt:
         rows = "" if predicate is None else text_of(canonical(predicate))
         return Receipt(
             relation=_text(facts, "relation"),
-            derivation=derivation,
             recipe=Recipe(_columns(facts), _integer(facts, "key_columns"), rows=rows),
             as_of=_text(facts, "as_of"),
             version=str(facts.get("version", "")),
             digest=Digest(_integer(facts, "count"), int.from_bytes(values["sum"], "little")),
             fragment_key=values["fragment_key"],
             salt=Salt.from_bytes(values["salt"]),
+            derivation=derivation,
         )
     except (MalformedMessage, LimitExceeded) as error:
         raise UsageError(f"{path} is no receipt: {error.message}") from None
