@@ -31,11 +31,11 @@ ROWS = 2000
 # as a JSON list per line in, and after the command's own output a line with its exit code.
 COMMANDS = """
 import json, sys
-from warehouse_agent import cli
+from warehouse_agent.cli.main import cli
 for line in sys.stdin:
     code = 0
     try:
-        cli.cli.main(json.loads(line), standalone_mode=False)
+        cli.main(json.loads(line), standalone_mode=False)
     except SystemExit as ended:
         code = ended.code
     print(f"exit {code}", flush=True)
