@@ -86,9 +86,8 @@ def _slots(session: Session, shape: Shape, derive: Collection[Part]) -> tuple[st
     """Return lines that say what may fill the slots of a relation's templates."""
     lines = []
     if Part.COLUMNS in derive:
-        keys = shape.recipe.key_columns
-        lines.append(f"{COLUMNS}: these expressions in this order; the first {keys} always")
-        lines += [f"  {read}" for read in plan_of(shape).reads]
+        lines.append(f"{COLUMNS}: any of these expressions, in this order; none without the comma")
+        lines += [f"  {read}" for read in plan_of(shape).reads[shape.recipe.key_columns :]]
     if Part.ROWS in derive:
         lines.append(
             f"{ROWS}: at most {DERIVATION_COMPARISONS_MAX} of these comparisons, in AND, OR, NOT"

@@ -88,11 +88,13 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
 def slotted(shape: Shape, parts: Collection[Part]) -> Shape:
     """Return a shape whose SQL texts are the templates of the derivations of a relation.
 
-    COLUMNS stands in place of the expressions that are selected, ROWS in place of the condition,
-    each only if it is one of the `parts` that may be chosen.
+    COLUMNS stands in place of the expressions that are selected behind the key, ROWS in place of
+    the condition, each only if it is one of the `parts` that may be chosen.
     """
     if Part.COLUMNS in parts:
-        shape = replace(shape, plan=replace(plan_of(shape), reads=(COLUMNS,)))
+        plan = plan_of(shape)
+        reads = (*plan.reads[: shape.recipe.key_columns], COLUMNS)
+        shape = replace(shape, plan=replace(plan, reads=reads))
     return _restricted(shape, Condition(ROWS)) if Part.ROWS in parts else shape
 
 

@@ -206,6 +206,57 @@ def test_what_is_compared_of_a_query(items: Legacy) -> None:
             assert len(flat(session.scan(made))) == ROWS / 5
 
 
+@pytest.fixture
+def rolled(tmp_path: Path) -> OfSQLite:
+    """SQLite without WAL: tables are read in pages, all others are spooled."""
+    legacy = OfSQLite(tmp_path / "rolled.sqlite", journal="delete")
+    legacy.run(
+        "CREATE TABLE items (a TEXT NOT NULL, b INT NOT NULL, n INT, label TEXT,"
+        " PRIMARY KEY (a, b)) WITHOUT ROWID",
+        "CREATE TABLE others (n INT, label TEXT, id INTEGER PRIMARY KEY NOT NULL, k INT)",
+    )
+    legacy.insert("items", [(f"a{i % 50}", i, i % 10, label_of(i)) for i in range(ROWS)])
+    legacy.insert("others", [(i % 10, label_of(i), i, -i) for i in range(ROWS)])
+    return legacy
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        Relation("i", table="items"),
+        Relation("i", table="items", key=("n", "b", "a")),
+        Relation("i", table="items", key=("label", "b")),
+        Relation("o", table="others"),
+        Relation("o", table="others", key=("k",)),
+    ],
+)
+def test_pages_of_a_derivation(
+    rolled: OfSQLite, relation: Relation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued: list[str] = []
+    rolled.record(monkeypatch, issued)
+    engine = engine_of(rolled)
+    with closing(engine.open()) as session:
+        shape = session.describe(relation)
+        forms = comparison_forms(shape, session.compare)
+        texts = engine.templates([slotted(shape, (Part.COLUMNS, Part.ROWS))])
+        number = "b" if relation.table == "items" else "id"
+        for columns in (("n",), (number, "label"), None):
+            made = session.derive(shape, Derivation(columns, CHOICE))
+            issued.clear()
+            names = [c.name for c in made.recipe.columns]
+            rows = [decoded(row, made) for row in flat(session.scan(made))]
+            assert len(rows) == sum(map(chosen, range(ROWS)))
+            if number in names:
+                found = {int(row[names.index(number)] or 0) for row in rows}
+                assert found == set(filter(chosen, range(ROWS)))
+            pages = [sql for sql in issued if "LIMIT ?" in sql]
+            assert pages
+            if columns is not None:
+                reads = list(plan_of(shape).reads)
+                assert all(any(fills(p, t, reads=reads, forms=forms) for t in texts) for p in pages)
+
+
 def test_what_is_issued_fills_the_slots_of_templates(
     items: Legacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +267,7 @@ def test_what_is_issued_fills_the_slots_of_templates(
     derivations = [
         Derivation(("n",), CHOICE),
         Derivation(("label", "day")),
+        Derivation(("id",)),
         Derivation(None, Comparison("id", Operator.LESS, ("7",))),
         Derivation(("n",), Negated(Comparison("label", Operator.IN, ("a", "'; --", "\\")))),
     ]
@@ -247,7 +299,7 @@ def test_what_is_issued_fills_the_slots_of_templates(
     assert sum("driftline.value" in sql or "IN (" in sql for sql in issued) > 4
     mixed = next(t for t in known if "{rows}" in t[0] and "{columns}" in t[0])
     for bad in ("1 = 1", '"n" = 1) OR (1 = 1', "id IN (SELECT 1)", "label = '' OR ''=''"):
-        filled = mixed[0].replace("{rows}", bad).replace("{columns}", mixed[1][0])
+        filled = mixed[0].replace("{rows}", bad).replace("{columns}", mixed[1][-1])
         assert not fills(filled, mixed[0], reads=mixed[1], forms=mixed[2]), bad
 
 

@@ -18,7 +18,8 @@ def flat(sql: str) -> str:
 
 def fills(sql: str, template: str, *, reads: Sequence[str], forms: Sequence[str]) -> bool:
     """Whether a text is a template with slots filled by some of `reads` and `forms`."""
-    template = template.replace(f"{COLUMNS} AS c0", COLUMNS)  # the aliases belong to the slot
+    # The comma before them and their aliases belong to the columns.
+    template = re.sub(rf", {re.escape(COLUMNS)}(?: AS c\d+)?", COLUMNS, template)
     pattern = re.escape(flat(template)).replace(r"\ ", " ")
     for slot, name in ((COLUMNS, "columns"), (ROWS, "rows")):
         escaped = re.escape(slot)
@@ -36,9 +37,9 @@ def fills(sql: str, template: str, *, reads: Sequence[str], forms: Sequence[str]
 
 
 def _is_list(text: str, reads: Sequence[str]) -> bool:
-    """Whether a text is some of these expressions, in their order, each perhaps with an alias."""
+    """Whether a text is some of these expressions, in their order, each behind a comma."""
     for read in reads:
-        if match := re.match(re.escape(read) + r"(?: AS c\d+)?(?:, |$)", text):
+        if match := re.match(", " + re.escape(read) + r"(?: AS c\d+)?(?=, |$)", text):
             text = text[match.end() :]
     return not text
 

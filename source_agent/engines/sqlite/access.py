@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, Privilege, Relation, Shape
+from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
 from source_agent.engines.sqlite.types import page_sql, range_sql, view_sql
@@ -141,8 +143,20 @@ def templates(shape: Shape) -> list[str]:
         texts.append(types.INDEX_XINFO.format(name=quote("…")))
         texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in types.ROWIDS]
     if plan.pages:
-        texts += [page_sql(shape, is_first=first) for first in (True, False)]
+        texts += _pages(shape)
     if shape.recipe.integer_key:
         texts += [scan_sql(shape, ordered=True), null_key_sql(shape, MARK)]
         texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
     return texts
+
+
+def _pages(shape: Shape) -> list[str]:
+    """Return the SQL texts of pages; for slots also those where a position's columns are chosen."""
+    behind = types.pages_behind(shape)
+    fewer = range(len(behind)) if COLUMNS in plan_of(shape).reads else ()
+    return [
+        page_sql(shape, is_first=is_first, behind=some)
+        for count in (*fewer, len(behind))
+        for some in combinations(behind, count)
+        for is_first in (True, False)
+    ]

@@ -334,21 +334,28 @@ def range_sql(shape: Shape, *, is_open: bool = False) -> str:
     return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
 
 
-def page_sql(shape: Shape, *, is_first: bool) -> str:
+def page_sql(shape: Shape, *, is_first: bool, behind: Sequence[str] | None = None) -> str:
     """Return the SELECT of one page in stored order.
 
-    Columns of its position that are not read anyway come last.
+    Columns of its position that are not read anyway come last; `behind` are others in their place,
+    for templates.
     """
     plan = plan_of(shape)
     names = ", ".join(plan.pages)
     tail = f"\nORDER BY {names}\nLIMIT ?"
     after = [] if is_first else [f"({names}) > ({', '.join('?' * len(plan.pages))})"]
-    extra = [page for page in plan.pages if page not in plan.reads]
+    extra = pages_behind(shape) if behind is None else behind
     return select_sql(shape, *after, extra=extra, tail=tail)
 
 
 def page_places(shape: Shape) -> list[int]:
     """Return where the columns of a page's position are in its rows."""
     plan = plan_of(shape)
-    columns = (*plan.reads, *(page for page in plan.pages if page not in plan.reads))
+    columns = (*plan.reads, *pages_behind(shape))
     return [columns.index(page) for page in plan.pages]
+
+
+def pages_behind(shape: Shape) -> list[str]:
+    """Return the columns of a page's position that are not read anyway."""
+    plan = plan_of(shape)
+    return [page for page in plan.pages if page not in plan.reads]

@@ -152,11 +152,14 @@ def test_what_a_warehouse_may_choose(folder: Path) -> None:
     }
     said = command(folder, "explain").stdout
     for line in (
-        "-- {columns}: these expressions in this order; the first 1 always\n--   `id`\n",
+        (
+            "-- {columns}: any of these expressions, in this order; none without the comma\n"
+            "--   `comment`\n"
+        ),
         "--   `comment` COLLATE BINARY {operator} ?\n",
         "--   `id` IN (?)\n",
-        'SELECT {columns}\nFROM main."orders";\n',
-        'SELECT {columns}\nFROM main."orders"\nWHERE ({rows});\n',
+        'SELECT `id`, {columns}\nFROM main."orders";\n',
+        'SELECT `id`, {columns}\nFROM main."orders"\nWHERE ({rows});\n',
     ):
         assert line in said, said
 
