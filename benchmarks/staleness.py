@@ -37,7 +37,15 @@ import click
 from benchmarks.meter import cpu_s
 from tests.harness.views import Sites
 from warehouse_agent.history import view_phases
-from warehouse_agent.planning.staleness.optimum import Batch, Staleness, expected_vs_s, measured
+from warehouse_agent.planning.staleness.optimum import (
+    Batch,
+    PhaseCost,
+    Staleness,
+    best_phases,
+    expected_vs_s,
+    learned,
+    measured,
+)
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark.session import Deferred
@@ -52,11 +60,11 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "2g",
 }
-SIZES = {8: 12, 9: 16, 10: 28, 11: 40}  # pieces; 30, 40, 70 and 100 thousand updates there
-SWEEP = (1, 2, 3, 4, 6, 12)  # view phases
+SIZES = {8: 8, 9: 11, 10: 19, 11: 27}  # pieces; 30, 40, 70 and 100 thousand updates there
+SWEEP = (1, 2, 3, 4, 6)  # view phases
 NEVER = 'max_lag = "7d"\nchunk_rows = 1000000'  # unless the view is named
-IDLE = (0.0, 0.25, 0.5, 0.75)
-DISCONTINUOUS = 16  # pieces
+IDLE = (0.0, 0.5)
+DISCONTINUOUS = 12  # pieces
 WARM = (1, 3, 1, 2, 4)  # pieces between view phases, from which a and b are learned
 
 
@@ -82,6 +90,7 @@ class Mauve:
         self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
         self.numbers, self.clock = itertools.count(), clock
         self.pieces: deque[float] = deque(maxlen=20)  # seconds without a view phase
+        self.costs: deque[tuple[int, float]] = deque(maxlen=view_phases.PHASES)
         for name in self.alive:
             self._insert(name, rows)
         self._runner(NEVER)
@@ -128,16 +137,18 @@ class Mauve:
             self.pieces.append(took)
             return took, None
         base_s = statistics.median(self.pieces) if self.pieces else 0.0
-        return base_s, max(took - base_s, 0.0)
+        phase_s = max(took - base_s, 0.0)
+        self.costs += [(p["rows"], phase_s) for p in reports["v"].view_phases if p["rows"]]
+        return base_s, phase_s
 
-    def stream(self, arrivals: Sequence[float], chunk: int | str, lag_s: float) -> Run:
+    def stream(self, arrivals: Sequence[float], phases: int) -> Run:
         """Send a stream; `arrivals` of its pieces in seconds after the beginning."""
-        shown = f'"{chunk}"' if isinstance(chunk, str) else chunk
-        self._runner(f'max_lag = "{max(round(lag_s), 1)}s"\nchunk_rows = {shown}')
+        chunk = -(-len(arrivals) * self.piece // phases)
+        self._runner(f'max_lag = "7d"\nchunk_rows = {chunk}')
         now = earliest = idle = 0.0
         gathered: list[Batch] = []
         found: Staleness | None = None
-        bases, phases = [], []
+        bases, times = [], []
         for number, arrival in enumerate(arrivals, 1):
             self._edit()
             base_s, phase_s = self._refresh(is_named=number == len(arrivals))
@@ -148,21 +159,23 @@ class Mauve:
             if phase_s is None:
                 continue
             now += phase_s
-            phases.append(phase_s)
+            times.append(phase_s)
             one = measured(gathered, now)
             assert one is not None
             found, gathered = one if found is None else found.merged(one), []
         assert found is not None
-        return Run(len(phases), found, sum(bases), statistics.mean(phases), idle)
+        return Run(len(times), found, sum(bases), statistics.mean(times), idle)
 
     def sweep(self, arrivals: Sequence[float], phases: Sequence[int]) -> Iterator[Run]:
-        rows = len(arrivals) * self.piece
-        for n in phases:
-            yield self.stream(arrivals, -(-rows // n), 7 * 86_400)
+        return (self.stream(arrivals, n) for n in phases)
 
-    def automatic(self, arrivals: Sequence[float], base_s: float) -> Run:
-        """Send a stream whose phases Driftline times; all of it within `max_lag`."""
-        return self.stream(arrivals, "auto", base_s)
+    def phases(self, pieces: int) -> int:
+        """Return how many view phases Driftline plans, as for the sources of a command: those with
+        the least VS of Eq. 7, with a, b and U learned from what was before."""
+        cost = learned([*self.costs])
+        assert cost is not None
+        base_s = pieces * statistics.median(self.pieces)
+        return best_phases(base_s, pieces * self.piece, cost, pieces)
 
 
 def discontinuous(rng: random.Random, each_s: float, idle: float) -> list[float]:
@@ -192,27 +205,30 @@ def steady(mauve: Mauve, only: set[int]) -> None:
     if not wanted:
         return
     named = [f"n = {n}" for n in SWEEP]
-    head("figure, updates", *named, "`auto`: phases", "VS", "÷ best", "U, V", "Eq. 7", "S1, S2")
+    head("figure, updates", *named, "automatic: n", "VS", "÷ best", "S1, S2", "Eq. 7", "U; V")
     for figure in wanted:
         arrivals = [0.0] * SIZES[figure]
+        planned = mauve.phases(len(arrivals))
         runs = list(mauve.sweep(arrivals, SWEEP))
-        base_s = statistics.median(run.base_s for run in runs)
-        auto = mauve.automatic(arrivals, base_s)
+        ours = runs[SWEEP.index(planned)] if planned in SWEEP else mauve.stream(arrivals, planned)
         best = min(run.found.vs_s for run in runs)
-        cost = view_phases.cost(mauve.sites.store, ["v"])
-        assert cost is not None
-        rows = len(arrivals) * mauve.piece
-        more = [str(auto.phases), f"{auto.found.vs_s:.2f}", f"**{auto.found.vs_s / best:.2f}**"]
-        more += [f"{base_s:.2f}, {statistics.median(run.phase_s for run in runs):.2f}"]
-        more += [f"{expected_vs_s(auto.phases, base_s, rows, cost):.2f}"]
-        more += [f"{auto.found.s1_s:.2f}, {auto.found.s2_s:.2f}"]
-        row(f"{figure}: {rows:,}", runs, *more)
+        base_s = statistics.median(run.base_s for run in runs)
+        cost = PhaseCost(statistics.median(run.phase_s for run in runs), 0.0)
+        more = [str(planned), f"{ours.found.vs_s:.2f}", f"**{ours.found.vs_s / best:.2f}**"]
+        more += [f"{ours.found.s1_s:.2f}, {ours.found.s2_s:.2f}"]
+        more += [f"{expected_vs_s(planned, base_s, 0, cost):.2f}"]
+        row(
+            f"{figure}: {len(arrivals) * mauve.piece:,}",
+            runs,
+            *more,
+            f"{base_s:.2f}; {cost.fixed_s:.2f}",
+        )
 
 
 def interrupted(mauve: Mauve, only: set[int]) -> None:
     """Print Figures 13 to 15: streams that pause, faster and as fast as the maintenance."""
     each_s = statistics.median(mauve.pieces)
-    phases = (1, 2, 4, 8)
+    phases = (1, 2, 4)
     for figure, share in ((13, 0.1), (14, 1.0)):
         if figure not in only:
             continue
@@ -222,6 +238,12 @@ def interrupted(mauve: Mauve, only: set[int]) -> None:
             runs = list(mauve.sweep(arrivals, phases))
             lags = ", ".join(f"{run.lag_s:.1f}" for run in runs)
             row(f"{figure}: {idle:.0%}", runs, lags)
+
+
+def scaled(mauve: Mauve) -> None:
+    """Print a line of Figure 16: the same updates on tables of another size."""
+    head("figure, rows of a table", *(f"n = {n}" for n in SWEEP[:3]))
+    row(f"16: {mauve.rows:,}", list(mauve.sweep([0.0] * DISCONTINUOUS, SWEEP[:3])))
 
 
 @click.command()
@@ -238,12 +260,11 @@ def main(rows: int, piece: int, clock: str, only: str) -> None:
         with Mauve(spark, Path(folder) / "small", rows, piece, seconds) as mauve:
             steady(mauve, wanted)
             interrupted(mauve, wanted)
+            if 16 in wanted:
+                scaled(mauve)
         if 16 in wanted:
-            head("figure, rows of a table", *(f"n = {n}" for n in SWEEP[:4]))
-            for times in (1, 3):
-                place = Path(folder) / f"times-{times}"
-                with Mauve(spark, place, rows * times, piece, seconds) as mauve:
-                    row(f"16: {rows * times:,}", list(mauve.sweep([0.0] * 16, SWEEP[:4])))
+            with Mauve(spark, Path(folder) / "large", 3 * rows, piece, seconds) as mauve:
+                scaled(mauve)
 
 
 if __name__ == "__main__":
