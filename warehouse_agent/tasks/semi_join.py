@@ -30,6 +30,8 @@ LINEAGE_PART = "_driftline_l"  # and a number from 1: columns that identify a ro
 CHANGED = "_driftline_changed"  # true if the row's key is one that changed
 FOUND_BY = "_driftline_found_by"  # bit i: selected by condition i
 _CODES = pa.schema([("code", pa.int64())])
+_Bits = np.ndarray[tuple[int], np.dtype[np.int32]]
+_ROWS_AT_ONCE = 16_384  # whose lineage is made at once
 _VARIABLE_BYTES = 24  # of a text or bytes value, as a step's size is estimated
 
 
@@ -43,8 +45,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """Keys of rows that changed. `columns` have codes of `codes` in each of them, and perhaps in
-    others; `keys` is exact, by lineage."""
+    """Keys of rows that changed.
+
+    Attributes:
+        columns: columns of the relation that find them: some of the key's.
+        codes: those that these columns have in each changed row, and in few others.
+        keys: of the changed rows exactly, by lineage.
+    """
 
     columns: tuple[str, ...]
     codes: CodeSet
@@ -129,7 +136,7 @@ def matching_codes(
             for condition in conditions:
                 held |= _holds(batch, condition)
             if held.any():
-                rows = batch.filter(pa.array(held))
+                rows = batch.take(pa.array(np.flatnonzero(held)))
                 found, present = codes([rows.column(name) for name in columns])
                 yield pa.record_batch([pa.array(np.unique(found[present]))], schema=_CODES)
 
@@ -166,33 +173,46 @@ def _select(
     folder: str, form: Selected, conditions: Sequence[Condition], changed: ChangedKeys
 ) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        held: list[pa.RecordBatch] = []
+        found_by: list[_Bits] = []
+        count = 0
+
+        def write(sink: Sink) -> None:
+            if held:
+                sink.add(_selected(held, np.concatenate(found_by), form, changed))
+                held.clear()
+                found_by.clear()
+
         with Sink(folder, "selected", form.schema) as sink:
             for batch in (piece.batch for piece in pieces):
-                found_by = np.zeros(len(batch), np.int32)
-                for bit, condition in enumerate(conditions):
-                    found_by |= _holds(batch, condition).astype(np.int32) << bit
+                bits = np.zeros(len(batch), np.int32)
+                for number, condition in enumerate(conditions):
+                    bits |= _holds(batch, condition).astype(np.int32) << number
                 near = changed.codes.holds_rows([batch.column(n) for n in changed.columns])
-                held = (found_by != 0) | near
-                if held.any():
-                    sink.add(_selected(batch, held, found_by, form, changed))
-            found = list(sink.finish())
-        yield from found
+                at = np.flatnonzero((bits != 0) | near)
+                if len(at):
+                    held.append(batch.take(pa.array(at)))
+                    found_by.append(bits[at])
+                    count += len(at)
+                if count >= _ROWS_AT_ONCE:
+                    write(sink)
+                    count = 0
+            write(sink)
+            done = list(sink.finish())
+        yield from done
 
     return run
 
 
 def _selected(
-    batch: pa.RecordBatch,
-    held: Bools,
-    found_by: np.ndarray[tuple[int], np.dtype[np.int32]],
-    form: Selected,
-    changed: ChangedKeys,
+    parts: Sequence[pa.RecordBatch], found_by: _Bits, form: Selected, changed: ChangedKeys
 ) -> pa.RecordBatch:
-    rows = batch.filter(pa.array(held))
+    """Return selected rows in the form of their files."""
+    (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     lineage = form.lineage(rows)
     is_changed = pa.array(changed.keys.holds(lineage))
     own = [rows.column(name) for name in form.columns]
-    arrays = [*own, *lineage, is_changed, pa.array(found_by[held])]
+    arrays = [*own, *lineage, is_changed, pa.array(found_by)]
     return pa.RecordBatch.from_arrays(arrays, schema=form.schema)
 
 

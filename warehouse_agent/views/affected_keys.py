@@ -33,6 +33,7 @@ from warehouse_agent.views.evaluate import Input, stamp_of
 
 CHANGED_ROWS_MAX = 4_000_000  # of an input: their keys are held in memory, and go to every task
 VERSIONS_MAX = 1_000  # between two; each is a file of the log
+_TELLING = 0.5  # distinct values of one column of the key, over changed keys
 _INSERT, _, _UPDATE, _ = OPERATIONS
 _AFTER = pa.array([_INSERT, _UPDATE])
 
@@ -138,12 +139,26 @@ def changes_in(feeds: Sequence[FeedFiles], form: Selected) -> Changes | NoFeed:
         return NoFeed(f"a change feed cannot be read: {error.message}")
     images = pa.Table.from_batches(batches, wanted).combine_chunks()
     (batch,) = images.to_batches() or [_empty(wanted)]
-    found, _ = codes([batch.column(name) for name in form.identifying])
     lineage = form.lineage(batch)
-    keys = ChangedKeys(form.identifying, CodeSet.of(found), KeySet.of(lineage))
+    keys = _searched(batch, form.identifying, KeySet.of(lineage))
     is_after = pc.is_in(images["_op"], value_set=_AFTER)
     after = images.filter(is_after).select([*form.columns])
     return Changes(keys, _distinct(lineage), after)
+
+
+def _searched(batch: pa.RecordBatch, key: tuple[str, ...], keys: KeySet) -> ChangedKeys:
+    """Return changed keys with the columns by which they are searched for.
+
+    One column of a long key suffices if it tells most changed rows apart: it is read faster than
+    all are hashed, and candidates are compared exactly in the end.
+    """
+    columns = key
+    if len(key) > 1:
+        numbers = {name: len(pc.unique(batch.column(name))) for name in key}
+        best = max(key, key=numbers.__getitem__)
+        columns = (best,) if numbers[best] >= _TELLING * len(keys) else key
+    found, _ = codes([batch.column(name) for name in columns])
+    return ChangedKeys(columns, CodeSet.of(found), keys)
 
 
 def _distinct(lineage: Sequence[pa.Array]) -> pa.RecordBatch:

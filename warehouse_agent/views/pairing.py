@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 REPORT = "Report it: this is a mistake of Driftline, and nothing was published."
 _FLOATS = ("float", "double")
-_SHOWN = 5  # lineages of rows that differ, in an error
+SHOWN = 5  # lineages of rows that differ, in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def differences(found: DataFrame, right: DataFrame, layout: ViewLayout, name: st
         for before, after, number in wrong.groupBy("_op_before", "_op_after").count().collect():
             counts["extra" if not after else "missing" if not before else "different"] = number
         if any(counts.values()):
-            shown = tuple(str(row[0]) for row in wrong.select("_key").limit(_SHOWN).collect())
+            shown = tuple(str(row[0]) for row in wrong.select("_key").limit(SHOWN).collect())
     return Differences(**counts, shown=shown)
 
 
