@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -207,7 +208,7 @@ def _random(rng: np.random.Generator, count: int) -> pa.Array:
     return pa.array(rng.integers(-(2**63), 2**63 - 1, count))
 
 
-def record(rows: pa.Table, **more: object) -> VersionRecord:
+def record(rows: pa.Table, **more: Any) -> VersionRecord:
     now = datetime.now(UTC).isoformat()
     return VersionRecord(
         as_of=now, checked_at=now, consistency="exact", proof="total", rows=len(rows),
@@ -322,7 +323,8 @@ def measured(bench: Bench, name: str, inputs: dict[str, Input], rounds: int) -> 
             + f"), check {each['check']:.2f}; view {rows:,} rows",
             flush=True,
         )
-    chosen = choose(view_job(bench, name, inputs, lambda _: None), Maintain.AUTO)
+    job = view_job(bench, name, inputs, lambda _: None)
+    chosen = choose(job.store, name, job.query, job.inputs, job.base, Maintain.AUTO)
     print(f"  {name:4} auto: {chosen.method.value}, {chosen.why}", flush=True)
 
 
@@ -333,12 +335,16 @@ def main(scale: str, shares: str, queries: str = "Q3,Q5,Q10", rounds: str = "3")
         source = Path(folder) / "tpch"
         program = Path(sys.executable).parent / "tpchgen-cli"
         tables = ",".join(KEYS)
-        command = [program, "parquet", "-s", scale, "--tables", tables, "-o", source]
+        command = [str(program), "parquet", "-s", scale, "--tables", tables, "-o", str(source)]
         subprocess.run(command, check=True, capture_output=True)
         bench = Bench(Store(f"{folder}/warehouse"), session.start({}))
         for name in KEYS:
             bench.publish(name, pq.read_table(source / f"{name}.parquet"))
-        first = {name: Input.published(name, formats.head(bench.store, name)) for name in KEYS}
+        first = {
+            name: Input.published(name, head)
+            for name in KEYS
+            if (head := formats.head(bench.store, name)) is not None
+        }
         for name in chosen:
             load(bench, name, first)
         for seed, share in enumerate(map(float, shares.split(",")), 1):

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests import ROOT
 from tests.faults.test_killed_steps import KILLED
+from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
 from tests.harness.views import Sites
 
@@ -71,6 +72,37 @@ def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
     newest = sites.newest()
     assert newest is not None
     assert newest.members["over"].inputs == {"joined": newest.members["joined"].version}
+
+
+# Of the maintenance of a view by affected keys, from its first data file on.
+INCREMENTAL = [
+    ("tasks.semi_join:select", "after", 1),
+    ("views.incremental:_joined", "after", 1),
+    ("tasks.view_rewrite:remove", "after", 1),
+    ("tasks.view_rewrite:write_feed", "after", 1),
+    ("views.slice_proof:check", "after", 2),
+    ("storage.formats:commit", "after", 1),
+    ("storage.formats:commit", "after", 3),
+]
+
+
+@pytest.mark.parametrize(("function", "when", "call"), INCREMENTAL)
+def test_killed_in_an_incremental_phase(sites: Sites, function: str, when: str, call: int) -> None:
+    """The next refresh goes on incrementally, from the feeds of what was committed or not."""
+    sites.view_lines = dict.fromkeys(VIEWS, 'maintain = "incremental"')
+    oracle = LineageOracle(sites)
+    sites.well()
+    oracle.check()
+    before = {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
+    sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id % 4 = 0")
+    sites.sql("erp", "DELETE FROM orders WHERE id = 7")
+    sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+    killed(sites, function, when, call)
+    assert {name: seen(sites, name) for name in before} == before
+    sites.sql("erp", "INSERT INTO orders VALUES (7, 2, 70)")
+    reports = sites.well()
+    assert reports["over"].method == reports["joined"].method == "incremental"
+    oracle.check()
 
 
 @pytest.mark.parametrize(

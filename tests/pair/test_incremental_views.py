@@ -16,9 +16,14 @@ from pyspark.sql import SparkSession
 
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.views import Sites
-from warehouse_agent.planning.view_cost import ViewMethod
+from warehouse_agent.planning.view_cost import NOTES, ViewMethod
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import view_head
+from warehouse_agent.tasks import rewrite
+from warehouse_agent.views import incremental as incremental_road
+from warehouse_agent.views import slice_proof
+from warehouse_agent.views.maintain import notes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -128,8 +133,6 @@ def test_a_key_deleted_and_inserted_again_between(sites: Sites) -> None:
 
 
 def test_all_rows_deleted_and_back(sites: Sites) -> None:
-    from warehouse_agent.refresh.job import Options
-
     oracle = only(sites, "chain", "over")
     rows = sites.pairs["crm"].legacy.rows("customer")
     sites.sql("crm", "DELETE FROM customer")
@@ -167,4 +170,79 @@ def test_an_input_that_began_anew(sites: Sites) -> None:
     report = sites.well()["chain"]
     assert report.method == ViewMethod.RECOMPUTE
     assert "erp.orders" in str(report.method_why)
+    oracle.check()
+
+
+def test_a_proof_that_fails(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are lost on the way: nothing of the view moves, and the next refresh recomputes it."""
+    oracle = only(sites, "chain", "over")
+    folders = sites.store.folders("chain")
+    sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id IN (11, 14, 17, 20, 23, 26, 29)")
+    with monkeypatch.context() as patched:
+        patched.setattr(slice_proof, "SLICES", 1)  # every anchor
+        patched.setattr(incremental_road, "_joined", lambda *_: [])
+        reports = sites.refresh()
+    error = reports["chain"].error
+    assert error is not None
+    assert error["code"] == "PROOF"
+    assert "This is a bug of Driftline" in error["message"]
+    assert int(error["details"]["missing"]) > 0
+    assert reports["over"].not_started is not None
+    assert sites.pinned().stale("chain") is not None
+    head = view_head(sites.store, "chain")
+    assert head is not None
+    assert (head.version, sites.store.folders("chain")) == (0, folders)
+    report = sites.well()["chain"]
+    assert report.method == ViewMethod.RECOMPUTE
+    assert report.method_why == "its last incremental maintenance failed its proof"
+    oracle.check()
+    sites.sql("erp", "UPDATE orders SET amount = 91 WHERE id = 11")
+    incremental(sites.well(), "chain", "over")
+    oracle.check()
+
+
+def test_small_files_are_merged(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "SMALL_FILES_MAX", 3)
+    oracle = only(sites, "chain")
+    for key in range(20, 26):
+        sites.sql("erp", "INSERT INTO line VALUES (?, 50, 'new')", key)
+        incremental(sites.well(), "chain")
+        oracle.check()
+        head = view_head(sites.store, "chain")
+        assert head is not None
+        assert len(head.files) <= 5
+
+
+def test_every_step_on_spark(sites: Sites) -> None:
+    """Steps run as Spark's tasks where their bytes are too many for this process."""
+    sites.small_bytes = 0
+    oracle = only(sites, "chain", "same", "cross")
+    sites.sql("erp", "UPDATE orders SET amount = 13 WHERE id IN (3, 20, 31)")
+    sites.sql("crm", "UPDATE customer SET region = 2, id = 1 WHERE code IN ('c1', 'c4')")
+    reports = sites.well()
+    incremental(reports, "chain", "same", "cross")
+    assert set(reports["chain"].places.values()) == {"spark"}
+    oracle.check()
+
+
+def test_affected_rows_that_do_not_fit(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Affected rows before and after are paired by Spark, and the slice compared there."""
+    monkeypatch.setattr(incremental_road, "PAIRED_BYTES_MAX", 1)
+    monkeypatch.setattr(slice_proof, "COLLECTED_ROWS_MAX", 0)
+    oracle = only(sites, "chain", "over")
+    sites.sql("erp", "UPDATE orders SET amount = 44 WHERE id IN (3, 20, 31)")
+    sites.sql("erp", "DELETE FROM line WHERE id = 20")
+    incremental(sites.well(), "chain", "over")
+    oracle.check()
+
+
+def test_auto_learns(sites: Sites) -> None:
+    """What a view's phases took is noted, and the report says what was expected."""
+    sites.view_lines = {}
+    oracle = only(sites, "chain")
+    sites.sql("erp", "UPDATE orders SET amount = 44 WHERE id = 20")
+    report = sites.well()["chain"]
+    assert report.method == ViewMethod.RECOMPUTE, "small views are recomputed"
+    assert "expected to take" in str(report.method_why)
+    assert notes_of(sites.store, "chain")[NOTES]
     oracle.check()

@@ -22,6 +22,7 @@ from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import graph
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.inputs import inputs_of, query_of
+from warehouse_agent.views.maintain import Chosen, choose
 from warehouse_agent.views.recompute import verified
 
 
@@ -29,13 +30,17 @@ from warehouse_agent.views.recompute import verified
 class ViewForecast:
     """Forecast of a refresh of a view; rows and bytes are those of the inputs' newest versions.
 
-    `seconds`: the median of the last view phases; None if there was none.
+    `what` is the method, and `why` its reason; the seconds that both are expected to take are None
+    if only one is possible. `seconds`: the median of the last view phases; None if there was none.
     `ahead`: changed rows of its component that wait for it, since when, and until when at most;
     None: none do.
     """
 
     name: str
     what: str
+    why: str
+    recompute_s: float | None
+    incremental_s: float | None
     version: int | None
     inputs: dict[str, int | None]
     rows_read: int
@@ -58,7 +63,7 @@ class ViewForecast:
             rows = counted(ahead["rows"], "changed row")
             took += f"; {rows} already wait for it, since {ahead['since']}, until {ahead['due_by']}"
         return (
-            f"{self.name}: view, {self.what} if an input moves, from {from_}: "
+            f"{self.name}: view, {self.what} if an input moves ({self.why}), from {from_}: "
             f"{counted(self.rows_read, 'row')}, {counted(self.bytes_read, 'byte')}{took}"
         )
 
@@ -69,9 +74,23 @@ def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     found = {name: _head(store, name) for name in dict.fromkeys(view.inputs)}
     times = record.durations_s(store, view.name, 5)
     files = [f for one in found.values() if one is not None for f in one.files]
+    inputs = [
+        Input.published(name, snapshot)
+        for name in view.inputs
+        if (snapshot := found[name]) is not None
+    ]
+    chosen = Chosen("an input was never published")
+    if len(inputs) == len(view.inputs):
+        usual = sum(one.record.rows_changed for one in found.values() if one is not None)
+        chosen = choose(
+            store, view.name, query_of(view), inputs, base, view.maintain, changed_rows_least=usual
+        )
     return ViewForecast(
         name=view.name,
-        what="recompute",
+        what=chosen.method.value,
+        why=chosen.why,
+        recompute_s=None if chosen.prices is None else chosen.prices.recompute_s,
+        incremental_s=None if chosen.prices is None else chosen.prices.incremental_s,
         version=None if base is None else base.version,
         inputs={name: None if one is None else one.version for name, one in found.items()},
         rows_read=sum(f.rows for f in files),

@@ -63,7 +63,7 @@ from warehouse_agent.views.evaluate import (
 from warehouse_agent.views.join_graph import FromChanges, Message, Probe, Reduction, Select
 from warehouse_agent.views.next_version import Checked, Computed, NextVersion, UnchangedView
 from warehouse_agent.views.pairing import REPORT
-from warehouse_agent.views.query import Resolved, resolve
+from warehouse_agent.views.query import Query, Resolved, resolve
 from warehouse_agent.views.recompute import refuse_changed
 from warehouse_agent.views.view_job import ViewJob
 
@@ -93,13 +93,17 @@ class Feasible:
 
 
 def feasible(
-    job: ViewJob, base: ViewSnapshot, feeds: Mapping[str, tuple[FeedFiles, ...]]
+    name: str,
+    query: Query,
+    inputs: Sequence[Input],
+    base: ViewSnapshot,
+    feeds: Mapping[str, tuple[FeedFiles, ...]],
 ) -> Feasible:
-    """Decide how the view is maintained by affected keys, without reading rows."""
-    where = f"views.{job.name}.query"
-    resolved = resolve(job.query, [i.layout.data_names for i in job.inputs], where=where)
-    forms = tuple(_form(one, used) for one, used in zip(job.inputs, resolved.used, strict=True))
-    occurrences = graph_of(job.inputs, {n: any(f.rows for f in fs) for n, fs in feeds.items()})
+    """Decide how a view is maintained by affected keys, without reading rows."""
+    where = f"views.{name}.query"
+    resolved = resolve(query, [i.layout.data_names for i in inputs], where=where)
+    forms = tuple(_form(one, used) for one, used in zip(inputs, resolved.used, strict=True))
+    occurrences = graph_of(inputs, {n: any(f.rows for f in fs) for n, fs in feeds.items()})
     found = None
     if any(one.is_changed for one in occurrences):
         found = join_graph.reduction(_edges(resolved, occurrences), occurrences)

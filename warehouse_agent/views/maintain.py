@@ -13,21 +13,22 @@ right although nothing was published.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from driftline.errors import DriftlineError, ProofFailed
 
 from warehouse_agent.config import Maintain
 from warehouse_agent.planning import view_cost
-from warehouse_agent.planning.view_cost import ViewMethod, ViewWork
+from warehouse_agent.planning.view_cost import ViewChoice, ViewMethod, ViewWork
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import VersionRecord, ViewSnapshot
 from warehouse_agent.views import incremental
-from warehouse_agent.views.affected_keys import NoFeed, feeds_since, made_of
-from warehouse_agent.views.evaluate import stamp_of
+from warehouse_agent.views.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
+from warehouse_agent.views.evaluate import Input, stamp_of
 from warehouse_agent.views.incremental import Feasible
 from warehouse_agent.views.next_version import Computed
+from warehouse_agent.views.query import Query
 from warehouse_agent.views.recompute import recompute
 from warehouse_agent.views.view_job import ViewJob
 
@@ -37,10 +38,16 @@ _CURRENT = "current"  # key of the notes: what the published version is still ri
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How a view is computed, and why; `plan` if by affected keys."""
+    """How a view is computed, and why.
+
+    Attributes:
+        plan: of the maintenance by affected keys; None: the view is recomputed.
+        prices: of both ways; None if only one is possible.
+    """
 
     why: str
-    plan: Feasible | None
+    plan: Feasible | None = None
+    prices: ViewChoice | None = None
 
     @property
     def method(self) -> ViewMethod:
@@ -64,7 +71,16 @@ def maintain(
         ProofFailed: the new rows are wrong; nothing was written.
         WarehouseUnavailable: files cannot be read or written.
     """
-    chosen = choose(job, asked, accept_schema=accept_schema, anew=anew)
+    chosen = choose(
+        job.store,
+        job.name,
+        job.query,
+        job.inputs,
+        job.base,
+        asked,
+        accept_schema=accept_schema,
+        anew=anew,
+    )
     before = dict(job.report.seconds)
     job.report.method, job.report.method_why = chosen.method.value, chosen.why
     found: Computed | NoFeed = NoFeed(chosen.why)
@@ -93,48 +109,65 @@ def maintain(
 
 
 def choose(
-    job: ViewJob, asked: Maintain, *, accept_schema: bool = False, anew: bool = False
+    store: Store,
+    name: str,
+    query: Query,
+    inputs: Sequence[Input],
+    base: ViewSnapshot | None,
+    asked: Maintain,
+    *,
+    accept_schema: bool = False,
+    anew: bool = False,
+    changed_rows_least: int = 0,
 ) -> Chosen:
-    """Choose how a view is computed, without reading rows."""
-    base = job.base
+    """Choose how a view is computed, without reading rows.
+
+    Args:
+        inputs, base: as of `ViewJob`.
+        changed_rows_least: changed rows that are priced at least, for a forecast.
+    """
     if base is None:
-        return Chosen("it is the first version", None)
+        return Chosen("it is the first version")
     if anew:
-        return Chosen("its published rows are not to be trusted", None)
+        return Chosen("its published rows are not to be trusted")
     if asked is Maintain.RECOMPUTE:
-        return Chosen("`maintain` says so", None)
+        return Chosen("`maintain` says so")
     if accept_schema:
-        return Chosen("the view may mean something else now", None)
-    notes = notes_of(job.store, job.name)
+        return Chosen("the view may mean something else now")
+    notes = notes_of(store, name)
     if notes.get(_DISTRUSTED) == stamp_of(base):
-        return Chosen("its last incremental maintenance failed its proof", None)
-    record, feeds = _record(base, notes), {}
-    for one in job.inputs:
+        return Chosen("its last incremental maintenance failed its proof")
+    record, feeds = _record(base, notes), dict[str, tuple[FeedFiles, ...]]()
+    for one in inputs:
         if one.name not in feeds:
-            found = feeds_since(job.store, one, record)
+            found = feeds_since(store, one, record)
             if isinstance(found, NoFeed):
-                return Chosen(found.why, None)
+                return Chosen(found.why)
             feeds[one.name] = found
-    plan = incremental.feasible(job, base, feeds)
+    plan = incremental.feasible(name, query, inputs, base, feeds)
+    work = _work(inputs, base, plan, changed_rows_least)
+    prices = view_cost.choose(work, view_cost.factors(notes))
     if asked is Maintain.INCREMENTAL:
-        return Chosen("`maintain` says so", plan)
-    priced = view_cost.choose(work_of(job, plan), view_cost.factors(notes))
-    return Chosen(priced.why, plan if priced.method is ViewMethod.INCREMENTAL else None)
+        return Chosen("`maintain` says so", plan, prices)
+    is_cheaper = prices.method is ViewMethod.INCREMENTAL
+    return Chosen(prices.why, plan if is_cheaper else None, prices)
 
 
-def work_of(job: ViewJob, plan: Feasible | None) -> ViewWork:
+def _work(
+    inputs: Sequence[Input], base: ViewSnapshot, plan: Feasible | None, changed_rows_least: int = 0
+) -> ViewWork:
     """Return the amounts by which the methods are priced."""
-    base = job.base
-    rows = [sum(f.rows for f in one.files) for one in job.inputs]
+    rows = [sum(f.rows for f in one.files) for one in inputs]
     whole = plan.reduction.whole if plan is not None and plan.reduction is not None else ()
-    changed = 0
+    changed = changed_rows_least
     if plan is not None:
-        changed = sum(feed.rows for one in job.inputs for feed in plan.feeds[one.name])
+        fed = sum(feed.rows for one in inputs for feed in plan.feeds[one.name])
+        changed = max(changed, fed)
     return ViewWork(
         input_rows=sum(rows),
-        input_files=sum(len(one.files) for one in job.inputs),
-        view_rows=base.rows if base is not None else 0,
-        view_files=len(base.files) if base is not None else 0,
+        input_files=sum(len(one.files) for one in inputs),
+        view_rows=base.rows,
+        view_files=len(base.files),
         changed_rows=changed,
         whole_rows=sum(rows[i] for i in whole),
     )
@@ -178,11 +211,11 @@ def _distrust(job: ViewJob, base: ViewSnapshot) -> None:
 
 def _learn(job: ViewJob, plan: Feasible | None, before: Mapping[str, float]) -> None:
     """Note what the phases took, if there was a version to compare with."""
-    if job.base is None:
+    if (base := job.base) is None:
         return
     took = {p: s - before.get(p, 0.0) for p, s in job.report.seconds.items()}
     learned = view_cost.factors(notes_of(job.store, job.name))
-    notes = view_cost.new_notes(learned, work_of(job, plan), took)
+    notes = view_cost.new_notes(learned, _work(job.inputs, base, plan), took)
     if job.report.method == ViewMethod.RECOMPUTE:
         notes[_DISTRUSTED] = None
     _note(job.store, job.name, notes)

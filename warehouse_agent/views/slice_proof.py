@@ -33,7 +33,6 @@ COLLECTED_ROWS_MAX = 500_000  # of a slice, compared in this process
 _EXECUTION = {
     "spark.sql.optimizer.runtime.bloomFilter.enabled": "true",
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "1MB",
-    "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold": "256MB",
 }
 
 
