@@ -196,7 +196,7 @@ def test_a_proof_that_fails(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> No
     assert report.method == ViewMethod.RECOMPUTE
     assert report.method_why == "its last incremental maintenance failed its proof"
     oracle.check()
-    sites.sql("erp", "UPDATE orders SET amount = 91 WHERE id = 11")
+    sites.sql("crm", "UPDATE customer SET name = 'renamed'")
     incremental(sites.well(), "chain", "over")
     oracle.check()
 
