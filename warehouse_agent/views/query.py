@@ -116,6 +116,7 @@ class Query:
         uses: every column in it.
         lineage_at: the offset before the FROM, where lineage columns are put.
         equalities: `column = column` that every row of the result fulfils.
+        conditions: WHERE and every ON; each row of the result fulfils them all.
     """
 
     text: str
@@ -124,6 +125,7 @@ class Query:
     uses: tuple[ColumnUse, ...] = field(repr=False)
     lineage_at: int = field(repr=False)
     equalities: tuple[tuple[ColumnUse, ColumnUse], ...] = field(repr=False)
+    conditions: tuple[exp.Expr, ...] = field(default=(), repr=False, compare=False)
 
     def spliced(self, tables: Sequence[str], lineage: Sequence[Sequence[str]]) -> str:
         """Return the text that Spark gets.
@@ -248,7 +250,8 @@ class _Reader:
         occurrences = self._occurrences(select)
         columns = self._columns(select)
         uses = tuple(map(_use, select.find_all(exp.Column)))
-        return Query(self._text, occurrences, columns, uses, start, tuple(_equalities(select)))
+        equalities, conditions = tuple(_equalities(select)), tuple(_conditions(select))
+        return Query(self._text, occurrences, columns, uses, start, equalities, conditions)
 
     def _tokens(self) -> list[Token]:
         """Return the tokens; cut the text behind the last one that is no semicolon."""
@@ -438,11 +441,18 @@ def _use(node: exp.Column) -> ColumnUse:
     return ColumnUse(qualifier.name if qualifier else None, node.name, _start(node) or 0)
 
 
+def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
+    """Yield ON of every join, and WHERE: all joins are inner ones."""
+    for join in select.args.get("joins") or ():
+        if on := join.args.get("on"):
+            yield on
+    if where := select.args.get("where"):
+        yield where.this
+
+
 def _equalities(select: exp.Select) -> Iterator[tuple[ColumnUse, ColumnUse]]:
-    """Yield the equalities of two columns that ON and WHERE demand: all joins are inner ones."""
-    where = select.args.get("where")
-    joins = select.args.get("joins") or ()
-    left = [join.args.get("on") for join in joins] + [where.this if where else None]
+    """Yield the equalities of two columns that ON and WHERE demand."""
+    left = list(_conditions(select))
     while left:
         node = left.pop(0)
         if isinstance(node, exp.Paren):

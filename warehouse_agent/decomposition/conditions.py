@@ -1,0 +1,238 @@
+"""Conditions of a view's query on one relation, and the predicates that a source may evaluate.
+
+A condition has no types: it is what the text says (`views.conditions` reads it). With the columns
+of the relation it becomes a predicate of the contract (`driftline.derivations`), or stays at the
+warehouse, with the reason. Every condition stays in the view's query as well, so a predicate may be
+weaker than its condition: of `a AND b` the part that can be evaluated at the source is enough, of
+`a OR b` both are needed, and of NOT all.
+
+Operators have one meaning on both sides only with literals of the column's own type: integers;
+decimals with at most the column's scale; dates; timestamps without zone; text. Measured with Spark
+(ANSI, UTC): `date < '2020-01-01'` casts the text to a date, `timestamp_ntz = TIMESTAMP '…'` casts
+the column to UTC, and neither changes a value. Rejected: text against numbers and floats, because
+three engines give three answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from enum import Enum
+from typing import TypeAlias
+
+from driftline.derivations import (
+    Comparable,
+    Comparison,
+    Every,
+    Negated,
+    Operator,
+    Predicate,
+    Some,
+    is_literal,
+)
+from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
+
+_NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)(?: (\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?)?")
+
+
+class LiteralKind(Enum):
+    """Kinds of literals, as they are written."""
+
+    NUMBER = "a number"
+    TEXT = "text"
+    DATE = "a date"
+    TIMESTAMP = "a timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A literal of a query; `text` is what it means, with a sign, without quotes."""
+
+    kind: LiteralKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A column, by its published name, compared with literals; IS NULL has none."""
+
+    column: str
+    operator: Operator
+    literals: tuple[Literal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conjunction:
+    """AND."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disjunction:
+    """OR."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    """NOT."""
+
+    part: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """A condition that is evaluated at the warehouse alone, and why."""
+
+    why: str
+
+
+Condition: TypeAlias = Test | Conjunction | Disjunction | Negation | Stays
+
+
+@dataclass(frozen=True, slots=True)
+class Compares:
+    """A column of a relation, and the operators that have one meaning for it."""
+
+    column: Column
+    comparable: Comparable
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The part of a condition that the source evaluates, None: nothing; and why it is not all."""
+
+    predicate: Predicate | None
+    why: tuple[str, ...] = ()
+
+
+def pushed(condition: Condition, columns: Mapping[str, Compares]) -> Pushed:
+    """Return the strongest predicate that a condition implies and the source may evaluate.
+
+    Args:
+        columns: of the relation, by published name in lower case.
+    """
+    match condition:
+        case Conjunction(parts):
+            found = [pushed(part, columns) for part in parts]
+            kept = tuple(p.predicate for p in found if p.predicate is not None)
+            return Pushed(_one_of(Every, kept), _reasons(found))
+        case Disjunction(parts):
+            found = [pushed(part, columns) for part in parts]
+            kept = tuple(p.predicate for p in found if p.predicate is not None)
+            is_whole = len(kept) == len(parts)
+            return Pushed(_one_of(Some, kept) if is_whole else None, _reasons(found))
+        case Negation(part):
+            inner = pushed(part, columns)
+            if inner.predicate is None or inner.why:
+                return Pushed(None, inner.why)
+            return Pushed(Negated(inner.predicate))
+        case Stays(why):
+            return Pushed(None, (why,))
+        case Test():
+            return _tested(condition, columns)
+
+
+def _tested(test: Test, columns: Mapping[str, Compares]) -> Pushed:
+    known = columns.get(test.column.lower())
+    if known is None:
+        return Pushed(None, (f"{test.column} is a column of another table",))
+    column = known.column
+    if not known.comparable.allows(test.operator):
+        why = f"{test.operator.value} has not one meaning for {column.name} at the source"
+        return Pushed(None, (why,))
+    values = []
+    for literal in test.literals:
+        value = literal_of(literal, column.type)
+        if value is None:
+            why = f"{literal.kind.value} ({literal.text}) against {column.name}, {column.type}"
+            return Pushed(None, (why,))
+        values.append(value)
+    return Pushed(Comparison(column.name, test.operator, tuple(values)))
+
+
+def literal_of(literal: Literal, type: DeclaredType) -> str | None:
+    """Return a literal in the string form of a column's type; None if it is none of this type."""
+    read = _READERS.get((_family(type), literal.kind))
+    value = None if read is None else read(literal.text, type)
+    return value if value is not None and is_literal(type, value) else None
+
+
+def _family(type: DeclaredType) -> str:
+    if type.kind in INTEGER_WIDTHS:
+        return "integer"
+    if type.kind == "numeric":
+        return "numeric" if type.precision is not None else ""
+    return type.kind
+
+
+def _integer(text: str, _: DeclaredType) -> str | None:
+    match = _NUMBER.fullmatch(text)
+    return str(int(text)) if match and match[3] is None else None
+
+
+def _decimal(text: str, type: DeclaredType) -> str | None:
+    """Return a number with the digits of the type; None if it has more of them as written."""
+    match = _NUMBER.fullmatch(text)
+    assert type.scale is not None
+    assert type.precision is not None
+    if match is None or len(match[3] or "") > type.scale:
+        return None
+    whole, fraction = str(int(match[2])), (match[3] or "").ljust(type.scale, "0")
+    if whole != "0" and len(whole) > type.precision - type.scale:
+        return None
+    value = f"{whole}.{fraction}" if fraction else whole
+    return value if not match[1] or not value.strip("0.") else f"-{value}"
+
+
+def _date(text: str, _: DeclaredType) -> str | None:
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        return None
+
+
+def _timestamp(text: str, _: DeclaredType) -> str | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    clock = match[2] or "00:00:00"
+    try:
+        datetime.fromisoformat(f"{match[1]}T{clock}")
+    except ValueError:
+        return None
+    fraction = (match[3] or "").rstrip("0")
+    return f"{match[1]} {clock}" + (f".{fraction}" if fraction else "")
+
+
+def _text(text: str, _: DeclaredType) -> str | None:
+    return text
+
+
+_READERS: dict[tuple[str, LiteralKind], Callable[[str, DeclaredType], str | None]] = {
+    ("integer", LiteralKind.NUMBER): _integer,
+    ("numeric", LiteralKind.NUMBER): _decimal,
+    ("date", LiteralKind.DATE): _date,
+    ("date", LiteralKind.TEXT): _date,
+    ("timestamp", LiteralKind.TIMESTAMP): _timestamp,
+    ("text", LiteralKind.TEXT): _text,
+}
+
+
+def _one_of(kind: type[Every | Some], parts: tuple[Predicate, ...]) -> Predicate | None:
+    """Return AND or OR of predicates; None of none."""
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else kind(parts)
+
+
+def _reasons(found: list[Pushed]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for one in found for why in one.why))

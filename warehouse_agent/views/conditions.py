@@ -1,0 +1,183 @@
+"""Read what each table of a view's query is needed for: its columns, and the conditions on it.
+
+A row of a view fulfils each conjunct of WHERE and of every ON, because all joins are inner. What
+refers to one table alone may be evaluated where the table is (`decomposition.conditions`); here
+nothing is known of columns and types. Names without an alias may be of any table of the query.
+
+Text literals that Spark changes before it reads them stay here: escapes, doubled quotes, and `$`,
+which begins a variable of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from driftline.derivations import Operator
+from sqlglot import exp
+
+from warehouse_agent.decomposition.conditions import (
+    Condition,
+    Conjunction,
+    Disjunction,
+    Literal,
+    LiteralKind,
+    Negation,
+    Stays,
+    Test,
+)
+from warehouse_agent.decomposition.wishes import Conjunct, Wish
+from warehouse_agent.views.query import Query
+
+_DIALECT = "spark"
+_OPERATORS: dict[type[exp.Expr], Operator] = {
+    exp.EQ: Operator.EQUAL,
+    exp.NEQ: Operator.NOT_EQUAL,
+    exp.LT: Operator.LESS,
+    exp.LTE: Operator.LESS_EQUAL,
+    exp.GT: Operator.GREATER,
+    exp.GTE: Operator.GREATER_EQUAL,
+}
+_TURNED = {
+    Operator.LESS: Operator.GREATER,
+    Operator.LESS_EQUAL: Operator.GREATER_EQUAL,
+    Operator.GREATER: Operator.LESS,
+    Operator.GREATER_EQUAL: Operator.LESS_EQUAL,
+}
+_TYPES = {
+    exp.DType.DATE: LiteralKind.DATE,
+    exp.DType.TIMESTAMPNTZ: LiteralKind.TIMESTAMP,
+    exp.DType.TIMESTAMP: LiteralKind.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ: LiteralKind.TIMESTAMP,
+}
+_CHANGED = frozenset("\\'\"$")  # in a text, or, the first, anywhere in the query
+_ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
+
+
+def wish_of(view: str, query: Query, number: int) -> Wish:
+    """Return what an occurrence in a query, counted from 0, needs of its table."""
+    alias, is_alone = query.occurrences[number].alias, len(query.occurrences) == 1
+    ours = {u.name.lower() for u in query.uses if (u.qualifier or "").lower() == alias.lower()}
+    free = {use.name.lower() for use in query.uses if use.qualifier is None}
+    reader = _Reader(query, alias)
+    return Wish(
+        view,
+        alias,
+        frozenset(ours | free if is_alone else ours),
+        frozenset() if is_alone else frozenset(free),
+        tuple(reader.conjuncts()),
+    )
+
+
+class _Reader:
+    """Reads the conditions on one occurrence."""
+
+    def __init__(self, query: Query, alias: str) -> None:
+        self._conditions, self._alias = query.conditions, alias.lower()
+        self._has_escapes = "\\" in query.text
+
+    def conjuncts(self) -> Iterator[Conjunct]:
+        """Yield the conjuncts that have a column which may be of this occurrence."""
+        for condition in self._conditions:
+            for node in _conjuncts(condition):
+                columns = list(node.find_all(exp.Column))
+                if any(self._may_be_ours(column) for column in columns):
+                    yield Conjunct(node.sql(dialect=_DIALECT), self._read(node))
+
+    def _may_be_ours(self, column: exp.Column) -> bool:
+        return column.table.lower() in ("", self._alias)
+
+    def _read(self, node: exp.Expr) -> Condition:
+        match node:
+            case exp.Paren():
+                return self._read(node.this)
+            case exp.And():
+                return Conjunction((self._read(node.this), self._read(node.expression)))
+            case exp.Or():
+                return Disjunction((self._read(node.this), self._read(node.expression)))
+            case exp.Not():
+                return Negation(self._read(node.this))
+            case exp.Is() if isinstance(node.expression, exp.Null):
+                return self._tested(node.this, Operator.IS_NULL, [])
+            case exp.In() if node.expressions:
+                return self._tested(node.this, Operator.IN, node.expressions)
+            case exp.Between() if not node.args.get("symmetric"):
+                low, high = node.args["low"], node.args["high"]
+                return Conjunction((
+                    self._tested(node.this, Operator.GREATER_EQUAL, [low]),
+                    self._tested(node.this, Operator.LESS_EQUAL, [high]),
+                ))  # fmt: skip
+        operator = _OPERATORS.get(type(node))
+        if operator is None:
+            return Stays(_reason(node))
+        left, right = _bare(node.this), _bare(node.expression)
+        if isinstance(right, exp.Column) and not isinstance(left, exp.Column):
+            left, right, operator = right, left, _TURNED.get(operator, operator)
+        return self._tested(left, operator, [right])
+
+    def _tested(self, left: exp.Expr, operator: Operator, right: list[exp.Expr]) -> Condition:
+        """Return the test of a column; what it is tested with must be literals."""
+        left = _bare(left)
+        if not isinstance(left, exp.Column):
+            return Stays(_reason(left))
+        for other in map(_bare, right):
+            if isinstance(other, exp.Column):
+                is_same = other.table.lower() == left.table.lower()
+                return Stays("compares two columns" if is_same else "compares two tables")
+        if not self._may_be_ours(left):
+            return Stays(f"is about {left.table}")
+        literals = [self._literal(one) for one in map(_bare, right)]
+        found = [one for one in literals if isinstance(one, Literal)]
+        if len(found) < len(literals):
+            return next(one for one in literals if isinstance(one, Stays))
+        return Test(left.name, operator, tuple(found))
+
+    def _literal(self, node: exp.Expr) -> Literal | Stays:
+        match node:
+            case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
+                return Literal(LiteralKind.NUMBER, f"-{node.this.name}")
+            case exp.Literal() if not node.is_string:
+                return Literal(LiteralKind.NUMBER, node.name)
+            case exp.Literal():
+                if self._has_escapes or _CHANGED & set(node.name):
+                    return Stays("has a text with an escape, a quote or `$`")
+                return Literal(LiteralKind.TEXT, node.name)
+            case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
+                kind = _TYPES.get(node.to.this)
+                if kind is not None and not node.to.expressions:
+                    return Literal(kind, node.this.name)
+        return Stays(_reason(node))
+
+
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
+    node = _bare(node)
+    if isinstance(node, exp.And):
+        yield from _conjuncts(node.this)
+        yield from _conjuncts(node.expression)
+    else:
+        yield node
+
+
+def _bare(node: exp.Expr) -> exp.Expr:
+    """Return an expression without the parentheses around it."""
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _reason(node: exp.Expr) -> str:
+    """Return why an expression is not one that a source evaluates."""
+    named: tuple[tuple[type[exp.Expr] | tuple[type[exp.Expr], ...], str], ...] = (
+        ((exp.Like, exp.ILike, exp.RegexpLike), "has a pattern"),
+        (exp.Cast, "has a cast"),
+        ((exp.NullSafeEQ, exp.NullSafeNEQ), "compares null-safely"),
+        (exp.Null, "compares with NULL"),
+        (exp.Case, "has CASE"),
+        (_ARITHMETIC, "has arithmetic"),
+        ((exp.Boolean, exp.Column), "is a Boolean value"),
+    )
+    for kinds, why in named:
+        if isinstance(node, kinds):
+            return why
+    if isinstance(node, exp.Func):
+        return f"has the function {node.sql_name().lower()}"
+    return f"has {node.key.upper()}"
