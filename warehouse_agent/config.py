@@ -15,7 +15,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from driftline.errors import ConfigurationError, UsageError
 from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
@@ -33,6 +33,9 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.tiling import Incremental
+
+if TYPE_CHECKING:
+    from warehouse_agent.decomposition.wishes import Wish
 
 E = TypeVar("E", bound=Enum)
 
@@ -109,6 +112,7 @@ class Fragment:
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
+    `wishes`: of a kept fragment, what each occurrence in each view needs of it.
     """
 
     name: str
@@ -122,6 +126,7 @@ class Fragment:
     staging_at_most: int | None = None
     priority: int = 0
     is_kept: bool = False
+    wishes: tuple[Wish, ...] = ()
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
         """Return what identifies an unfinished exchange: what it compared, and where."""

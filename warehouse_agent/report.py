@@ -107,6 +107,7 @@ class Report:
     warehouse_version: int | None = None  # after the command; null where there are no views
     inputs: dict[str, int] | None = None  # of a view, the versions that it is made of
     stale: str | None = None  # of a view: why it stayed behind its inputs
+    derived: str | None = None  # columns and rows of a kept relation; null: it is whole
     held: str | None = None  # why readers do not see the new version yet: a view failed
     ahead: dict[str, Any] | None = None  # changes that wait for the views: rows, since, due_by
     proven_at: str | None = None  # of a fragment with views: when its files were proven

@@ -6,6 +6,7 @@ that the owners' connections read.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,11 @@ from warehouse_agent.views.inputs import load
 from warehouse_agent.views.selection import select
 
 
+def served(table: str, derive: Sequence[str] = ()) -> str:
+    """The lines of a relation in source.toml."""
+    return f'table = "{table}"\n' + (f"derive = {json.dumps(list(derive))}\n" if derive else "")
+
+
 class Sites:
     """Sources by name, with tables by name and their columns; and a warehouse with views."""
 
@@ -41,8 +47,12 @@ class Sites:
         tables: dict[str, dict[str, str]],
         views: dict[str, str],
         legacies: dict[str, Legacy] | None = None,
+        derive: Sequence[str] = (),
     ) -> None:
-        """`legacies`: the database of each source, which the caller closes; else SQLite files."""
+        """`legacies`: the database of each source, which the caller closes; else SQLite files.
+
+        `derive`: the parts of every relation that a warehouse may choose.
+        """
         self.spark, self.folder, self.tables = spark, folder, tables
         self.views = views
         self.view_lines: dict[str, str] = {}
@@ -60,7 +70,7 @@ class Sites:
                 self._stack.callback(legacy.close)
             for name, ddl in columns.items():
                 legacy.execute(f"CREATE TABLE {name} ({ddl})")
-            relations = {name: f'table = "{name}"' for name in columns}
+            relations = {name: served(name, derive) for name in columns}
             self.pairs[source] = self._stack.enter_context(
                 Pair(spark, legacy, folder / source, relations)
             )

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from driftline.derivations import to_json
 from driftline.digests import Salt
 from driftline.errors import ProofFailed, SourceUnreachable, UsageError, WarehouseUnavailable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
@@ -172,6 +173,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         "sum": digest.sum_bytes().hex(),
         "fragment_key": one_off.hex(),
         "salt": salt.to_bytes().hex(),
+        **({} if layout.derivation is None else {"derivation": to_json(layout.derivation)}),
     }
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)

@@ -39,7 +39,7 @@ from driftline.x509 import read_der
 from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
-from warehouse_agent.refresh import schema_change
+from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import cluster, java, session
@@ -239,15 +239,15 @@ def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
     with Link(fragment.source) as link:
         reply = link.describe(fragment.relation)
     base = newest()
-    layout = schema_change.described(reply, fragment, base)
-    if base is not None and layout.recipe.id != base.layout.recipe.id:
-        raise schema_change.explained(reply, base, fragment.name)
+    layout = derivation.described(reply, fragment, base)
     if base is not None:
+        derivation.check(reply, fragment, base)
         schema_change.check_carriers(base.layout, fragment)
         notes = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
         told = PolicyDigests.from_message(reply.description)
         row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
-    return _described(reply.description)
+    taken = derivation.said(layout)
+    return _described(reply.description) + ("" if taken is None else f"; taken: {taken}")
 
 
 def _described(description: pb.Description) -> str:
@@ -266,15 +266,20 @@ def _view(store: Store, view: View) -> str:
         ConfigurationError: an unknown or ambiguous column.
         WarehouseUnavailable: a table cannot be read.
     """
+    from warehouse_agent.views.evaluate import Input, lacking
     from warehouse_agent.views.query import resolve
 
-    columns = []
+    inputs = []
     for name in view.inputs:
         look = formats.view_head if formats.is_view(store, name) else formats.head
         if (found := look(store, name)) is None:
             return f"its input {name} is not published yet, so its columns are not known"
-        columns.append(found.layout.data_names)
-    resolve(query_of(view), columns, where=f"views.{view.name}.query")
+        inputs.append(Input(name, found.version, found.layout, found.files))
+    query = query_of(view)
+    if why := lacking(view.name, query, inputs):
+        return f"the next refresh serves its query: {why}"
+    columns = [one.layout.data_names for one in inputs]
+    resolve(query, columns, where=f"views.{view.name}.query")
     newest = formats.view_head(store, view.name)
     if newest is None:
         return "nothing published yet"

@@ -25,7 +25,7 @@ from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.network import Objective
-from warehouse_agent.refresh import auxiliary_table, schema_change
+from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import data_files, formats, row_security
@@ -126,7 +126,7 @@ def know(
     base = formats.head(store, fragment.name)
     noted = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json")
     description = reply.description if reply is not None else None
-    described = schema_change.recipe_of(description) if description is not None else None
+    described = derivation.recipe_now(reply, fragment, base) if reply is not None else None
     published = base.layout.recipe if base is not None else None
     recipe = published or described
     changes: list[str] = []

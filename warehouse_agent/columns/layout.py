@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from driftline import derivations
 from driftline.arrays import U64
 from driftline.columns import Block, Ragged, pick, spans
+from driftline.derivations import Derivation, canonical, text_of
 from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.keys import key_spans, positions
 from driftline.types import Column, Recipe, parse_type
@@ -59,12 +61,14 @@ class Layout:
     """A recipe with, in tuple order, the carrier and the published name of each column.
 
     `declares_statistics`: the Delta table's schema has STATISTICS; its files may have them anyway.
+    `derivation`: the columns and rows of the relation that the table has, if it is not whole.
     """
 
     recipe: Recipe
     carriers: tuple[Carrier, ...]
     names: tuple[str, ...]
     declares_statistics: bool = True
+    derivation: Derivation | None = None
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -248,6 +252,29 @@ def lay_out(recipe: Recipe, carriers: dict[str, Carrier], *, where: str) -> Layo
     )
 
 
+def derived(layout: Layout, derivation: Derivation | None) -> Layout:
+    """Return the layout of a part of a relation; `layout` is that of the whole relation.
+
+    Columns keep the names that they have in the whole, and the key columns always stay.
+    """
+    if derivation is None:
+        return layout
+    recipe, wanted = layout.recipe, derivation.names
+    kept = [
+        i
+        for i, column in enumerate(recipe.columns)
+        if i < recipe.key_columns or wanted is None or column.name in wanted
+    ]
+    rows = "" if derivation.rows is None else text_of(canonical(derivation.rows))
+    return replace(
+        layout,
+        recipe=replace(recipe, columns=tuple(recipe.columns[i] for i in kept), rows=rows),
+        carriers=tuple(layout.carriers[i] for i in kept),
+        names=tuple(layout.names[i] for i in kept),
+        derivation=derivation,
+    )
+
+
 def _published_order(recipe: Recipe) -> tuple[int, ...]:
     columns = recipe.columns
     return tuple(sorted(range(len(columns)), key=lambda i: columns[i].ordinal))
@@ -270,6 +297,7 @@ def quoted(name: str) -> str:
 def to_json(layout: Layout) -> dict[str, object]:
     """Return the layout as JSON for the metadata of a version."""
     columns = zip(layout.recipe.columns, layout.carriers, layout.names, strict=True)
+    chosen = layout.derivation
     return {
         "statistics": layout.declares_statistics,
         "fingerprint_version": layout.recipe.fingerprint_version,
@@ -285,20 +313,24 @@ def to_json(layout: Layout) -> dict[str, object]:
             }
             for c, carrier, name in columns
         ],
+        **({} if chosen is None else {"derivation": derivations.to_json(chosen)}),
     }
 
 
 def from_json(data: dict[str, object]) -> Layout:
-    """Return the layout that `to_json` wrote."""
+    """Return the layout that `to_json` wrote. Raises MalformedMessage: another release did."""
     columns = data["columns"]
+    chosen = derivations.from_json(data["derivation"]) if "derivation" in data else None
+    rows = None if chosen is None else chosen.rows
     version, keys = data["fingerprint_version"], data["key_columns"]
     assert isinstance(columns, list)
     assert isinstance(version, int)
     assert isinstance(keys, int)
     types = (Column(c["name"], parse_type(c["type"]), c["nullable"], c["ordinal"]) for c in columns)
     return Layout(
-        Recipe(tuple(types), keys, version),
+        Recipe(tuple(types), keys, version, "" if rows is None else text_of(canonical(rows))),
         tuple(Carrier(c["carrier"]) for c in columns),
         tuple(c["published"] for c in columns),
         bool(data.get("statistics", False)),
+        chosen,
     )

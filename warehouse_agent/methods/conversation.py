@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from driftline import frames
+from driftline import derivations, frames
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64
 from driftline.columns import join
+from driftline.derivations import FEATURE, Derivation
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
@@ -54,7 +55,7 @@ class Terms:
 
     `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` is what
     may be staged, None for no limit; `within` are the first and last position of a tile, both
-    inclusive.
+    inclusive; `derivation` are the columns and rows of the relation that `recipe` has, None: all.
     """
 
     relation: str
@@ -65,6 +66,7 @@ class Terms:
     rows_expected: int = 0
     room: Room | None = None
     within: tuple[int, int] | None = None
+    derivation: Derivation | None = None
 
 
 class Talk:
@@ -102,10 +104,10 @@ class Talk:
         """Send the opening; `ours` is the digest of our rows that are compared."""
         self._ours = ours
         terms, agreed, starts = self.terms, self._wire.agreed, partition.starts
-        within = terms.within
+        within, derivation = terms.within, terms.derivation
         opening = pb.Open(
             protocol=agreed.protocol,
-            features=agreed.features,
+            features=agreed.features if derivation is None else (*agreed.features, FEATURE),
             relation=terms.relation,
             recipe=terms.recipe.id,
             fragment_key=terms.fragment_key,
@@ -119,6 +121,7 @@ class Talk:
             sketch=sketch,
             grouping=grouping,
             within=None if within is None else pb.Within(first=within[0], last=within[1]),
+            derivation=None if derivation is None else derivations.to_message(derivation),
         )
         self.send(pb.Request(open=opening))
 

@@ -14,7 +14,7 @@ from driftline.errors import WarehouseUnavailable
 from warehouse_agent.history.record import Checked, checked, note_checked
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.refresh import repair, restored, schema_change
+from warehouse_agent.refresh import derivation, repair, restored, schema_change
 from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion, accepts
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Compared
@@ -129,11 +129,12 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
 
 def _notes(job: Job, compared: Compared, version: int) -> dict[str, object]:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
-    files, row security, where the next part goes on, and how fast the source read."""
+    files, row security, wishes, where the next part goes on, and how fast the source read."""
     p, rate = compared.prepared, compared.rows_per_s
     noted = note_checked(version, _checked(job, compared))
     noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
     noted |= row_security.note(compared.found.row_security, version)
+    noted |= derivation.note(job, p.layout)
     return noted | dict(p.ours.notes) | ({} if rate is None else {"rows_per_s": rate})
 
 

@@ -33,7 +33,7 @@ from warehouse_agent.planning.candidates import Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook
-from warehouse_agent.refresh import auxiliary_table, leftovers, repair, schema_change
+from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage import data_files, row_security
@@ -93,11 +93,11 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
     Args:
-        describe: asks the source for a relation, at most once, and only for a first load or where
-            a changed schema is accepted.
+        describe: asks the source for a relation, at most once, and only for a first load, where
+            a changed schema is accepted, or where views need other columns or rows.
 
     Raises:
-        ConfigurationError, RecipeChanged, WarehouseUnavailable: see the steps.
+        ConfigurationError, DerivationRefused, RecipeChanged, WarehouseUnavailable: see the steps.
     """
     base = repair.published(job)
     record.complete(job.store, job.name, base)
@@ -196,7 +196,10 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
     """Return the layout of the new version, and how many rows the source is expected to have."""
     if base is None or job.options.accept_schema:
         reply = describe(job.fragment.relation)
-        return schema_change.described(reply, job.fragment, base), reply.description.rows_expected
+        return derivation.described(reply, job.fragment, base), reply.description.rows_expected
+    if derivation.has_other_wishes(job, base):
+        reply = describe(job.fragment.relation)
+        return derivation.followed(reply, job.fragment, base), base.rows
     schema_change.check_carriers(base.layout, job.fragment)
     return base.layout, base.rows
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from warehouse_agent.methods.registry import predicted
+from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared
@@ -23,6 +24,7 @@ def prepared(report: Report, p: Prepared) -> None:
     report.rows_total = base.rows if base else None
     report.repaired_files = len(base.lost) if base else 0
     report.repaired_rows = base.rows_lost if base else 0
+    report.derived = derivation.said(p.layout)
     report.predicted = asdict(predicted(p.known, p.expected))
     if p.changes is not None:
         report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)

@@ -9,6 +9,7 @@ start as NULL.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage, RecipeChanged, VersionMismatch
@@ -74,9 +75,16 @@ def check_carriers(layout: Layout, fragment: Fragment) -> None:
 
 
 def explained(reply: pb.DescribeReply, base: Snapshot, name: str) -> RecipeChanged:
-    """Return the refusal, with each change and the command that accepts them."""
-    found = column_changes(base.layout.recipe, recipe_of(reply.description))
-    changes = [one_line(change, LINE_CHARACTERS_MAX) for change in found]
+    """Return the refusal, with each change and the command that accepts them.
+
+    Columns that a derived version never had do not count.
+    """
+    old, new = base.layout.recipe, recipe_of(reply.description)
+    chosen = base.layout.derivation
+    if chosen is not None and chosen.columns is not None:
+        known = {c.name for c in old.columns} | {c.name for c in new.key}
+        new = replace(new, columns=tuple(c for c in new.columns if c.name in known))
+    changes = [one_line(change, LINE_CHARACTERS_MAX) for change in column_changes(old, new)]
     return RecipeChanged(
         f"The relation changed at the source: {'; '.join(changes)}.",
         where=name,

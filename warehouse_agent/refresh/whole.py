@@ -85,6 +85,7 @@ def converse(
         rows_expected=rows_expected,
         room=job.staging.room(job.fragment.staging_at_most),
         within=within,
+        derivation=p.layout.derivation,
     )
     talk = Talk(stream, terms, keep=writer.add, progress=progress)
     try:

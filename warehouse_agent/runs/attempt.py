@@ -12,6 +12,7 @@ from functools import partial
 
 from driftline import wire_pb2 as pb
 from driftline.errors import (
+    DerivationRefused,
     DriftlineError,
     DuplicateKey,
     LimitExceeded,
@@ -28,7 +29,7 @@ from warehouse_agent.events import (
 )
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide
-from warehouse_agent.refresh import repair, reporting, schema_change, tiled, whole
+from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import write_and_prove
@@ -190,6 +191,8 @@ class Attempt:
         error = self.failed.get(job.name)
         if isinstance(error, RecipeChanged):
             self.failed[job.name] = self._explained(link, job, error)
+        elif isinstance(error, DerivationRefused):
+            self.failed[job.name] = derivation.refused(error, job.name)
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
         """Return the error with the columns that changed, or the error of asking for them."""
@@ -232,4 +235,5 @@ def _describe(
     reply = link.describe(relation) if known is None else known
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         record.note_limits(job.store, link.source, reply.description)
+        derivation.note_offer(job.store, job.fragment, reply)
     return reply

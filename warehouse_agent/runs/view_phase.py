@@ -18,6 +18,7 @@ from driftline.errors import DriftlineError, Locked
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
 from warehouse_agent.planning.flip import Member
+from warehouse_agent.refresh.derivation import noted_offer
 from warehouse_agent.report import Report, utc_now
 from warehouse_agent.runs.command import Command
 from warehouse_agent.runs.flips import view_member, weakest
@@ -27,7 +28,7 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.tasks.steps import StepLog
 from warehouse_agent.views.affected_keys import made_of
-from warehouse_agent.views.evaluate import Input
+from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
 from warehouse_agent.views.graph import Component
 from warehouse_agent.views.inputs import query_of
 from warehouse_agent.views.maintain import maintain, note_current
@@ -197,10 +198,25 @@ class ViewPhase:
                 is_good = is_good and _is_same(view, head, inputs)
                 same = Head(head.version, head.record.inputs or {}, is_good)
             decision = decide(view, known, behind, member, same)
+            if isinstance(decision, Evaluate) and (why := self._lacking(view, inputs)):
+                decision = Behind(why, member is None)
             return PhaseOfView(view, report, decision, head)
         except Exception as problem:
             error = mistake(problem, view.name)
             return PhaseOfView(view, report, Evaluate(), None, error=error)
+
+    def _lacking(self, view: View, inputs: Mapping[str, Input | None]) -> str | None:
+        """Return why a view cannot be made of these versions; None if it can.
+
+        A column that no relation has is left to the evaluation, which says where it is written.
+        """
+        known = [one for name in view.inputs if (one := inputs[name]) is not None]
+        store, relations = self._command.store, dict[str, frozenset[str]]()
+        for name in {one.name for one in known}:
+            if (reply := noted_offer(store, name)) is not None:
+                columns = (column.name.lower() for column in reply.description.columns)
+                relations[name] = frozenset(columns)
+        return lacking(view.name, query_of(view), known, relations)
 
     def _evaluate(self, one: PhaseOfView, inputs: Mapping[str, Input | None]) -> None:
         """Compute a view that needs it."""
@@ -272,16 +288,15 @@ def _is_same(view: View, head: ViewSnapshot, inputs: Mapping[str, Input | None])
 
     Settings and Spark's version are compared when the view is computed.
     """
-    found = [inputs[name] for name in view.inputs]
-    recipe, record = head.layout.recipe, head.record
+    found = [one for name in view.inputs if (one := inputs[name]) is not None]
+    query, recipe, record = query_of(view), head.layout.recipe, head.record
     versions, stamps = record.inputs or {}, record.made_of or {}
     began_anew = any(
         one.version == versions.get(one.name) and one.stamp != stamps.get(one.name, one.stamp)
         for one in found
-        if one is not None
     )
-    now = [None if one is None else one.identity for one in found]
-    return not began_anew and recipe.query == query_of(view).text and [*recipe.inputs] == now
+    is_whole = recipe.query == query.text and len(found) == len(view.inputs)
+    return is_whole and not began_anew and has_inputs_of(recipe, query, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,8 @@ class Link:
             finally:
                 self._called_at = time.monotonic()
         check_description(reply)
-        self._agreed = agree(reply.protocols, reply.features)
+        # A feature that an exchange cannot do without is asked for by that exchange alone.
+        self._agreed = agree(reply.protocols, reply.features, our_features=())
         return reply
 
     def agreed(self) -> Agreement:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from driftline.errors import ConfigurationError, DriftlineError, ViewFailed
@@ -24,12 +25,14 @@ from warehouse_agent.columns.view_layout import (
     ViewRecipe,
     arrow_type,
 )
+from warehouse_agent.decomposition.wishes import Offer, lacks
 from warehouse_agent.spark.executors import cause, meaning
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.tasks.semi_join import CHANGED, LINEAGE_PART
-from warehouse_agent.views.query import Query, resolve
+from warehouse_agent.views.conditions import wish_of
+from warehouse_agent.views.query import Query, Resolved, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,11 +89,11 @@ class Input:
             return ((KEY, "binary"),)
         return ((f"CAST({quoted(key)} AS BIGINT)", "bigint"),)
 
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Return name, and columns with types, as a recipe has them."""
-        lineage = (kind for _, kind in self.lineage)
-        return self.name, f"{', '.join(self.layout.data_ddl)}; {', '.join(lineage)}"
+    def identity(self, used: Collection[str]) -> tuple[str, str]:
+        """Return name, and the used columns with their types, as a recipe has them."""
+        columns = zip(self.layout.data_names, self.layout.data_ddl, strict=True)
+        lineage = ", ".join(kind for _, kind in self.lineage)
+        return self.name, f"{', '.join(ddl for name, ddl in columns if name in used)}; {lineage}"
 
 
 def stamp_of(snapshot: Snapshot | ViewSnapshot) -> str:
@@ -98,11 +101,53 @@ def stamp_of(snapshot: Snapshot | ViewSnapshot) -> str:
     return f"{snapshot.table} {snapshot.record.published_at}"
 
 
-def recipe_of(spark: SparkSession, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
+def recipe_of(spark: SparkSession, name: str, query: Query, inputs: Sequence[Input]) -> ViewRecipe:
     """Return what the rows of a view depend on beside its inputs' rows."""
     settings = _PINNED | {k: v for k, v in _settings(spark).items() if k.startswith(_LEGACY)}
     version = ".".join(spark.version.split(".")[:2])
-    return ViewRecipe(query.text, tuple(i.identity for i in inputs), settings, version)
+    used = resolve(query, [i.layout.data_names for i in inputs], where=f"views.{name}.query")
+    return ViewRecipe(query.text, _identities(inputs, used), settings, version)
+
+
+def has_inputs_of(recipe: ViewRecipe, query: Query, inputs: Sequence[Input]) -> bool:
+    """Return True if the columns that the query uses are still those of a recipe."""
+    try:
+        used = resolve(query, [i.layout.data_names for i in inputs], where="")
+    except ConfigurationError:
+        return False
+    return not _changed_inputs(recipe.inputs, _identities(inputs, used))
+
+
+def lacking(
+    view: str,
+    query: Query,
+    inputs: Sequence[Input],
+    relations: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> str | None:
+    """Return why a view cannot be evaluated from versions of kept relations; None if it can.
+
+    Each has the columns and rows that the views needed when it was refreshed, and another need is
+    served by its next refresh.
+
+    Args:
+        relations: by input, the columns of the whole relation, in lower case, where known.
+    """
+    derived = False
+    for number, one in enumerate(inputs):
+        if isinstance(one.layout, ViewLayout) or one.layout.derivation is None:
+            continue
+        derived |= one.layout.derivation.columns is not None
+        offer = Offer(one.layout.recipe, one.layout.names)
+        chosen, whole = one.layout.derivation, relations.get(one.name)
+        if why := lacks(wish_of(view, query, number), chosen, offer, whole):
+            return f"its input {one.name} {why}, and the view needs more"
+    known = {name.lower() for one in inputs for name in one.layout.data_names}
+    missing = {use.name.lower() for use in query.uses if use.qualifier is None} - known
+    if not derived or not missing:
+        return None
+    if all(one.name in relations for one in inputs):
+        missing &= {name for columns in relations.values() for name in columns}
+    return f"no input has the column {min(missing)} yet" if missing else None
 
 
 def evaluated(
@@ -115,9 +160,9 @@ def evaluated(
 
     Raises:
         ConfigurationError: an unknown or ambiguous column, or a type that Delta cannot hold.
-        ViewFailed: Spark refuses the query.
+        ViewFailed: Spark refuses the query, or an input lacks columns or rows that it needs.
     """
-    own, recipe = session_of(spark), recipe_of(spark, query, inputs)
+    own, recipe = session_of(spark), recipe_of(spark, name, query, inputs)
     return evaluated_over(own, name, query, recipe, inputs, [rows_in(own, one) for one in inputs])
 
 
@@ -164,6 +209,12 @@ def evaluated_over(
         ConfigurationError, ViewFailed: as `evaluated`.
     """
     resolve(query, [i.layout.data_names for i in inputs], where=f"views.{name}.query")
+    if why := lacking(name, query, inputs):
+        raise ViewFailed(
+            f"The view cannot be evaluated from these versions: {why}.",
+            where=name,
+            remedy=f"Refresh what it reads: driftline refresh {name}",
+        )
     tables, spliced = [], []
     flags = (CHANGED,) if only_flagged else ()
     for number, (one, some) in enumerate(zip(inputs, rows, strict=True), 1):
@@ -231,8 +282,7 @@ def changed_recipe(before: ViewRecipe, now: ViewRecipe) -> list[str]:
     if [n for n, _ in before.inputs] != [n for n, _ in now.inputs]:
         found.append(f"its inputs, which are {', '.join(n for n, _ in now.inputs)} now")
     else:
-        pairs = zip(before.inputs, now.inputs, strict=True)
-        found += [f"columns of {n}" for (n, a), (_, b) in pairs if a != b]
+        found += [f"columns of {n}" for n in _changed_inputs(before.inputs, now.inputs)]
     names = sorted({*before.settings, *now.settings})
     for key in names:
         old, new = before.settings.get(key), now.settings.get(key)
@@ -241,6 +291,32 @@ def changed_recipe(before: ViewRecipe, now: ViewRecipe) -> list[str]:
     if before.spark != now.spark:
         found.append(f"Spark, which was {before.spark} and is {now.spark}")
     return list(dict.fromkeys(found))
+
+
+def _identities(inputs: Sequence[Input], used: Resolved) -> tuple[tuple[str, str], ...]:
+    return tuple(one.identity(names) for one, names in zip(inputs, used.used, strict=True))
+
+
+def _changed_inputs(
+    before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Return the names of inputs with other columns than before.
+
+    A recipe of an older release has all columns of an input, not only the used ones. Columns that
+    are gone from it were not used: a query that is the same uses the same columns, so that another
+    input would have to have them now.
+    """
+    if [name for name, _ in before] != [name for name, _ in now]:
+        return tuple(name for name, _ in now)
+    pairs = zip(before, now, strict=True)
+    return tuple(name for (name, old), (_, new) in pairs if not _has(old, new))
+
+
+def _has(old: str, new: str) -> bool:
+    """Return True if the columns of one identity have those of another, in the same order."""
+    (had, lineage), (has, same) = (text.rsplit("; ", 1) for text in (old, new))
+    left = iter(had.split(", "))
+    return lineage == same and (not has or all(column in left for column in has.split(", ")))
 
 
 def _settings(spark: SparkSession) -> Mapping[str, str]:

@@ -141,7 +141,7 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
     if plan.reduction is None:
         return UnchangedView(base)
     spark = job.steps.spark(job.input_bytes)
-    recipe = recipe_of(spark, job.query, job.inputs)
+    recipe = recipe_of(spark, job.name, job.query, job.inputs)
     refuse_changed(job.name, base.layout, replace(base.layout, recipe=recipe))
     own = session_of(spark)
     attempt = f"data-{uuid.uuid4().hex[:12]}"

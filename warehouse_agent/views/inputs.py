@@ -24,6 +24,7 @@ from warehouse_agent.config import Fragment, View, WarehouseConfig, is_fragment_
 from warehouse_agent.views import graph
 
 if TYPE_CHECKING:
+    from warehouse_agent.decomposition.wishes import Wish
     from warehouse_agent.views.query import Query
 
 
@@ -40,11 +41,13 @@ def load(file: Path | str) -> WarehouseConfig:
     fragments, views = dict(config.fragments), dict[str, View]()
     for view in config.views.values():
         where = f"{config.file.name}: views.{view.name}.query"
-        names = []
-        for reference in (o.reference for o in query_of(view, where).occurrences):
-            one = _meant(reference, config, where)
+        names, query = [], query_of(view, where)
+        for number, occurrence in enumerate(query.occurrences):
+            one = _meant(occurrence.reference, config, where)
             if isinstance(one, Fragment):
-                fragments.setdefault(one.name, one)
+                known = fragments.get(one.name, one)
+                wishes = (*known.wishes, _wish_of(view, query, number))
+                fragments[one.name] = replace(known, wishes=wishes)
                 one = one.name
             names.append(one)
         views[view.name] = replace(view, inputs=tuple(names))
@@ -62,6 +65,12 @@ def query_of(view: View, where: str = "") -> Query:
     from warehouse_agent.views.query import read_query  # sqlglot, where there are views
 
     return read_query(view.query, where=where or f"views.{view.name}.query")
+
+
+def _wish_of(view: View, query: Query, number: int) -> Wish:
+    from warehouse_agent.views.conditions import wish_of  # sqlglot, where there are views
+
+    return wish_of(view.name, query, number)
 
 
 def inputs_of(views: Mapping[str, View]) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driftline.errors import ProofFailed, RecipeChanged
@@ -53,6 +54,7 @@ def recompute(
     rows, layout = evaluated(spark, name, query, inputs)
     if base is not None and not accept_schema:
         refuse_changed(name, base.layout, layout)
+        layout = base.layout  # it may have columns of inputs that are not used
     folder = f"data-{uuid.uuid4().hex[:12]}-view"
     try:
         with query_errors(name):
@@ -78,7 +80,7 @@ def recompute(
 def refuse_changed(name: str, before: ViewLayout, now: ViewLayout) -> None:
     """Raise RecipeChanged if the recipe of a view is another one, and say what changed."""
     found = changed_recipe(before.recipe, now.recipe)
-    if not found and before != now:
+    if not found and (before.columns, before.lineage) != (now.columns, now.lineage):
         found = ["the types of its columns"]
     if found:
         raise RecipeChanged(
@@ -97,6 +99,8 @@ def verified(
         RecipeChanged: the view means something else now; refresh it first.
         ProofFailed: rows differ; the details count them and show some.
     """
+    asked = replace(published.layout.recipe, query=query.text)
+    refuse_changed(name, published.layout, replace(published.layout, recipe=asked))
     rows, layout = evaluated(spark, name, query, inputs)
     refuse_changed(name, published.layout, layout)
     old = rows_of(spark, published.layout, published.uris())

@@ -37,7 +37,7 @@ REPORT = [
     "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
-    "warehouse_version", "inputs", "stale", "held", "ahead", "proven_at", "view_phases",
+    "warehouse_version", "inputs", "stale", "derived", "held", "ahead", "proven_at", "view_phases",
     "staleness", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
