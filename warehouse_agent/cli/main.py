@@ -231,6 +231,21 @@ def refresh(
     return commands.refresh(config, select(config, patterns, not patterns, without), **options)
 
 
+@cli.command()
+@click.argument("name", metavar="VIEW")
+@click.option("--ask", is_flag=True, help="Ask the sources, also if what they offer is noted.")
+@_json
+@click.pass_obj
+def explain(config: Path, name: str, ask: bool, as_json: bool) -> None:
+    """Show what each site contributes to a view, what is evaluated there, and what is not."""
+    from warehouse_agent.cli import explain as decomposition
+    from warehouse_agent.views.inputs import load
+    from warehouse_agent.views.selection import view_called
+
+    loaded = load(config)
+    decomposition.explain(loaded, view_called(loaded, name), ask=ask, as_json=as_json)
+
+
 @_on_fragments(
     click.option("--repair", is_flag=True, help="Pull the rows of missing or damaged files again."),
 )

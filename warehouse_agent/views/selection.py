@@ -44,6 +44,16 @@ def chosen(config: WarehouseConfig, patterns: Sequence[str], all_: bool) -> list
     return [config.fragments.get(name) or config.views[name] for name in names]
 
 
+def view_called(config: WarehouseConfig, name: str) -> View:
+    """Return a view by its name. Raises UsageError: there is none, with the nearest name."""
+    if (view := config.views.get(name)) is None:
+        raise UsageError(
+            f"There is no view {name!r} in {config.file.name}.",
+            remedy=nearest(name, tuple(config.views)),
+        )
+    return view
+
+
 def select(
     config: WarehouseConfig, patterns: Sequence[str], all_: bool, without: Sequence[str] = ()
 ) -> Selection:

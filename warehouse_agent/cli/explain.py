@@ -1,0 +1,282 @@
+"""`explain`: what each site contributes to a view, what is evaluated there, and what is not, why.
+
+A source is asked only if nothing is known of a relation yet, or with `--ask`: what it offered last
+is noted at each description. Reads no row and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from driftline import wire_pb2 as pb
+from driftline.derivations import Part
+from driftline.errors import DriftlineError
+
+from warehouse_agent.columns.layout import derived
+from warehouse_agent.config import Fragment, View, WarehouseConfig
+from warehouse_agent.decomposition.site_queries import (
+    Dialect,
+    Joined,
+    dialect_of,
+    predicate_text,
+    proposed,
+    share_query,
+)
+from warehouse_agent.decomposition.wishes import Decomposition, Offer, Share, united
+from warehouse_agent.refresh import derivation, schema_change
+from warehouse_agent.report import counted
+from warehouse_agent.runs.preflight import reach
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.transport.channel import Link
+from warehouse_agent.views.conditions import wish_of
+from warehouse_agent.views.inputs import query_of
+from warehouse_agent.views.query import ColumnUse, Query
+
+_HERE = "warehouse"
+
+
+@dataclass(frozen=True, slots=True)
+class TableShare:
+    """The share of one occurrence in a view's query.
+
+    Attributes:
+        name, alias: of the fragment or view, and in the query.
+        version: published; None: nothing yet.
+        columns, columns_of: columns that are read, and that the relation has; None: not known.
+        rows, rows_of: rows that are published, and that the relation has by its source's estimate.
+        query: what is read at the site, in its dialect; None: nothing.
+        pushed: conditions that the site evaluates.
+        stays: conditions that are evaluated here alone, with the reason.
+        notes: what else decides, such as a relation that is whole.
+    """
+
+    name: str
+    alias: str
+    version: int | None
+    columns: int | None = None
+    columns_of: int | None = None
+    rows: int | None = None
+    rows_of: int | None = None
+    query: str | None = None
+    pushed: tuple[str, ...] = ()
+    stays: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShare:
+    """The share of one site: a source, or the warehouse itself for views.
+
+    `unknown`: why it could not be asked. `proposal`: lines of source.toml for a join there.
+    """
+
+    site: str
+    database: str | None
+    tables: tuple[TableShare, ...]
+    proposal: str | None = None
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A fragment with what is known of its relation."""
+
+    fragment: Fragment
+    base: Snapshot | None
+    reply: pb.DescribeReply | None
+    offer: Offer | None
+    decomposition: Decomposition | None
+
+
+def explain(config: WarehouseConfig, view: View, *, ask: bool, as_json: bool) -> None:
+    """Print the decomposition of a view.
+
+    Raises:
+        ConfigurationError: the query is refused.
+        WarehouseUnavailable: a table cannot be read.
+    """
+    sites = decomposed(config, view, ask=ask)
+    if as_json:
+        print(json.dumps({"view": view.name, "sites": [asdict(site) for site in sites]}))
+        return
+    print(f"{view.name}: {counted(len(view.inputs), 'table')} of {counted(len(sites), 'site')}")
+    for number, site in enumerate(sites):
+        _print(_lines(site), is_last=number == len(sites) - 1)
+
+
+def decomposed(config: WarehouseConfig, view: View, *, ask: bool) -> list[SiteShare]:
+    """Return the shares of the sites, in the order of the view's tables."""
+    store, query = Store.of(config), query_of(view)
+    by_site: dict[str, list[int]] = {}
+    for number, name in enumerate(view.inputs):
+        fragment = config.fragments.get(name)
+        by_site.setdefault(fragment.source.name if fragment else _HERE, []).append(number)
+    found = []
+    for site, numbers in by_site.items():
+        fragments = {n: f for i in numbers if (f := config.fragments.get(n := view.inputs[i]))}
+        known, unknown = _known(store, fragments.values(), ask=ask)
+        found.append(_site(store, site, view, query, numbers, known, unknown))
+    return found
+
+
+def _known(
+    store: Store, fragments: Iterable[Fragment], *, ask: bool
+) -> tuple[dict[str, _Known], str | None]:
+    """Return what is known of fragments of one source, and why it could not be asked."""
+    found, unknown = dict[str, _Known](), None
+    for fragment in fragments:
+        base, reply = formats.head(store, fragment.name), None
+        if not ask:
+            reply = derivation.noted_offer(store, fragment.name)
+        if reply is None and (ask or base is None or fragment.is_kept) and unknown is None:
+            try:
+                reach(fragment.source)
+                with Link(fragment.source) as link:
+                    reply = link.describe(fragment.relation)
+            except DriftlineError as error:
+                unknown = error.message
+        offer, decomposition = None, None
+        if reply is not None:
+            whole = schema_change.described(reply, fragment, None)
+            offer = derivation.offer_of(reply, whole)
+            decomposition = derivation.decomposed(reply, fragment) if fragment.is_kept else None
+        found[fragment.name] = _Known(fragment, base, reply, offer, decomposition)
+    return found, unknown
+
+
+def _site(
+    store: Store,
+    site: str,
+    view: View,
+    query: Query,
+    numbers: Sequence[int],
+    known: dict[str, _Known],
+    unknown: str | None,
+) -> SiteShare:
+    databases = [k.reply.database for k in known.values() if k.reply is not None]
+    dialect = dialect_of(databases[0] if databases else "")
+    tables, joined = [], []
+    for number in numbers:
+        name, alias = view.inputs[number], query.occurrences[number].alias
+        if (one := known.get(name)) is None:
+            head = formats.view_head(store, name)
+            version = None if head is None else head.version
+            tables.append(TableShare(name, alias, version, notes=("a view, which is kept here",)))
+            continue
+        share = _share(one, view, query, number)
+        tables.append(_table(one, alias, share, dialect))
+        if share is not None and one.offer is not None:
+            joined.append(Joined(one.fragment.relation, one.offer, share))
+    proposal = None
+    if len(joined) > 1:
+        name = f"{view.name}_{site}".replace(".", "_").replace("-", "_")
+        pairs = [(_named(a), _named(b)) for a, b in query.equalities]
+        proposal = proposed(name, joined, pairs, dialect)
+    return SiteShare(site, databases[0] if databases else None, tuple(tables), proposal, unknown)
+
+
+def _named(use: ColumnUse) -> tuple[str, str]:
+    return use.qualifier or "", use.name
+
+
+def _share(one: _Known, view: View, query: Query, number: int) -> Share | None:
+    """Return what this occurrence alone would have pushed, were everything allowed."""
+    if one.offer is None:
+        return None
+    free = replace(one.offer, allowed=frozenset(Part))
+    return united([wish_of(view.name, query, number)], free).shares[0]
+
+
+def _table(one: _Known, alias: str, share: Share | None, dialect: Dialect) -> TableShare:
+    base, fragment, offer = one.base, one.fragment, one.offer
+    layout = None if base is None else base.layout
+    notes, pushed, stays = [], [], []
+    if not fragment.is_kept:
+        notes.append(f"whole, because it is configured: [fragments.{fragment.name}]")
+    decomposition = one.decomposition
+    if decomposition is not None and offer is not None and one.reply is not None:
+        whole = schema_change.described(one.reply, fragment, None)
+        wanted = derived(whole, decomposition.derivation)
+        if layout is not None and schema_change.differs(wanted, layout):
+            notes.append("the next refresh follows the views: this is what it reads then")
+        layout = wanted
+        notes += [f"all {part.value}: {why}" for part, why in decomposition.why.items()]
+    is_row_choice = layout is not None and layout.recipe.rows
+    if share is not None and offer is not None:
+        for conjunct, found in share.conjuncts:
+            if found.predicate is not None and is_row_choice:
+                pushed.append(predicate_text(found.predicate, offer.recipe, dialect))
+            if found.predicate is None or found.why or not is_row_choice:
+                why = "; ".join(found.why) or "the relation is read whole"
+                stays.append((conjunct.text, why))
+    rows = None if layout is None or layout.derivation is None else layout.derivation.rows
+    expected = one.reply.description.rows_expected if one.reply is not None else 0
+    return TableShare(
+        name=fragment.name,
+        alias=alias,
+        version=None if base is None else base.version,
+        columns=None if layout is None else len(layout.names),
+        columns_of=None if offer is None else len(offer.names),
+        rows=None if base is None else base.rows,
+        rows_of=expected or None,
+        query=None
+        if layout is None
+        else share_query(fragment.relation, layout.recipe, rows, dialect),
+        pushed=tuple(pushed),
+        stays=tuple(stays),
+        notes=tuple(notes),
+    )
+
+
+def _lines(site: SiteShare) -> tuple[str, list[list[str]]]:
+    """Return the line of a site, and the lines of each branch below it."""
+    database = f" ({site.database})" if site.database else ""
+    branches = [_table_lines(table) for table in site.tables]
+    if site.unknown is not None:
+        branches.append([f"the source cannot be asked: {site.unknown}"])
+    if site.proposal is not None:
+        head = "its DBA could publish the join, and a view read that (names are relations'):"
+        branches.append([head, *(f"  {line}" for line in site.proposal.splitlines())])
+    return f"{site.site}{database}", branches
+
+
+def _table_lines(table: TableShare) -> list[str]:
+    published = "nothing published" if table.version is None else f"version {table.version}"
+    lines = [f"{table.name} as {table.alias}, {published}: {_saved(table)}"]
+    if table.query is not None:
+        lines.append(f"  reads   {table.query}")
+    lines += [f"  pushed  {condition}" for condition in table.pushed]
+    lines += [f"  stays   {condition}: {why}" for condition, why in table.stays]
+    return lines + [f"  note    {note}" for note in table.notes]
+
+
+def _saved(table: TableShare) -> str:
+    if table.columns is None:
+        return "its columns and rows are not known"
+    of = "" if table.columns_of is None else f" of {table.columns_of}"
+    text = f"{table.columns}{of} columns"
+    if table.rows is None:
+        return f"{text}, rows not known before the first load"
+    text += f", {table.rows:,}"
+    if not table.rows_of:
+        return f"{text} rows; how many the relation has is not known"
+    share = min(table.rows / table.rows_of, 1.0)
+    return f"{text} of about {table.rows_of:,} rows ({share:.0%})"
+
+
+def _print(site: tuple[str, list[list[str]]], *, is_last: bool) -> None:
+    head, branches = site
+    print(f"{'└' if is_last else '├'}─ {head}")
+    outer = "   " if is_last else "│  "
+    for number, lines in enumerate(branches):
+        is_end = number == len(branches) - 1
+        print(f"{outer}{'└' if is_end else '├'}─ {lines[0]}")
+        inner = "   " if is_end else "│  "
+        for line in lines[1:]:
+            print(f"{outer}{inner}{line}")
+    sys.stdout.flush()

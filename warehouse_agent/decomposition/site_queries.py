@@ -1,0 +1,202 @@
+"""Queries of one site in its own dialect, for people: a share of a view, and a join to publish.
+
+Nothing here is ever sent. The first shows what a source is asked for; the source itself makes the
+statement that it runs (`driftline-source explain`). The second is a relation that a DBA may publish
+where tables of one site join: the join is then made at the site, and only joined rows travel.
+
+A proposal has only what means the same at the site and in Spark: predicates that are pushed as they
+are, and `=` of two columns of one type for which the source says so. All else stays in the view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from driftline.derivations import (
+    Comparable,
+    Comparison,
+    Every,
+    Negated,
+    Operator,
+    Predicate,
+    Some,
+)
+from driftline.types import Column, Recipe
+
+from warehouse_agent.decomposition.wishes import Offer, Share
+
+_NUMBERS = ("int2", "int4", "int8", "numeric")
+_KEYWORDS = {"date": "DATE ", "timestamp": "TIMESTAMP "}
+_INDENT = " " * 9
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Quoting of an engine: `mark` around names; `escapes`: a backslash in a text is doubled."""
+
+    mark: str = '"'
+    escapes: bool = False
+
+    def name(self, name: str) -> str:
+        """Return a quoted name."""
+        return self.mark + name.replace(self.mark, 2 * self.mark) + self.mark
+
+    def literal(self, column: Column, value: str) -> str:
+        """Return a literal in the string form of a column's type as SQL."""
+        if column.type.kind in _NUMBERS:
+            return value
+        text = value.replace("\\", "\\\\") if self.escapes else value
+        return _KEYWORDS.get(column.type.kind, "") + "'" + text.replace("'", "''") + "'"
+
+
+def dialect_of(database: str) -> Dialect:
+    """Return the dialect of a database, by its engine and version as the source names them."""
+    if re.match(r"mariadb|mysql", database, re.IGNORECASE):
+        return Dialect("`", escapes=True)
+    return Dialect()
+
+
+def share_query(relation: str, recipe: Recipe, rows: Predicate | None, dialect: Dialect) -> str:
+    """Return the SELECT of the columns of a recipe, and of the rows that a predicate chooses."""
+    names = ", ".join(dialect.name(column.name) for column in recipe.published_order)
+    where = "" if rows is None else f" WHERE {predicate_text(rows, recipe, dialect)}"
+    return f"SELECT {names} FROM {relation}{where}"
+
+
+def predicate_text(
+    predicate: Predicate, recipe: Recipe, dialect: Dialect, alias: str | None = None
+) -> str:
+    """Return a predicate as SQL; `alias` qualifies its columns."""
+    columns = {column.name: column for column in recipe.columns}
+    prefix = "" if alias is None else f"{dialect.name(alias)}."
+
+    def text(node: Predicate) -> str:
+        match node:
+            case Comparison(name, Operator.IS_NULL, _):
+                return f"{prefix}{dialect.name(name)} IS NULL"
+            case Comparison(name, operator, values):
+                found = [dialect.literal(columns[name], value) for value in values]
+                right = f"({', '.join(found)})" if operator is Operator.IN else found[0]
+                return f"{prefix}{dialect.name(name)} {operator.value} {right}"
+            case Negated(part):
+                return f"NOT ({text(part)})"
+            case Every(parts):
+                return " AND ".join(map(within, parts))
+            case Some(parts):
+                return " OR ".join(map(within, parts))
+
+    def within(node: Predicate) -> str:
+        return f"({text(node)})" if isinstance(node, Every | Some) else text(node)
+
+    return text(predicate)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """An occurrence of a relation of the site, with what is pushed for it."""
+
+    relation: str
+    offer: Offer
+    share: Share
+
+
+def proposed(
+    name: str,
+    occurrences: Sequence[Joined],
+    equal: Iterable[tuple[tuple[str, str], tuple[str, str]]],
+    dialect: Dialect,
+) -> str | None:
+    """Return the lines of source.toml that publish the join of relations; None: they do not join.
+
+    Args:
+        name: of the relation to publish.
+        equal: columns that the view's query compares with `=`, as alias and published name.
+    """
+    by_alias = {one.share.wish.alias.lower(): one for one in occurrences}
+    joins = []
+    for left, right in equal:
+        sides = [_column(by_alias, *side) for side in (left, right)]
+        if (pair := [side for side in sides if side is not None])[1:]:
+            (one, a), (other, b) = pair
+            if one is not other and a.type == b.type and _has_equality(one, a, other, b):
+                joins.append((one, a, other, b))
+    joined = _connected(occurrences, [(one, other) for one, _, other, _ in joins])
+    if len(joined) < 2:
+        return None
+    outputs, key = _outputs(joined, dialect)
+    tables = ", ".join(f"{j.relation} AS {dialect.name(j.share.wish.alias)}" for j in joined)
+    conditions = [
+        f"{_qualified(one, a, dialect)} = {_qualified(other, b, dialect)}"
+        for one, a, other, b in joins
+        if one in joined
+    ]
+    for one in joined:
+        if one.share.rows is not None:
+            alias = one.share.wish.alias
+            conditions.append(predicate_text(one.share.rows, one.offer.recipe, dialect, alias))
+    where = f"\n{_INDENT}  AND ".join(conditions)
+    columns = f",\n{_INDENT}       ".join(outputs)
+    return (
+        f"[relations.{name}]\n"
+        f'query = """SELECT {columns}\n{_INDENT}FROM {tables}\n{_INDENT}WHERE {where}"""\n'
+        f"key = [{', '.join(_toml(one) for one in key)}]\n"
+    )
+
+
+def _column(by_alias: Mapping[str, Joined], alias: str, name: str) -> tuple[Joined, Column] | None:
+    """Return the column that a query names; a name without alias must be of one relation alone."""
+    if alias:
+        among = [by_alias[alias.lower()]] if alias.lower() in by_alias else []
+    else:
+        among = list(by_alias.values())
+    found = [(j, known.column) for j in among if (known := j.offer.compares.get(name.lower()))]
+    return found[0] if len(found) == 1 else None
+
+
+def _has_equality(one: Joined, a: Column, other: Joined, b: Column) -> bool:
+    nothing = Comparable.NOTHING
+    sides = (one.offer.comparable.get(a.name, nothing), other.offer.comparable.get(b.name, nothing))
+    return all(side.allows(Operator.EQUAL) for side in sides)
+
+
+def _connected(
+    occurrences: Sequence[Joined], joins: Sequence[tuple[Joined, Joined]]
+) -> tuple[Joined, ...]:
+    """Return the largest set of occurrences that joins connect, in order."""
+    best: tuple[Joined, ...] = ()
+    for start in occurrences:
+        found = [start]
+        for one in found:
+            near = [b if a is one else a for a, b in joins if one in (a, b)]
+            found += [other for other in near if other not in found]
+        if len(found) > len(best):
+            best = tuple(one for one in occurrences if one in found)
+    return best
+
+
+def _outputs(joined: Sequence[Joined], dialect: Dialect) -> tuple[list[str], list[str]]:
+    """Return the columns of the SELECT with names that differ, and the names of the key."""
+    outputs, key, taken = [], [], set[str]()
+    for one in joined:
+        keys = {column.name for column in one.offer.recipe.key}
+        for column in one.offer.recipe.published_order:
+            if column.name not in keys and column.name not in one.share.columns:
+                continue
+            name = column.name
+            if name.lower() in taken:
+                name = f"{one.share.wish.alias}_{column.name}"
+            taken.add(name.lower())
+            as_ = "" if name == column.name else f" AS {dialect.name(name)}"
+            outputs.append(f"{_qualified(one, column, dialect)}{as_}")
+            key += [name] if column.name in keys else []
+    return outputs, key
+
+
+def _qualified(one: Joined, column: Column, dialect: Dialect) -> str:
+    return f"{dialect.name(one.share.wish.alias)}.{dialect.name(column.name)}"
+
+
+def _toml(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
