@@ -46,7 +46,7 @@ class Bench:
         self.database = "bench"
         server.create_database(self.database)
         self.connection = server.superuser(self.database)
-        self._enroll()
+        enroll(folder)
         (folder / "source.toml").write_text(
             f'[database]\nurl = "{server.url("postgres", self.database)}"\n'
             f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
@@ -121,16 +121,12 @@ class Bench:
         assert self._warehouse is not None
         return f"{status_mb(self._warehouse.pid, 'VmHWM'):.1f} MB"
 
-    def _enroll(self) -> None:
-        command = [
-            program("driftline-source"),
-            "enroll",
-            "--directory",
-            str(self.folder / "certs"),
-            "--source-name",
-            SOURCE_ADDRESS,
-        ]
-        subprocess.run(command, check=True, capture_output=True)
+
+def enroll(folder: Path) -> None:
+    """Make certificates of both sides in `certs` of a folder."""
+    certs, words = folder / "certs", ("enroll", "--source-name", SOURCE_ADDRESS, "--directory")
+    command = [program("driftline-source"), *words, str(certs)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def program(name: str) -> str:

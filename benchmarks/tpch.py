@@ -15,6 +15,10 @@ import psycopg
 from benchmarks.floor import floor_bytes
 
 TABLES = {
+    "customer": """CREATE TABLE customer (c_custkey bigint PRIMARY KEY, c_name varchar(25) NOT NULL,
+        c_address varchar(40) NOT NULL, c_nationkey bigint NOT NULL, c_phone char(15) NOT NULL,
+        c_acctbal numeric(15,2) NOT NULL, c_mktsegment varchar(10) NOT NULL,
+        c_comment varchar(117) NOT NULL)""",
     "orders": """CREATE TABLE orders (o_orderkey bigint PRIMARY KEY, o_custkey bigint NOT NULL,
         o_orderstatus char(1) NOT NULL, o_totalprice numeric(15,2) NOT NULL,
         o_orderdate date NOT NULL, o_orderpriority char(15) NOT NULL, o_clerk char(15) NOT NULL,

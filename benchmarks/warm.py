@@ -1,14 +1,15 @@
-"""A warm warehouse agent for measurements: a fragment's name in, its refresh's report out."""
+"""A warm warehouse agent for measurements: the name of a fragment or view in, reports out."""
 
 from __future__ import annotations
 
 import sys
 
-from warehouse_agent import config as configure
 from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.spark import session
+from warehouse_agent.views.inputs import load
+from warehouse_agent.views.selection import select
 
 
 def note_retries(event: Event) -> None:
@@ -17,11 +18,11 @@ def note_retries(event: Event) -> None:
 
 
 def main() -> None:
-    config = configure.load(sys.argv[1])
+    config = load(sys.argv[1])
     spark = session.start(dict(config.spark))
     runner = Runner(spark, config, (note_retries,))
     for line in sys.stdin:
-        chosen = configure.select(config, line.split(), False)
+        chosen = select(config, line.split(), False)
         for report in runner.refresh(chosen, Options()):
             print(report.to_json(), flush=True)
 
