@@ -46,12 +46,12 @@ from warehouse_agent.storage.table import NewVersion, NewViewVersion, VersionRec
 from warehouse_agent.tasks import change_feed
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
-from warehouse_agent.views.affected_keys import made_of
 from warehouse_agent.views.evaluate import Input
-from warehouse_agent.views.maintain import choose, maintain
-from warehouse_agent.views.next_version import NextVersion
+from warehouse_agent.views.maintenance.affected_keys import made_of
+from warehouse_agent.views.maintenance.maintain import choose, maintain
+from warehouse_agent.views.maintenance.next_version import NextVersion
+from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import read_query
-from warehouse_agent.views.view_job import ViewJob
 
 SMALL_BYTES = 32 << 20  # the product's default
 FILE_ROWS = 1_000_000

@@ -65,6 +65,8 @@ SINCE = {
     "proven_at",
     "view_phases",
     "staleness",
+    "method_why",
+    "derived",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

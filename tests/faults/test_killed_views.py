@@ -76,11 +76,11 @@ def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
 
 # Of the maintenance of a view by affected keys, from its first data file on.
 INCREMENTAL = [
-    ("tasks.semi_join:select", "after", 1),
-    ("views.incremental:_joined", "after", 1),
-    ("tasks.view_rewrite:remove", "after", 1),
-    ("tasks.view_rewrite:write_feed", "after", 1),
-    ("views.slice_proof:check", "after", 2),
+    ("tasks.maintenance.semi_join:select", "after", 1),
+    ("views.maintenance.incremental:_joined", "after", 1),
+    ("tasks.maintenance.view_rewrite:remove", "after", 1),
+    ("tasks.maintenance.view_rewrite:write_feed", "after", 1),
+    ("views.maintenance.slice_proof:check", "after", 2),
     ("storage.formats:commit", "after", 1),
     ("storage.formats:commit", "after", 3),
 ]

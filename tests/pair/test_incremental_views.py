@@ -21,9 +21,9 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.tasks import rewrite
-from warehouse_agent.views import incremental as incremental_road
-from warehouse_agent.views import slice_proof
-from warehouse_agent.views.maintain import notes_of
+from warehouse_agent.views.maintenance import incremental as incremental_road
+from warehouse_agent.views.maintenance import slice_proof
+from warehouse_agent.views.maintenance.maintain import notes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -22,8 +22,8 @@ from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import graph
 from warehouse_agent.views.evaluate import Input
 from warehouse_agent.views.inputs import inputs_of, query_of
-from warehouse_agent.views.maintain import Chosen, choose
-from warehouse_agent.views.recompute import verified
+from warehouse_agent.views.maintenance.maintain import Chosen, choose
+from warehouse_agent.views.maintenance.recompute import verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ FILE_S = 0.002  # of a file that is opened
 
 
 class ViewMethod(StrEnum):
-    """How the rows of a view's version were made."""
+    """The ways in which the rows of a view's version are made."""
 
     RECOMPUTE = "recompute"
     INCREMENTAL = "incremental"

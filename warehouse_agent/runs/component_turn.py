@@ -47,7 +47,7 @@ from warehouse_agent.storage import formats
 from warehouse_agent.views import graph
 from warehouse_agent.views.graph import Component
 from warehouse_agent.views.inputs import inputs_of
-from warehouse_agent.views.next_version import NextVersion
+from warehouse_agent.views.maintenance.next_version import NextVersion
 from warehouse_agent.views.phase import Behind, Current
 from warehouse_agent.views.selection import Selection
 

@@ -27,14 +27,14 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.tasks.steps import StepLog
-from warehouse_agent.views.affected_keys import made_of
 from warehouse_agent.views.evaluate import Input, has_inputs_of, lacking
 from warehouse_agent.views.graph import Component
 from warehouse_agent.views.inputs import query_of
-from warehouse_agent.views.maintain import maintain, note_current
-from warehouse_agent.views.next_version import Computed, NextVersion, UnchangedView
+from warehouse_agent.views.maintenance.affected_keys import made_of
+from warehouse_agent.views.maintenance.maintain import maintain, note_current
+from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
+from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.phase import Behind, Decision, Evaluate, Head, decide
-from warehouse_agent.views.view_job import ViewJob
 
 LOCK_WAIT_S = 600.0  # for another command that computes views of this component
 _TRY_S = 0.5  # between two attempts to take a lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warehouse_agent.views.join_graph import (
+from warehouse_agent.views.maintenance.join_graph import (
     Edge,
     FromChanges,
     Message,

@@ -30,7 +30,7 @@ _OF_KEY, _OF_OTHER = 1, 10  # weights of an edge: one side is a key, so few rows
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """What the decision needs to know of an occurrence.
+    """The facts about an occurrence on which the decision depends.
 
     Attributes:
         types: the Spark type of each column.

@@ -178,7 +178,7 @@ def have_own_lineage(rows: pa.Table, layout: ViewLayout) -> bool:
 
 
 def paired(before: pa.Table, after: pa.Table, layout: ViewLayout) -> Pairs:
-    """Pair rows before and after; each lineage occurs once on a side (`have_own_lineage`)."""
+    """Match rows before and after; each lineage occurs once on a side (`have_own_lineage`)."""
     keys = [*layout.lineage_names]
     sides = [
         rows.select(keys).append_column(side, pa.array(np.arange(len(rows))))

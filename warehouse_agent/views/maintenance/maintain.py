@@ -23,14 +23,14 @@ from warehouse_agent.planning import view_cost
 from warehouse_agent.planning.view_cost import ViewChoice, ViewMethod, ViewWork
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import VersionRecord, ViewSnapshot
-from warehouse_agent.views import incremental
-from warehouse_agent.views.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
 from warehouse_agent.views.evaluate import Input, stamp_of
-from warehouse_agent.views.incremental import Feasible
-from warehouse_agent.views.next_version import Computed
+from warehouse_agent.views.maintenance import incremental
+from warehouse_agent.views.maintenance.affected_keys import FeedFiles, NoFeed, feeds_since, made_of
+from warehouse_agent.views.maintenance.incremental import Feasible
+from warehouse_agent.views.maintenance.next_version import Computed
+from warehouse_agent.views.maintenance.recompute import recompute
+from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query
-from warehouse_agent.views.recompute import recompute
-from warehouse_agent.views.view_job import ViewJob
 
 _DISTRUSTED = "distrusted"  # key of the notes: the version whose successor failed its proof
 _CURRENT = "current"  # key of the notes: what the published version is still right for
@@ -38,7 +38,7 @@ _CURRENT = "current"  # key of the notes: what the published version is still ri
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How a view is computed, and why.
+    """The way in which a view is computed, and why.
 
     Attributes:
         plan: of the maintenance by affected keys; None: the view is recomputed.

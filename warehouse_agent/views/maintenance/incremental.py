@@ -8,10 +8,12 @@ lineage has no changed key has the same rows in both states, so it is in both re
 (MAUVE, Eq. 3, has a term for each relation and nets its deltas; here is one query, over new state.)
 
  1. `reduce`: rows of R' that may join with a changed row are found by their join columns
-    (`join_graph`, `tasks.semi_join`) and written apart, with a flag where the row itself changed.
+    (`join_graph`, `tasks.maintenance.semi_join`) and written apart, with a flag where the row
+    itself changed.
  2. `join`: the user's query, once, over these rows; what was made of a flagged row is kept.
  3. `rewrite`: files of V that hold affected rows are written again without them, the new rows are
-    files beside; both are paired by lineage, which gives the change feed (`tasks.view_rewrite`).
+    files beside; both are paired by lineage (`tasks.maintenance.view_rewrite`), which gives the
+    change feed.
  4. `check`: a slice of the view is computed by another road and compared (`slice_proof`).
 
 Nothing is published unless all counts add up. Rejected: a Spark query for each term (2.1 times a
@@ -37,20 +39,18 @@ from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.report import counted
 from warehouse_agent.storage.data_files import DataFile, written_files
 from warehouse_agent.storage.table import ViewSnapshot
-from warehouse_agent.tasks import semi_join, view_rewrite
 from warehouse_agent.tasks.change_feed import Feed
-from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
-from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.semi_join import CHANGED, FOUND_BY, Condition, Selected
-from warehouse_agent.tasks.view_rewrite import (
+from warehouse_agent.tasks.maintenance import semi_join, view_rewrite
+from warehouse_agent.tasks.maintenance.semi_join import CHANGED, FOUND_BY, Condition, Selected
+from warehouse_agent.tasks.maintenance.view_rewrite import (
     PAIRED_BYTES_MAX,
     AffectedLineage,
     Removed,
     have_own_lineage,
 )
+from warehouse_agent.tasks.rewrite import BEFORE_FOLDER
+from warehouse_agent.tasks.scan import read_batches
 from warehouse_agent.tasks.write import Sink
-from warehouse_agent.views import join_graph, pairing, slice_proof
-from warehouse_agent.views.affected_keys import Changes, FeedFiles, NoFeed, changes_in
 from warehouse_agent.views.evaluate import (
     Input,
     evaluated_over,
@@ -60,12 +60,25 @@ from warehouse_agent.views.evaluate import (
     rows_in,
     session_of,
 )
-from warehouse_agent.views.join_graph import FromChanges, Message, Probe, Reduction, Select
-from warehouse_agent.views.next_version import Checked, Computed, NextVersion, UnchangedView
-from warehouse_agent.views.pairing import REPORT
+from warehouse_agent.views.maintenance import join_graph, pairing, slice_proof
+from warehouse_agent.views.maintenance.affected_keys import Changes, FeedFiles, NoFeed, changes_in
+from warehouse_agent.views.maintenance.join_graph import (
+    FromChanges,
+    Message,
+    Probe,
+    Reduction,
+    Select,
+)
+from warehouse_agent.views.maintenance.next_version import (
+    Checked,
+    Computed,
+    NextVersion,
+    UnchangedView,
+)
+from warehouse_agent.views.maintenance.pairing import REPORT
+from warehouse_agent.views.maintenance.recompute import refuse_changed
+from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query, Resolved, resolve
-from warehouse_agent.views.recompute import refuse_changed
-from warehouse_agent.views.view_job import ViewJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,8 +20,13 @@ from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.change_feed import Feed
 from warehouse_agent.views.evaluate import Input, changed_recipe, evaluated, query_errors
-from warehouse_agent.views.next_version import Checked, Computed, NextVersion, UnchangedView
-from warehouse_agent.views.pairing import check_lineage, differences, write_changes
+from warehouse_agent.views.maintenance.next_version import (
+    Checked,
+    Computed,
+    NextVersion,
+    UnchangedView,
+)
+from warehouse_agent.views.maintenance.pairing import check_lineage, differences, write_changes
 from warehouse_agent.views.query import Query
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from warehouse_agent.tasks.change_feed import Feed
 
 
 class Checked(StrEnum):
-    """How the rows of a version were checked: all were computed again, or one slice of 16."""
+    """The rows of a version that were checked: all were computed again, or one slice of 16."""
 
     TOTAL = "total"
     SLICE = "slice"

@@ -22,9 +22,9 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewViewVersion, VersionRecord, ViewSnapshot
 from warehouse_agent.views.evaluate import Input
-from warehouse_agent.views.next_version import Computed, NextVersion, UnchangedView
+from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
+from warehouse_agent.views.maintenance.recompute import recompute, verified
 from warehouse_agent.views.query import read_query
-from warehouse_agent.views.recompute import recompute, verified
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,14 @@ from dataclasses import dataclass
 import pytest
 
 from warehouse_agent.columns.view_layout import LINEAGE
-from warehouse_agent.views import join_graph
-from warehouse_agent.views.join_graph import FromChanges, Message, Occurrence, Probe, Select
+from warehouse_agent.views.maintenance import join_graph
+from warehouse_agent.views.maintenance.join_graph import (
+    FromChanges,
+    Message,
+    Occurrence,
+    Probe,
+    Select,
+)
 from warehouse_agent.views.query import Query, read_query, resolve
 
 RELATIONS = ("r", "s", "t")

@@ -27,15 +27,14 @@ from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot, VersionRecord, ViewSnapshot
 from warehouse_agent.tasks.change_feed import OPERATIONS
+from warehouse_agent.tasks.maintenance.semi_join import LINEAGE_PART, ChangedKeys, Selected
 from warehouse_agent.tasks.scan import read_batches
-from warehouse_agent.tasks.semi_join import LINEAGE_PART, ChangedKeys, Selected
 from warehouse_agent.views.evaluate import Input, stamp_of
 
 CHANGED_ROWS_MAX = 4_000_000  # of an input: their keys are held in memory, and go to every task
 VERSIONS_MAX = 1_000  # between two; each is a file of the log
 _TELLING = 0.5  # distinct values of one column of the key, over changed keys
 _INSERT, _, _UPDATE, _ = OPERATIONS
-_AFTER = pa.array([_INSERT, _UPDATE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class FeedFiles:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed of an input since a version.
+    """The rows of an input that changed since a version.
 
     Attributes:
         keys: of all changed rows.
@@ -141,7 +140,7 @@ def changes_in(feeds: Sequence[FeedFiles], form: Selected) -> Changes | NoFeed:
     (batch,) = images.to_batches() or [_empty(wanted)]
     lineage = form.lineage(batch)
     keys = _searched(batch, form.identifying, KeySet.of(lineage))
-    is_after = pc.is_in(images["_op"], value_set=_AFTER)
+    is_after = pc.is_in(images["_op"], value_set=pa.array([_INSERT, _UPDATE]))
     after = images.filter(is_after).select([*form.columns])
     return Changes(keys, _distinct(lineage), after)
 

@@ -17,11 +17,11 @@ from driftline.errors import ProofFailed
 
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import rows_of
-from warehouse_agent.tasks.view_rewrite import have_own_lineage, paired
+from warehouse_agent.tasks.maintenance.view_rewrite import have_own_lineage, paired
 from warehouse_agent.views.evaluate import evaluated_over, lineage_names, query_errors, rows_in
-from warehouse_agent.views.next_version import NextVersion
-from warehouse_agent.views.pairing import REPORT, SHOWN, Differences, differences
-from warehouse_agent.views.view_job import ViewJob
+from warehouse_agent.views.maintenance.next_version import NextVersion
+from warehouse_agent.views.maintenance.pairing import REPORT, SHOWN, Differences, differences
+from warehouse_agent.views.maintenance.view_job import ViewJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
