@@ -230,7 +230,7 @@ def counted(number: int, noun: str) -> str:
 
 def utc_now() -> str:
     """Return the current time in UTC to the second, ISO 8601."""
-    return utc_at(time.time())
+    return utc_at(datetime.now(UTC).timestamp())
 
 
 def utc_at(seconds: float) -> str:

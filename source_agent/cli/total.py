@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from driftline.derivations import Derivation, canonical, from_json, text_of
+from driftline.derivation_messages import from_json
+from driftline.derivations import Derivation, canonical, text_of
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import LimitExceeded, MalformedMessage, NotFound, RecipeChanged, UsageError
 from driftline.fingerprints import FRAGMENT_KEY_BYTES, receipt_hasher

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation, Part, from_message
+from driftline.derivation_messages import from_message
+from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.derivation_messages import from_json, from_message, to_json, to_message
 from driftline.derivations import (
     Comparable,
     Comparison,
@@ -24,12 +25,8 @@ from driftline.derivations import (
     check,
     comparisons,
     depth,
-    from_json,
-    from_message,
     is_literal,
     text_of,
-    to_json,
-    to_message,
 )
 from driftline.errors import DerivationRefused, LimitExceeded, MalformedMessage
 from driftline.limits import (

@@ -21,7 +21,17 @@ import numpy as np
 import pytest
 import zstandard
 from blake3 import blake3
-from driftline import derivations, digests, fingerprints, frames, keys, ranges, sketches, values
+from driftline import (
+    derivation_messages,
+    derivations,
+    digests,
+    fingerprints,
+    frames,
+    keys,
+    ranges,
+    sketches,
+    values,
+)
 from driftline.columns import Block, gather, join, split
 from driftline.limits import FINGERPRINT_VERSION
 from driftline.types import WIDTHS, Column, Recipe, parse_type
@@ -79,7 +89,7 @@ def test_derivations() -> None:
     whole = recipe_of(vector)
     texts = []
     for each in vector["derivations"]:
-        predicate = derivations.from_json({"rows": each["rows"]}).rows
+        predicate = derivation_messages.from_json({"rows": each["rows"]}).rows
         assert predicate is not None
         texts.append(derivations.text_of(derivations.canonical(predicate)))
         assert texts[-1] == each["text"]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from blake3 import blake3
+from driftline.derivation_messages import to_message
 from driftline.derivations import (
     Comparable,
     Derivation,
@@ -30,7 +31,6 @@ from driftline.derivations import (
     canonical,
     check,
     text_of,
-    to_message,
 )
 from driftline.errors import LimitExceeded
 from driftline.limits import DERIVATION_BYTES_MAX

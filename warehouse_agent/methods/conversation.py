@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from driftline import derivations, frames
+from driftline import derivation_messages, frames
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64
 from driftline.columns import join
@@ -121,7 +121,7 @@ class Talk:
             sketch=sketch,
             grouping=grouping,
             within=None if within is None else pb.Within(first=within[0], last=within[1]),
-            derivation=None if derivation is None else derivations.to_message(derivation),
+            derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
         self.send(pb.Request(open=opening))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.derivation_messages import to_message
 from driftline.derivations import (
     FEATURE,
     Comparison,
@@ -29,7 +30,6 @@ from driftline.derivations import (
     Some,
     canonical,
     text_of,
-    to_message,
 )
 from driftline.types import Column, Recipe, parse_type
 from driftline.wire_pb2_grpc import SourceStub

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
+from driftline.derivation_messages import to_message
 from driftline.derivations import (
     FEATURE,
     Comparison,
@@ -20,7 +21,6 @@ from driftline.derivations import (
     Predicate,
     canonical,
     text_of,
-    to_message,
 )
 from driftline.errors import ConfigurationError
 from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX, DERIVATION_VALUES_MAX

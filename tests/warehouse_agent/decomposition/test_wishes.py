@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from driftline.derivation_messages import from_json, from_message, to_json, to_message
 from driftline.derivations import (
     Comparable,
     Comparison,
@@ -26,11 +27,7 @@ from driftline.derivations import (
     Predicate,
     Some,
     canonical,
-    from_json,
-    from_message,
     text_of,
-    to_json,
-    to_message,
 )
 from driftline.limits import DERIVATION_COMPARISONS_MAX
 from driftline.types import Column, Recipe, parse_type
