@@ -140,7 +140,7 @@ class TomlTable:
         """Return a positive finite number, or None."""
         value = self._get(key, float)
         if value is not None and not 0 < value < math.inf:
-            raise self.error(key, f"It must be more than 0, not {value:.15g}.")
+            raise self.error(key, f"It must be more than 0 and finite, not {value:.15g}.")
         return value
 
     def number(self, key: str, *, default: float) -> float:
