@@ -84,6 +84,12 @@ def test_views_move_with_their_fragments(sites: Sites) -> None:
         "inverse": "view",
     }  # fmt: skip
     assert newest.members["joined"].inputs == {"orders": 0, "crm.customer": 0}
+    assert {n: m.checked for n, m in newest.members.items() if m.checked} == {
+        "joined": "total", "inverse": "total",
+    }  # fmt: skip
+    pinned = sites.pinned()
+    as_of = [pinned.as_of(name) for name in ("orders", "crm.customer")]
+    assert pinned.as_of("joined") == pinned.as_of("inverse") == min(as_of)
     # Nothing changed: no Spark, no flip, no version.
     spark, sites.spark = sites.spark, NoSpark()
     reports = sites.well()
@@ -378,3 +384,38 @@ def test_gc_counts_from_the_flip(sites: Sites) -> None:
     sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
     sites.well(options=Options(accept_schema=True))
     check(sites)
+
+
+def test_verify_after_gc(sites: Sites) -> None:
+    """A view that nothing changed in keeps its version; what it was made of may be gone."""
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = -9 WHERE id = 1")  # in no row of `joined`
+    sites.well()
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["joined"].version == 0
+    assert newest.members["joined"].inputs == {"orders": 1, "crm.customer": 0}
+    later = datetime.now(UTC) + timedelta(days=400)
+    places = unreferenced(sites.store, "orders", keep_hours=24, now=later, is_view=False).places
+    assert places
+    for place in places:
+        sites.store.remove_file(*place)
+    toml = sites.toml('[spark]\n"spark.master" = "local[1]"\n"spark.ui.enabled" = "false"')
+    verified = command("verify", "joined", "--json", config=toml)
+    assert (verified.code, verified.lines[0]["inputs"]) == (0, newest.members["joined"].inputs)
+
+
+def test_after_the_last_view(sites: Sites) -> None:
+    """Readers go on being given what a version of the warehouse names."""
+    sites.well()
+    sites.views.clear()
+    sites.sql("erp", "UPDATE orders SET amount = 1 WHERE id = 3")
+    reports = sites.well()
+    assert (reports["orders"].version, reports["orders"].warehouse_version) == (1, 1)
+    pinned = sites.pinned()
+    assert pinned.version == 1
+    assert pinned.read("orders").where("amount = 1").count() == 1
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.members["orders"].version == 1
+    assert "joined" not in newest.members, "it is not made of the versions beside it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,7 +130,7 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     published = published_view(store, view.name)
     report = Report(view.name, "verify", published.version, published.version, method="recompute")
     check_files(store, view.name, published)  # before Spark is started
-    made_of = published.record.inputs or {}
+    made_of = _made_of(store, view.name, published)
     inputs = []
     for name in view.inputs:
         found = _head(store, name, made_of.get(name))
@@ -143,6 +144,19 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     report.rows_total, report.proof, report.checked_at = rows, "values", utc_now()
     report.inputs = dict(made_of)
     return report
+
+
+def _made_of(store: Store, name: str, published: ViewSnapshot) -> Mapping[str, int]:
+    """Return the newest versions of the inputs for which the published version is right.
+
+    The version of the warehouse says so: a view that nothing changed in keeps its version while its
+    inputs move, and `gc` removes the files of those that it was made of.
+    """
+    newest = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
+    member = None if newest is None else newest.members.get(name)
+    if member is None or member.version != published.version:
+        return published.record.inputs or {}
+    return member.inputs
 
 
 def _head(store: Store, name: str, version: int | None = None) -> Snapshot | ViewSnapshot | None:

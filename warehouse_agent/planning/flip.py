@@ -29,7 +29,7 @@ class Member:
         version: of the table.
         as_of: the source's time of its rows, ISO 8601 in UTC; of a view the least of its inputs.
         consistency, proof: of the fragment; of a view the weakest among its inputs.
-        checked: how a view was checked: "total"; None of a fragment.
+        checked: how a view was checked: "total" or "slice"; None of a fragment.
         inputs: of a view, the versions that it was made of, by name.
         stale: why the view stayed behind its inputs; None: it is made of the versions beside it.
         stale_since, moved_at: ISO 8601 in UTC.

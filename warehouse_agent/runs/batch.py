@@ -40,7 +40,7 @@ from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
-from warehouse_agent.views.selection import Selection
+from warehouse_agent.views.selection import Selection, of_fragments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,8 +85,9 @@ class Runner:
 
         Raises:
             BrokenPipeError: nobody reads the answers any more.
+            ConfigurationError: the queries of the views were not read (`views.inputs.load`).
         """
-        selection = chosen if isinstance(chosen, Selection) else Selection(tuple(chosen))
+        selection = chosen if isinstance(chosen, Selection) else of_fragments(self.config, chosen)
         fragments = selection.fragments
         announcer = _Announcer(RunHistory(self.store), self.listeners)
         deadline_s = options.deadline_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from driftline.errors import UsageError
+from driftline.errors import ConfigurationError, UsageError
 from driftline.settings import nearest
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig, named
@@ -68,8 +68,31 @@ def select(
                 f"--without {name}: there is no view of this name.",
                 remedy=nearest(name, tuple(config.views)),
             )
-    inputs = inputs_of(config.views)
     asked = [one.name for one in chosen(config, patterns, all_)]
+    return _moving(config, asked, without, is_all=all_)
+
+
+def of_fragments(config: WarehouseConfig, fragments: Sequence[Fragment]) -> Selection:
+    """Return the selection of a refresh of these fragments, with the views that move with them.
+
+    Raises:
+        ConfigurationError: the configuration was read without the queries of its views.
+    """
+    if not config.views:
+        return Selection(tuple(fragments))
+    if unread := [view.name for view in config.views.values() if not view.inputs]:
+        raise ConfigurationError(
+            f"The query of the view {unread[0]} was not read.",
+            where=config.file.name,
+            remedy="Read the file by `warehouse_agent.views.inputs.load`.",
+        )
+    return _moving(config, [fragment.name for fragment in fragments], (), is_all=False)
+
+
+def _moving(
+    config: WarehouseConfig, asked: Sequence[str], without: Sequence[str], *, is_all: bool
+) -> Selection:
+    inputs = inputs_of(config.views)
     views = [name for name in asked if name in inputs]
     fragments = {*asked, *graph.below(views, inputs)} - inputs.keys()
     moving = graph.above(fragments, inputs)
@@ -82,5 +105,5 @@ def select(
         tuple(config.views[name] for name in order if name in moving - left_out),
         tuple(config.views[name] for name in order if name in left_out),
         tuple(touched),
-        frozenset() if all_ else frozenset(views) - left_out,
+        frozenset() if is_all else frozenset(views) - left_out,
     )

@@ -9,11 +9,12 @@ from driftline.errors import ConfigurationError, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warehouse_agent import config as configure
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views import graph
 from warehouse_agent.views.inputs import inputs_of, load
-from warehouse_agent.views.selection import Selection, select
+from warehouse_agent.views.selection import Selection, of_fragments, select
 
 HEAD = """
 [warehouse]
@@ -200,3 +201,17 @@ def test_components(reads: tuple[list[str], ...], some: set[str]) -> None:
             assert graph.below([view], inputs) <= together
     over = graph.above(some, inputs)
     assert over == {v for v in inputs if graph.below([v], inputs) & some}
+
+
+def test_fragments_bring_their_views(tmp_path: Path) -> None:
+    """Whoever names fragments, not patterns, moves the views over them, too."""
+    config = loaded(tmp_path, VIEWS)
+    orders = config.fragments["orders"]
+    assert of_fragments(config, [orders]) == select(config, ["orders"], False)
+    unread = configure.load(config.file)
+    with pytest.raises(ConfigurationError) as caught:
+        of_fragments(unread, [orders])
+    assert caught.value.remedy == "Read the file by `warehouse_agent.views.inputs.load`."
+    (tmp_path / "warehouse.toml").write_text(HEAD)
+    plain = configure.load(config.file)
+    assert of_fragments(plain, [orders]) == Selection((orders,))
