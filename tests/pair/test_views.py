@@ -174,6 +174,28 @@ def test_an_expression_that_raises_on_a_row(sites: Sites) -> None:
     check(sites)
 
 
+def test_a_stale_view_is_no_input(sites: Sites) -> None:
+    """A view over it stays behind as well, also when a refresh moves another of its inputs."""
+    sites.views.clear()
+    sites.views["w"] = "SELECT o.id, 100 div (o.amount - 7) AS x FROM orders o"
+    sites.views["v"] = (
+        "SELECT w.id, w.x, o.amount, c.name FROM w JOIN orders o ON o.id = w.id"
+        " JOIN crm.customer c ON c.id = o.customer"
+    )
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = 7 WHERE id = 20")
+    assert sites.refresh("orders")["w"].error is not None
+    sites.sql("crm", "UPDATE customer SET name = 'new' WHERE id = 2")
+    reports = sites.refresh("crm.customer")
+    assert reports["crm.customer"].version == 1
+    assert reports["v"].not_started == "It stays as it is: its input w is stale."
+    assert (reports["v"].version, sites.pinned().stale("v")) == (0, "its input w is stale")
+    sites.sql("erp", "UPDATE orders SET amount = 8 WHERE id = 20")
+    sites.well()
+    sites.views["w"] = sites.views["w"].replace("div", "//")  # as DuckDB has it
+    sites.check()
+
+
 def test_a_component_that_cannot_move_stops_no_other(sites: Sites) -> None:
     """The log of an input that is not refreshed is damaged, then that of the table of versions."""
     sites.well()

@@ -134,6 +134,8 @@ class ViewPhase:
             if name not in moving or name in out:
                 if name in out:
                     behind[name] = _LEFT_OUT
+                elif member is not None and member.stale is not None:
+                    behind[name] = member.stale
                 inputs[name] = self._unmoved(name, member)
                 continue
             one = self._one(self._command.config.views[name], inputs, behind, member)
