@@ -130,8 +130,7 @@ def given_version(store: Store, name: str, newest: int) -> str:
     Raises:
         WarehouseUnavailable: files of it are missing. A refresh of a view over it shows the newest.
     """
-    found = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
-    member = None if found is None else found.members.get(name)
+    member = warehouse_versions.given(store, name)
     if member is None or member.version == newest:
         return ""
     given = formats.head(store, name, version=member.version)

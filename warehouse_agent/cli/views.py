@@ -152,8 +152,7 @@ def _made_of(store: Store, name: str, published: ViewSnapshot) -> Mapping[str, i
     The version of the warehouse says so: a view that nothing changed in keeps its version while its
     inputs move, and `gc` removes the files of those that it was made of.
     """
-    newest = warehouse_versions.newest(store) if warehouse_versions.exists(store) else None
-    member = None if newest is None else newest.members.get(name)
+    member = warehouse_versions.given(store, name)
     if member is None or member.version != published.version:
         return published.record.inputs or {}
     return member.inputs

@@ -312,7 +312,7 @@ def to_json(layout: Layout) -> dict[str, object]:
             }
             for c, carrier, name in columns
         ],
-        **({} if chosen is None else _derivation_to_json(chosen)),
+        **({} if chosen is None else {"derivation": _derivation_to_json(chosen)}),
     }
 
 
@@ -339,7 +339,7 @@ def _derivation_to_json(derivation: Derivation) -> dict[str, object]:
     # Protobuf takes longer to import than a short command needs; most relations are whole.
     from driftline import derivation_messages
 
-    return {"derivation": derivation_messages.to_json(derivation)}
+    return derivation_messages.to_json(derivation)
 
 
 def _derivation_of_json(data: object) -> Derivation:

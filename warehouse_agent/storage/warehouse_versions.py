@@ -76,6 +76,16 @@ def newest(store: Store) -> WarehouseVersion | None:
     return _opened(store, None)
 
 
+def given(store: Store, name: str) -> Member | None:
+    """Return a table as readers are given it; None: no warehouse version names it.
+
+    Raises:
+        WarehouseUnavailable: as `newest`.
+    """
+    found = newest(store) if exists(store) else None
+    return None if found is None else found.members.get(name)
+
+
 def at_version(store: Store, number: int) -> WarehouseVersion:
     """Return an earlier warehouse version. Raises NotFound; WarehouseUnavailable as `newest`."""
     if (found := _opened(store, number)) is None:
