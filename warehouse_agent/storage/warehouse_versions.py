@@ -192,7 +192,7 @@ def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
     try:
         with file_errors("read", name):
             data = store.read(PRIVATE, FOLDER, name)
-        rows = None if data is None else pq.read_table(pa.BufferReader(data))
+        rows = None if data is None else _rows(data)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise _unreadable(f"{name}: {one_line(error)}") from error
     if rows is None:
@@ -201,6 +201,15 @@ def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
     members = (_member(row) for row in rows.to_pylist())
     flipped_at = datetime.fromisoformat(noted["flipped_at"])
     return WarehouseVersion(table.version(), flipped_at, {m.name: m for m in members}, table)
+
+
+def _rows(data: bytes) -> pa.Table:
+    """Return the rows of a file, read in this thread alone.
+
+    `read_table` lets threads of Arrow read, of which one may be the last to drop `data`; if that is
+    while the process ends, it aborts.
+    """
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
 def _file(table: DeltaTable) -> str:
