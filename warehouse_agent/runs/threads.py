@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 NAME = "driftline-source"  # of each thread begins with it
+SIGNALS_S = 0.2  # the longest time in which Ctrl-C is not noticed
 
 
 class Stopped(BaseException):
@@ -121,10 +122,18 @@ class Threads:
         return thread
 
     def wait(self) -> None:
-        """Wait until all have ended, also those that they start. Raise the first exception."""
+        """Wait until all have ended, also those that they start. Raise the first exception.
+
+        It wakes up often: a signal is handled by the main thread, and wakes it up only if the
+        system happened to deliver it to that thread.
+        """
         ended = 0
         while ended < len(self._threads):
-            if (problem := self._ended.get()) is not None:
+            try:
+                problem = self._ended.get(timeout=SIGNALS_S)
+            except queue.Empty:
+                continue
+            if problem is not None:
                 raise problem
             ended += 1
 
