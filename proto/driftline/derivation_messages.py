@@ -1,13 +1,9 @@
-"""Derivations as messages, and as JSON values in protobuf's JSON form of the message.
+"""Derivations as messages.
 
 Apart from `derivations`, because protobuf takes longer to import than a short command needs.
 """
 
 from __future__ import annotations
-
-from typing import Any
-
-from google.protobuf import json_format
 
 from driftline import wire_pb2 as pb
 from driftline.derivations import (
@@ -43,27 +39,6 @@ def from_message(message: pb.Derivation) -> Derivation:
         raise LimitExceeded(f"A derivation has at most {DERIVATION_BYTES_MAX:,} bytes.")
     rows = _predicate(message.rows, 1) if message.HasField("rows") else None
     return Derivation(tuple(message.columns) or None, rows)
-
-
-def to_json(derivation: Derivation) -> dict[str, Any]:
-    """Return a derivation as JSON values, in protobuf's JSON form of the message, for receipts."""
-    return json_format.MessageToDict(to_message(derivation))
-
-
-def from_json(facts: object) -> Derivation:
-    """Return the derivation of what `to_json` returned.
-
-    Raises:
-        LimitExceeded: it is too large, or too deep.
-        MalformedMessage: it is none.
-    """
-    if not isinstance(facts, dict):
-        raise MalformedMessage("A derivation is not an object.")
-    try:
-        message = json_format.ParseDict(facts, pb.Derivation())
-    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError):
-        raise MalformedMessage("A derivation is not one that this release knows.") from None
-    return from_message(message)
 
 
 def _message(predicate: Predicate) -> pb.Predicate:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from driftline.derivation_messages import from_json
+from driftline.derivation_json import from_json
 from driftline.derivations import Derivation, canonical, text_of
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import LimitExceeded, MalformedMessage, NotFound, RecipeChanged, UsageError

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivation_messages import from_json, from_message, to_json, to_message
+from driftline.derivation_json import from_json, to_json
+from driftline.derivation_messages import from_message, to_message
 from driftline.derivations import (
     Comparable,
     Comparison,
@@ -36,6 +37,7 @@ from driftline.limits import (
     DERIVATION_VALUES_MAX,
 )
 from driftline.types import Column, DeclaredType, Recipe, parse_type
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +101,7 @@ def test_a_message_and_json_keep_everything(derivation: Derivation) -> None:
     check(derivation, COLUMNS, COMPARED)
     sent = to_message(derivation).SerializeToString()
     assert from_message(pb.Derivation.FromString(sent)) == derivation
+    assert to_json(derivation) == MessageToDict(to_message(derivation)), "as protobuf writes it"
     assert from_json(json.loads(json.dumps(to_json(derivation)))) == derivation
 
 
@@ -338,6 +341,10 @@ NO_JSON: list[object] = [
     {"columns": "ab"}, {"columns": [None]}, {"columns": ["\ud800"]}, {"columns": [7]},
     {"rows": {"comparison": {"column": "n", "operator": "=", "values": [7]}}},
     {"rows": {"comparison": {"column": "n", "operator": "IS NULL"}, "negated": {}}},
+    {"rows": {"comparison": {"column": "n", "operator": ["="], "values": ["7"]}}},
+    {"rows": {"comparison": {"column": "n\ud800", "operator": "IS NULL"}}},
+    {"rows": {"comparison": {"operator": "IS NULL"}}}, {"rows": {"every": {"parts": []}}},
+    {"rows": {"every": {"parts": {"0": {}}}}},
 ]  # fmt: skip
 
 

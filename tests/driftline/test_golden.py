@@ -22,7 +22,7 @@ import pytest
 import zstandard
 from blake3 import blake3
 from driftline import (
-    derivation_messages,
+    derivation_json,
     derivations,
     digests,
     fingerprints,
@@ -89,7 +89,7 @@ def test_derivations() -> None:
     whole = recipe_of(vector)
     texts = []
     for each in vector["derivations"]:
-        predicate = derivation_messages.from_json({"rows": each["rows"]}).rows
+        predicate = derivation_json.from_json({"rows": each["rows"]}).rows
         assert predicate is not None
         texts.append(derivations.text_of(derivations.canonical(predicate)))
         assert texts[-1] == each["text"]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.derivation_messages import to_json
+from driftline.derivation_json import to_json
 from driftline.digests import Salt
 from driftline.errors import ProofFailed, SourceUnreachable, UsageError, WarehouseUnavailable
 from driftline.fingerprints import FRAGMENT_KEY_BYTES

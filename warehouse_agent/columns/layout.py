@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from driftline import derivation_json
 from driftline.arrays import U64
 from driftline.columns import Block, Ragged, pick, spans
 from driftline.derivations import Derivation, canonical, text_of
@@ -312,14 +313,14 @@ def to_json(layout: Layout) -> dict[str, object]:
             }
             for c, carrier, name in columns
         ],
-        **({} if chosen is None else {"derivation": _derivation_to_json(chosen)}),
+        **({} if chosen is None else {"derivation": derivation_json.to_json(chosen)}),
     }
 
 
 def from_json(data: dict[str, object]) -> Layout:
     """Return the layout that `to_json` wrote. Raises MalformedMessage: another release did."""
     columns = data["columns"]
-    chosen = _derivation_of_json(data["derivation"]) if "derivation" in data else None
+    chosen = derivation_json.from_json(data["derivation"]) if "derivation" in data else None
     rows = None if chosen is None else chosen.rows
     version, keys = data["fingerprint_version"], data["key_columns"]
     assert isinstance(columns, list)
@@ -333,16 +334,3 @@ def from_json(data: dict[str, object]) -> Layout:
         bool(data.get("statistics", False)),
         chosen,
     )
-
-
-def _derivation_to_json(derivation: Derivation) -> dict[str, object]:
-    # Protobuf takes longer to import than a short command needs; most relations are whole.
-    from driftline import derivation_messages
-
-    return derivation_messages.to_json(derivation)
-
-
-def _derivation_of_json(data: object) -> Derivation:
-    from driftline import derivation_messages
-
-    return derivation_messages.from_json(data)

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivation_messages import to_json
+from driftline.derivation_json import to_json
 from driftline.derivations import Comparison, Derivation, Operator
 from driftline.digests import Salt, mix
 from driftline.fingerprints import hasher, row_key

@@ -15,7 +15,8 @@ from typing import Any
 
 import duckdb
 import pytest
-from driftline.derivation_messages import from_json, from_message, to_json, to_message
+from driftline.derivation_json import from_json, to_json
+from driftline.derivation_messages import from_message, to_message
 from driftline.derivations import (
     Comparable,
     Comparison,
