@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import duckdb
 import pytest
+from deltalake import DeltaTable
 from driftline import errors
 from driftline.types import WIDTHS, parse_type
 
@@ -35,6 +38,7 @@ from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
 from source_agent.engines.interface import Limits
 from tests import ROOT
+from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
 
@@ -368,35 +372,114 @@ def test_reading_examples_run(block: Block, world: World, monkeypatch: pytest.Mo
         assert counted == expected
 
 
-@pytest.mark.spark
-def test_the_page_of_views_can_be_followed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its configuration over two databases, then its example."""
-    blocks = {b.language: b for b in of("toml", "python") if b.page == "views.md"}
-    wanted = tomllib.loads(blocks["toml"].text)
+@pytest.fixture(scope="module")
+def views_page(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    """The page's configuration over two databases, refreshed."""
+    folder = tmp_path_factory.mktemp("views")
+    (block,) = (b for b in of("toml") if b.page == "views.md")
+    wanted = tomllib.loads(block.text)
     tables = {
         "erp": {
-            "orders": "id INTEGER PRIMARY KEY NOT NULL, placed DATE, customer INT, status TEXT"
+            "orders": "id INTEGER PRIMARY KEY NOT NULL, placed TEXT, customer INT, status TEXT"
         },
-        "crm": {"customer": "id INTEGER PRIMARY KEY NOT NULL, name VARCHAR(40)"},
+        "crm": {
+            "customer": "id INTEGER PRIMARY KEY NOT NULL, name TEXT, country TEXT, address TEXT,"
+            " phone TEXT, note TEXT"
+        },
     }
     views = {name: view["query"] for name, view in wanted["views"].items()}
-    with Sites(spark, tmp_path, tables, views) as sites:
+    with Sites(spark, folder, tables, views, derive=("columns", "rows")) as sites:
         sites.fragment_lines = {
             name: f'source = "{lines["source"]}"' for name, lines in wanted["fragments"].items()
         }
-        sites.sql("crm", "INSERT INTO customer VALUES (1, 'Anna'), (2, 'Bo')")
-        sites.sql("erp", "INSERT INTO orders VALUES (7, '2026-01-02', 1, 'O')")
-        sites.sql("erp", "INSERT INTO orders VALUES (8, '2026-01-03', 2, 'F')")
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+        sites.sql(
+            "crm",
+            f"{numbers} INSERT INTO customer (id, name, country)"
+            " SELECT i, 'name ' || i, iif(i % 10, 'DE', 'CH') FROM n",
+            1000,
+        )
+        sites.sql(
+            "erp",
+            f"{numbers} INSERT INTO orders"
+            " SELECT i, '2026-01-02', 1 + i % 1000, iif(i % 3, 'F', 'O') FROM n",
+            5000,
+        )
+        for source in tables:
+            sites.sql(source, "ANALYZE")
         sites.well()
-        monkeypatch.chdir(tmp_path)
-        names: dict[str, object] = {}
-        exec(compile(blocks["python"].text, "views.md", "exec"), names)
-        (row,) = names["orders"].collect()  # type: ignore[attr-defined]
-        assert (row.id, row.name) == (7, "Anna")
-        registered = spark.table("open_orders").collect()
-        assert registered == [row]
+        sites.toml()
+        yield sites
+
+
+@pytest.mark.spark
+def test_the_page_of_views_can_be_followed(
+    spark: SparkSession, views_page: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (b for b in of("python") if b.page == "views.md")
+    monkeypatch.chdir(views_page.folder)
+    names: dict[str, object] = {}
+    exec(compile(block.text, "views.md", "exec"), names)
+    expected = views_page.expected("open_orders")
+    assert expected
+    for rows in (names["orders"], spark.table("open_orders")):
+        assert Counter(tuple(map(plain, row)) for row in rows.collect()) == expected  # type: ignore[attr-defined]
+    tables = {table.name for table in spark.catalog.listTables()}
+    assert {"orders", "open_orders"} <= tables
+    assert "customer" not in str(tables), "a kept relation is not registered"
+
+
+def views_sql(beginning: str) -> list[str]:
+    """The statements of one example of the page of views."""
+    (text,) = (b.text for b in of("text") if b.page == "views.md" and b.text.startswith(beginning))
+    return [statement.strip() for statement in text.split(";") if statement.strip()]
+
+
+def files_of(warehouse: Path, place: str, version: str | None) -> list[str]:
+    """The files of a Delta table that an example names, at a version that it names."""
+    table = warehouse / place.removeprefix("file://").removeprefix("/srv/warehouse/")
+    return DeltaTable(table, version=None if version is None else int(version)).file_uris()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("engine", ["DuckDB", "Spark"])
+def test_views_are_read_without_driftline(
+    spark: SparkSession, views_page: Sites, engine: str
+) -> None:
+    """The examples name the right tables, columns and rows.
+
+    Neither DuckDB's extension for Delta nor Spark's package is here: its table function is replaced
+    by the files that the log of the named table has at the named version.
+    """
+    beginning, table_at = {
+        "DuckDB": (
+            "SELECT version FROM delta_scan",
+            r"delta_scan\('([^']+)'(?:, version => (\d+))?\)",
+        ),
+        "Spark": ("SELECT version FROM delta.`", r"delta\.`([^`]+)`(?: VERSION AS OF (\d+))?"),
+    }[engine]
+
+    def answer(statement: str) -> list[tuple[object, ...]]:
+        (found,) = re.finditer(table_at, statement)
+        files = files_of(views_page.warehouse, found[1], found[2])
+        if engine == "Spark":
+            spark.read.parquet(*files).createOrReplaceTempView("named")
+            asked = statement.replace(found[0], "named")
+            return [tuple(row) for row in spark.sql(asked).collect()]
+        with duckdb.connect() as db:
+            return db.execute(statement.replace(found[0], f"read_parquet({files})")).fetchall()
+
+    versions, rows = views_sql(beginning)
+    ((version,),) = answer(versions)
+    found = Counter(tuple(map(plain, row[:3])) for row in answer(rows.replace("12", str(version))))
+    assert found == views_page.expected("open_orders")
+
+
+@pytest.mark.spark
+def test_the_page_shows_what_explain_prints(views_page: Sites) -> None:
+    (command,) = re.findall(r"`(driftline explain \w+ --ask)`", page("views.md"))
+    printed = run(views_page.folder, command)
+    assert printed in {b.text for b in of("text") if b.page == "views.md"}
 
 
 # TOML.
@@ -445,6 +528,7 @@ def test_every_setting_is_documented() -> None:
         "warehouse": warehouse_configure._WAREHOUSE,
         "sources.NAME": warehouse_configure._SOURCE,
         "fragments.NAME": warehouse_configure._FRAGMENT,
+        "views.NAME": warehouse_configure._VIEW,
     }
     expected = {f"{table}.{key}" for table, keys in known.items() for key in keys}
     listed = {
