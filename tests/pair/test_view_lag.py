@@ -161,6 +161,33 @@ def test_a_short_lag_is_never_exceeded(sites: Sites) -> None:
         sites.check()
 
 
+def test_the_learned_chunk(sites: Sites) -> None:
+    """With `chunk_rows = "auto"` a phase waits for as many rows as the history makes optimal."""
+    sites.view_lines = {"joined": 'max_lag = "1h"'}
+    sites.well()
+    now = datetime.now(UTC)
+    for name, rows in (("orders", 8), ("crm.customer", 0), ("joined", 0)):
+        for minutes in (60, 50, 40, 30, 20, 10):
+            report = Report(name, version=0, previous_version=0, rows_updated=rows)
+            at = (now - timedelta(minutes=minutes)).isoformat()
+            report.checked_at, report.seconds = at, {"exchange": 1.0}
+            if name == "joined":  # long phases, so that few are best
+                report.view_phases = [{"rows": 8, "seconds": 900.0, "at": at}]
+            sites.store.append_line(report.to_json(), "_driftline", "runs", f"{name}.jsonl")
+    edit(sites, 0, 3)
+    ahead = without_spark(sites)["orders"].ahead
+    assert ahead is not None
+    assert ahead["rows"] == 3
+    learned = ahead["chunk_rows"]
+    assert learned > 6, "more than are gathered, and half of what the next refresh brings"
+    before = seen(sites, "joined")
+    edit(sites, 0, 40)
+    reports = sites.well()
+    assert reports["joined"].ahead is None, f"43 changed rows are more than {learned}"
+    assert seen(sites, "joined") != before
+    sites.check()
+
+
 def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     regular(sites)
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
