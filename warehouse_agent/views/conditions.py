@@ -78,7 +78,7 @@ class _Reader:
     def conjuncts(self) -> Iterator[Conjunct]:
         """Yield the conjuncts that have a column which may be of this occurrence."""
         for condition in self._conditions:
-            for node in _conjuncts(condition):
+            for node in _operands(condition, exp.And):
                 columns = list(node.find_all(exp.Column))
                 if any(self._may_be_ours(column) for column in columns):
                     yield Conjunct(node.sql(dialect=_DIALECT), self._read(node))
@@ -91,9 +91,9 @@ class _Reader:
             case exp.Paren():
                 return self._read(node.this)
             case exp.And():
-                return Conjunction((self._read(node.this), self._read(node.expression)))
+                return Conjunction(tuple(map(self._read, _operands(node, exp.And))))
             case exp.Or():
-                return Disjunction((self._read(node.this), self._read(node.expression)))
+                return Disjunction(tuple(map(self._read, _operands(node, exp.Or))))
             case exp.Not():
                 return Negation(self._read(node.this))
             case exp.Is() if isinstance(node.expression, exp.Null):
@@ -148,13 +148,15 @@ class _Reader:
         return Stays(_reason(node))
 
 
-def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    node = _bare(node)
-    if isinstance(node, exp.And):
-        yield from _conjuncts(node.this)
-        yield from _conjuncts(node.expression)
-    else:
-        yield node
+def _operands(node: exp.Expr, kind: type[exp.And | exp.Or]) -> Iterator[exp.Expr]:
+    """Yield the operands of a chain of AND or OR, which may be longer than Python's stack."""
+    left = [node]
+    while left:
+        one = _bare(left.pop())
+        if isinstance(one, kind):
+            left += [one.expression, one.this]
+        else:
+            yield one
 
 
 def _bare(node: exp.Expr) -> exp.Expr:

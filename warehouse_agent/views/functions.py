@@ -37,4 +37,5 @@ _CASTS = """
 bigint binary boolean cast date decimal double float int smallint string timestamp tinyint
 """
 
+TIMES = frozenset(_TIMES.split())
 FUNCTIONS = frozenset(" ".join((_CONDITIONS, _NUMBERS, _TEXTS, _TIMES, _CASTS)).split())

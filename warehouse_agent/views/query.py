@@ -4,8 +4,8 @@ Spark evaluates the user's text. sqlglot only reads it, and writes nothing that 
 rewrites what it read (`a::int`, `<=>`): what is put into the text is spliced by offsets.
 
 A query is SELECT, FROM, inner joins and WHERE. Everything in it must be on a list: classes of the
-syntax tree, functions by the name that is written (`functions`), words in front of a parenthesis.
-So what sqlglot or Spark learns later is refused until somebody has looked at it.
+syntax tree, functions by the name that is written, words in front of a parenthesis (`words`). So
+what sqlglot or Spark learns later is refused until somebody has looked at it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import pairwise
 
 import sqlglot
@@ -23,13 +22,12 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from warehouse_agent.columns.view_layout import LINEAGE
-from warehouse_agent.views.functions import FUNCTIONS
+from warehouse_agent.views.words import refusals
 
 OCCURRENCES_MAX = 16  # a join of more is rather a mistake
 TEXT_MAX = 64 << 10  # characters
 _DIALECT = "spark"
 _NAME_REFUSED = re.compile(r"[ ,;{}()\n\t=]")  # by Delta
-_MOMENT = re.compile(r"\s*(now|today|yesterday|tomorrow)(\s+\S+)?\s*", re.IGNORECASE)
 _NAMES_OF_FEED = ("_op", "_version")
 
 # Classes of expressions beside functions.
@@ -43,6 +41,10 @@ _EXPRESSIONS = (
     exp.Var,
 )  # fmt: skip
 _STRUCTURE = (exp.Select, exp.From, exp.Join, exp.Table, exp.TableAlias, exp.Where)
+_BEHIND_TABLE = (
+    TokenType.COMMA, TokenType.CROSS, TokenType.INNER, TokenType.JOIN, TokenType.ON,
+    TokenType.WHERE,
+)  # fmt: skip
 _REFUSED = {
     exp.Star: ("`*` is refused: name what the view is to have", "Name the columns."),
     exp.Subquery: ("a subquery is refused", "Make it a view of its own, and join that."),
@@ -71,13 +73,6 @@ _CLAUSES = {
     "joins": ("parentheses around joins are refused", "Write the joins one after the other."),
     "using": ("USING is refused", "Write ON with both columns."),
 }
-# Words that may stand in front of a parenthesis and are no function.
-_WORDS = frozenset({
-    "and", "as", "between", "both", "by", "case", "div", "else", "end", "escape", "from", "ilike",
-    "in", "inner", "interval", "is", "join", "leading", "like", "not", "null", "on", "or", "regexp",
-    "rlike", "select", "then", "trailing", "true", "false", "try_cast", "when", "where",
-})  # fmt: skip
-_TYPES = frozenset({"char", "character", "dec", "decimal", "numeric", "varchar"})  # with a length
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +170,11 @@ def read_query(text: str, *, where: str) -> Query:
         ConfigurationError: it does not parse, or has something that is not on the list; with the
             reason, line and column.
     """
-    return _Reader(text, where).read()
+    reader = _Reader(text, where)
+    try:
+        return reader.read()
+    except RecursionError:
+        raise reader.too_deep() from None
 
 
 def resolve(query: Query, columns: Sequence[Sequence[str]], *, where: str) -> Resolved:
@@ -236,18 +235,15 @@ class _Reader:
             raise self._error(f"it has more than {TEXT_MAX:,} characters", "")
         tokens = self._tokens()
         select = self._parsed(tokens)
-        self._check_words(tokens)
+        for found in refusals(self._text, tokens, select):
+            raise self._error(found.why, found.remedy, found.at)
         self._check_clauses(select)
         for node in select.walk():
             self._check_node(node, select)
-        start = next(
-            token.start
-            for before, token in pairwise(tokens)
-            if _depth(tokens, token) == 0
-            and token.token_type is TokenType.FROM
-            and before.token_type is not TokenType.DISTINCT  # IS DISTINCT FROM
-        )
         occurrences = self._occurrences(select)
+        self._check_tables(tokens, occurrences)
+        first = occurrences[0].start
+        start = next(a.start for a, b in pairwise(tokens) if b.start == first)  # FROM
         columns = self._columns(select)
         uses = tuple(map(_use, select.find_all(exp.Column)))
         equalities, conditions = tuple(_equalities(select)), tuple(_conditions(select))
@@ -276,7 +272,7 @@ class _Reader:
                 raise self._refused(_REFUSED[exp.Subquery], token.start)
         try:
             found = sqlglot.parse_one(self._text, dialect=_DIALECT)
-        except (SqlglotError, RecursionError) as error:
+        except SqlglotError as error:
             raise self._unreadable(error) from None
         if not isinstance(found, exp.Select):
             raise self._error(
@@ -286,24 +282,6 @@ class _Reader:
         if found.args.get("from_") is None:
             raise self._error("it has no FROM", "Name the tables that it reads.")
         return found
-
-    def _check_words(self, tokens: list[Token]) -> None:
-        """Refuse what is called and not listed, by the name as written."""
-        for before, token in pairwise(tokens):
-            if token.token_type in (TokenType.HINT, TokenType.ARROW, TokenType.PIPE_GT):
-                raise self._error(f"{token.text!r} is refused", "Leave it out.", token.start)
-            is_name = before.text[:1].isalpha() or before.text[:1] == "_"
-            is_text = before.token_type in (TokenType.STRING, TokenType.RAW_STRING)
-            if token.token_type is not TokenType.L_PAREN or not is_name or is_text:
-                continue
-            name = before.text.lower()
-            is_quoted = before.token_type is TokenType.IDENTIFIER
-            if is_quoted or name not in FUNCTIONS | _WORDS | _TYPES:
-                raise self._error(
-                    f"the function {before.text!r} is not one that a view may call",
-                    _similar(name),
-                    before.start,
-                )
 
     def _check_clauses(self, select: exp.Select) -> None:
         from_ = select.args["from_"]
@@ -348,6 +326,15 @@ class _Reader:
                 why = _CLAUSES.get(part, (f"{part.strip('_').upper()} is refused", ""))
                 raise self._refused(why, _start(node) if place is None else place)
 
+    def _check_tables(self, tokens: list[Token], occurrences: Sequence[Occurrence]) -> None:
+        """Refuse what sqlglot drops behind a table: an AS without a name, or a star."""
+        for one in occurrences:
+            after = next((token for token in tokens if token.start >= one.end), None)
+            if after is not None and after.token_type not in _BEHIND_TABLE:
+                raise self._error(
+                    f"{after.text!r} is refused behind a table", "Leave it out.", after.start
+                )
+
     def _check_node(self, node: exp.Expr, select: exp.Select) -> None:
         if node is not select and isinstance(node, exp.Query):
             raise self._refused(_REFUSED[exp.Subquery], _start(node))
@@ -360,11 +347,11 @@ class _Reader:
                 "Give the table an alias, and write alias.column.",
                 _start(node),
             )
-        if isinstance(node, exp.Literal) and node.is_string and _MOMENT.fullmatch(node.name):
+        if isinstance(node, exp.DataType) and node.this is exp.DType.TIME:
             raise self._error(
-                f"the text {node.name!r} is a moment of the clock where Spark wants a date or time",
-                "",
-                _start(node),
+                "the type TIME is refused: as a timestamp it has the date on which Spark reads it",
+                "Use a text, or a timestamp.",
+                _start(node.parent or node),
             )
         if isinstance(node, (*_STRUCTURE, *_EXPRESSIONS)):
             return
@@ -415,9 +402,11 @@ class _Reader:
             names[name.lower()] = name
         return tuple(names.values())
 
+    def too_deep(self) -> ConfigurationError:
+        """Return the error of a query that Python's stack does not hold."""
+        return self._error("its expressions are nested too deeply", "Make it simpler.")
+
     def _unreadable(self, error: Exception) -> ConfigurationError:
-        if isinstance(error, RecursionError):
-            return self._error("its expressions are nested too deeply", "Make it simpler.")
         errors = getattr(error, "errors", None)
         if errors:
             first = errors[0]
@@ -465,17 +454,6 @@ def _equalities(select: exp.Select) -> Iterator[tuple[ColumnUse, ColumnUse]]:
                 yield _use(sides[0]), _use(sides[1])
 
 
-def _depth(tokens: Sequence[Token], upto: Token) -> int:
-    """Return the number of parentheses that are open before a token."""
-    depth = 0
-    for token in tokens:
-        if token is upto:
-            break
-        depth += token.token_type is TokenType.L_PAREN
-        depth -= token.token_type is TokenType.R_PAREN
-    return depth
-
-
 def _start(node: exp.Expr) -> int | None:
     """Return the least offset that a node or a part of it has; None if none has one."""
     found = [n.meta["start"] for n in node.walk() if "start" in n.meta]
@@ -490,9 +468,3 @@ def _position(text: str, offset: int) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _similar(name: str) -> str:
-    """Return which function may be meant, or where they are listed."""
-    near = get_close_matches(name, sorted(FUNCTIONS), n=1)
-    return f"Did you mean {near[0]!r}?" if near else "docs/views.md lists those that it may."

@@ -17,6 +17,7 @@ from driftline.types import Column, Recipe, parse_type
 from pyspark.sql import SparkSession
 
 from tests.reference.predicates import keeps
+from warehouse_agent.decomposition.conditions import Conjunction, Disjunction, Negation
 from warehouse_agent.decomposition.wishes import Offer, united
 from warehouse_agent.views.conditions import wish_of
 from warehouse_agent.views.evaluate import _PINNED
@@ -40,7 +41,7 @@ VALUES: dict[str, tuple[str, pa.DataType, list[Any]]] = {
          "null", "1", "-- x", "a_b%"]),
 }  # fmt: skip
 LITERALS: dict[str, list[str]] = {
-    "i2": ["0", "-1", "+1", "32767", "-32768", "007"],
+    "i2": ["0", "-1", "1", "32767", "-32768", "007"],
     "i4": ["0", "-5", "2147483647", "-2147483648"],
     "i8": ["5", "9223372036854775807", "-9223372036854775808"],
     "n": ["0", "-0.00", "1.5", "1.50", "-1.5", "999999.99", ".5"],
@@ -109,3 +110,14 @@ def test_conditions_mean_the_same(spark: SparkSession, name: str) -> None:
         seen = [value.encode() if isinstance(value, str) else value for value in values]
         expected = [keeps(predicate, {name: value}, TYPES) for value in seen]
         assert [row[f"c{i}"] for row in found] == expected, text
+
+
+@pytest.mark.parametrize("word", ["AND", "OR"])
+def test_long_chains(word: str) -> None:
+    text = f" {word} ".join(f"(i2 = {i})" for i in range(3_000))
+    (conjunct, *_) = wish_of(
+        "v", read_query(f"SELECT i2 FROM r WHERE NOT ({text})", where="v"), 0
+    ).conjuncts
+    assert isinstance(conjunct.condition, Negation)
+    assert isinstance(conjunct.condition.part, Conjunction | Disjunction)
+    assert len(conjunct.condition.part.parts) == 3_000

@@ -31,6 +31,14 @@ ACCEPTED = [
     "SELECT `FROM` AS f, `select` AS s FROM t AS `join`",
     "SELECT a\r\nFROM erp . `t`\r\n  o WHERE\to.a BETWEEN 1 AND 2",
     "SELECT l.a, r.a AS b FROM t l JOIN t r ON l.k = r.k",
+    "SELECT t.distinct FROM t",
+    "SELECT t.from, `distinct` FROM t WHERE t.distinct IS DISTINCT FROM t.from",
+    "SELECT a + 1 AS b, date + INTERVAL 1 DAY AS c, (a) + -b AS d FROM t",
+    "SELECT a -- \\ x\n, b /* x \\\n */ FROM t -- x\\\n",
+    "SELECT a FROM t WHERE s = '10:00' OR s IN ('todayish', 'to' || 'do', '9:30')",
+    "SELECT CAST(d || ' 10:00' AS TIMESTAMP) AS x, to_timestamp(concat(d, ' 10:00')) AS y FROM t",
+    "SELECT d + INTERVAL '10:00' HOUR TO MINUTE AS x, CAST('10:00' AS STRING) AS y FROM t",
+    "SELECT TIMESTAMP '2020-02-29 10:00' AS x FROM t WHERE hour(d) > 1 AND s <> '10:00'",
 ]
 REFUSED = [
     ("", "does not begin with SELECT"),
@@ -99,6 +107,32 @@ REFUSED = [
     ("SELECT input_file_name() AS a FROM t", "'input_file_name' is not one"),
     ("SELECT a FROM t WHERE d < date 'today'", "moment of the clock"),
     ("SELECT a FROM t WHERE d < 'Now UTC'", "moment of the clock"),
+    ("SELECT a FROM t WHERE d < 'today+01:00'", "moment of the clock, column 27"),
+    ("SELECT a FROM t WHERE d < '\\0 tod\\u0061y '", "moment of the clock"),
+    ("SELECT a FROM t WHERE d < r'now'", "moment of the clock"),
+    ("SELECT a FROM t WHERE d < 'to' \"day\"", "moment of the clock, column 27"),
+    ("SELECT a FROM t WHERE d < CAST('to' || 'day' AS DATE)", "moment of the clock"),
+    ("SELECT 'x' || 'today'::date AS a FROM t", "moment of the clock"),
+    ("SELECT TIMESTAMP '10:00' AS a FROM t", "a time of the day on which, column 18"),
+    ("SELECT timestamp_ltz ' T10:00' AS a FROM t", "a time of the day on which"),
+    ("SELECT CAST('1:' '2' AS TIMESTAMP) AS a FROM t", "a time of the day on which"),
+    ("SELECT try_cast((('T10')) AS timestamp_ltz) AS a FROM t", "a time of the day on which"),
+    ("SELECT ('10:00')::timestamp AS a FROM t", "a time of the day on which"),
+    ("SELECT timestamp('10:00') AS a FROM t", "a time of the day on which"),
+    ("SELECT to_timestamp('10:00') AS a FROM t", "a time of the day on which"),
+    ("SELECT date_trunc('day', '10:00') AS a FROM t", "a time of the day on which"),
+    ("SELECT extract(HOUR FROM '10:00') AS a FROM t", "a time of the day on which"),
+    ("SELECT TIME '10:00' AS a FROM t", "the type TIME"),
+    ("SELECT a::time AS a FROM t", "the type TIME"),
+    ("SELECT a FROM t WHERE s = +'05'", "a plus in front, column 27"),
+    ("SELECT a FROM t JOIN u ON t.a = + u.a", "a plus in front, column 33"),
+    ("SELECT a + +1 AS b FROM t", "a plus in front, column 12"),
+    ("SELECT d + INTERVAL +3 DAY AS b FROM t", "a plus in front"),
+    ("SELECT a -- x\\\n, b FROM t", "ends with a backslash, column 10"),
+    ("-- x\\\nSELECT a FROM t", "ends with a backslash, column 1"),
+    ("SELECT a FROM t AS", "'AS' is refused behind a table, column 17"),
+    ("SELECT a FROM t *", "'*' is refused behind a table, column 17"),
+    ("SELECT t.a FROM t AS, u", "'AS' is refused behind a table, column 19"),
     ("SELECT a FROM t JOIN t ON t.a = t.a", "two tables are called 't'"),
     ("SELECT a FROM t WHERE", "cannot be read"),
     ("SELECT a b c FROM t", "cannot be read"),
@@ -161,6 +195,12 @@ def test_columns_are_resolved() -> None:
             resolve(query, columns, where=WHERE)
     with pytest.raises(ConfigurationError, match="called 'x'"):
         resolve(read_query("SELECT x.a FROM t", where=WHERE), [["a"]], where=WHERE)
+
+
+@pytest.mark.parametrize("text", ["SELECT t.distinct FROM t", "SELECT t.from FROM `e`.`t` t"])
+def test_lineage_is_put_before_the_clause(text: str) -> None:
+    spliced = read_query(text, where=WHERE).spliced(["v"], [["k"]])
+    assert spliced.endswith(" , `t`.`k` AS _driftline_k1 FROM `v` AS `t`")
 
 
 @given(st.text(max_size=80))
