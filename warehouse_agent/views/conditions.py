@@ -4,8 +4,8 @@ A row of a view fulfils each conjunct of WHERE and of every ON, because all join
 refers to one table alone may be evaluated where the table is (`decomposition.conditions`); here
 nothing is known of columns and types. Names without an alias may be of any table of the query.
 
-Text literals that Spark changes before it reads them stay here: escapes, doubled quotes, and `$`,
-which begins a variable of the session.
+Text literals that Spark may change before it reads them stay here: escapes, doubled quotes, and
+`$`, which begins a variable where a session substitutes them (`evaluate` has that switched off).
 """
 
 from __future__ import annotations

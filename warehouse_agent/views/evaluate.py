@@ -43,11 +43,19 @@ _PINNED = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.ansi.relationPrecedence": "false",
     "spark.sql.caseSensitive": "false",
+    "spark.sql.charAsVarchar": "false",
+    "spark.sql.chunkBase64String.enabled": "true",
     "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.function.concatBinaryAsString": "false",
+    "spark.sql.function.eltOutputAsString": "false",
+    "spark.sql.icu.caseMappings.enabled": "true",
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.preserveCharVarcharTypeInfo": "false",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.variable.substitute": "false",
 }
 # What files hold, not what the text means.
 _WRITING = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}

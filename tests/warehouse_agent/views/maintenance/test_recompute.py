@@ -198,13 +198,27 @@ def test_another_query_is_refused_until_it_is_accepted(loaded: Loaded) -> None:
 
 
 def test_settings_of_the_session_do_not_matter(loaded: Loaded) -> None:
-    loaded.publish()
-    conf = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    text = (
+        "SELECT id, '${spark.app.name}' AS a, concat(binary(note), binary(note)) AS b,"
+        " elt(1, binary(note), binary(note)) AS c, upper('ß') AS d,"
+        " base64(repeat('x', 90)) AS e FROM orders"
+    )
+    first = loaded.publish(text)
+    assert loaded.rows(first.files)[0][1] == "${spark.app.name}"
+    conf = {
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.variable.substitute": "true",
+        "spark.sql.function.concatBinaryAsString": "true",
+        "spark.sql.function.eltOutputAsString": "true",
+        "spark.sql.icu.caseMappings.enabled": "false",
+        "spark.sql.chunkBase64String.enabled": "false",
+    }
     before = {key: str(loaded.spark.conf.get(key)) for key in conf}
     try:
         for key, value in conf.items():
             loaded.spark.conf.set(key, value)
-        assert isinstance(loaded.recompute(), UnchangedView)
+        assert isinstance(loaded.recompute(text), UnchangedView)
     finally:
         for key, value in before.items():
             loaded.spark.conf.set(key, value)
