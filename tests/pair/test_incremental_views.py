@@ -10,8 +10,10 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from driftline.errors import SparkLost, ViewFailed
 from pyspark.sql import SparkSession
 
 from tests.harness.lineage_oracle import LineageOracle
@@ -194,11 +196,88 @@ def test_a_proof_that_fails(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> No
     assert (head.version, sites.store.folders("chain")) == (0, folders)
     report = sites.well()["chain"]
     assert report.method == ViewMethod.RECOMPUTE
-    assert report.method_why == "its last incremental maintenance failed its proof"
+    assert report.method_why == "its last incremental maintenance failed"
     oracle.check()
     sites.sql("crm", "UPDATE customer SET name = 'renamed'")
     incremental(sites.well(), "chain", "over")
     oracle.check()
+
+
+def test_a_row_that_is_missed_where_nothing_differs(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No version is made, and the slices move on all the same."""
+    oracle = only(sites, "chain")
+    numbers: list[int] = []
+    real = slice_proof.check
+
+    def check(*given: Any) -> None:
+        numbers.append(given[-1])
+        real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slice_proof, "check", check)
+        for note in "xyz":
+            sites.sql("erp", "UPDATE orders SET note = ? WHERE id = 0", note)
+            sites.sql("crm", "UPDATE customer SET id = ? WHERE code = 'c5'", 90 + ord(note))
+            report = sites.well()["chain"]
+            assert (report.version, report.method) == (0, ViewMethod.INCREMENTAL)
+    assert numbers == [1, 2, 3]
+    sites.sql("erp", "INSERT INTO line VALUES (20, 77, 'missed')")
+    with monkeypatch.context() as patched:
+        patched.setattr(slice_proof, "SLICES", 1)
+        patched.setattr(incremental_road, "_joined", lambda *_: [])
+        error = sites.refresh()["chain"].error
+    assert error is not None
+    assert error["code"] == "PROOF"
+    assert sites.well()["chain"].method == ViewMethod.RECOMPUTE
+    oracle.check()
+
+
+def test_a_bug_of_the_incremental_road(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view is not stuck: the next refresh recomputes it."""
+    oracle = only(sites, "chain")
+
+    def raises(problem: Exception) -> Any:
+        def run(*_: object) -> None:
+            raise problem
+
+        return run
+
+    for amount, problem, is_ours in [
+        (90, AssertionError("a bug"), True),
+        (91, ViewFailed("an expression", where="chain"), False),
+        (92, SparkLost("lost"), False),
+    ]:
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 20", amount)
+        with monkeypatch.context() as patched:
+            patched.setattr(incremental_road, "_joined", raises(problem))
+            assert sites.refresh()["chain"].error is not None
+        report = sites.well()["chain"]
+        assert (report.method == ViewMethod.RECOMPUTE) == is_ours, report.method_why
+        oracle.check()
+
+
+def test_the_anchors_are_of_the_largest_input(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a first table with few rows, most slices would have none."""
+    sites.views = {"few": "SELECT c.name, o.id FROM crm.customer c JOIN erp.orders o"
+                   " ON o.customer = c.id"}  # fmt: skip
+    sites.view_lines = {"few": 'maintain = "incremental"'}
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET customer = 0 WHERE id % 2 = 0")
+    wide = []
+    real = slice_proof._in_slice
+
+    def in_slice(names: tuple[str, ...], number: int) -> str:
+        wide.append(names)
+        return real(names, number)
+
+    monkeypatch.setattr(slice_proof, "_in_slice", in_slice)
+    incremental(sites.well(), "few")
+    assert wide[1] == ("_driftline_k2",)
+    sites.check()
 
 
 def test_small_files_are_merged(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +307,8 @@ def test_every_step_on_spark(sites: Sites) -> None:
 def test_affected_rows_that_do_not_fit(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Affected rows before and after are paired by Spark, and the slice compared there."""
     monkeypatch.setattr(incremental_road, "PAIRED_BYTES_MAX", 1)
-    monkeypatch.setattr(slice_proof, "COLLECTED_ROWS_MAX", 0)
+    monkeypatch.setattr(slice_proof, "COLLECTED_BYTES_MAX", 0)
+    monkeypatch.setattr(slice_proof, "_differences", None)
     oracle = only(sites, "chain", "over")
     sites.sql("erp", "UPDATE orders SET amount = 44 WHERE id IN (3, 20, 31)")
     sites.sql("erp", "DELETE FROM line WHERE id = 20")

@@ -14,7 +14,8 @@ lineage has no changed key has the same rows in both states, so it is in both re
  3. `rewrite`: files of V that hold affected rows are written again without them, the new rows are
     files beside; both are paired by lineage (`tasks.maintenance.view_rewrite`), which gives the
     change feed.
- 4. `check`: a slice of the view is computed by another road and compared (`slice_proof`).
+ 4. `check`: a slice of the view is computed by another road and compared (`slice_proof`), also
+    where no row of the view differs.
 
 Nothing is published unless all counts add up. Rejected: a Spark query for each term (2.1 times a
 recomputation), signed deltas (old state, counters), and Spark's joins for the reduction (values of
@@ -92,12 +93,14 @@ class Feasible:
         forms: of the selected rows of each occurrence.
         feeds: by name of input, since the version that the view was made of.
         reduction: None if nothing changed in any feed.
+        slice: the number of the slice to be proven, another one each time.
     """
 
     base: ViewSnapshot
     forms: tuple[Selected, ...]
     feeds: Mapping[str, tuple[FeedFiles, ...]]
     reduction: Reduction | None
+    slice: int
 
     @property
     def rows_changed(self) -> int:
@@ -111,6 +114,7 @@ def feasible(
     inputs: Sequence[Input],
     base: ViewSnapshot,
     feeds: Mapping[str, tuple[FeedFiles, ...]],
+    slice_: int,
 ) -> Feasible:
     """Decide how a view is maintained by affected keys, without reading rows."""
     where = f"views.{name}.query"
@@ -120,7 +124,7 @@ def feasible(
     found = None
     if any(one.is_changed for one in occurrences):
         found = join_graph.reduction(_edges(resolved, occurrences), occurrences)
-    return Feasible(base, forms, feeds, found)
+    return Feasible(base, forms, feeds, found, slice_)
 
 
 def graph_of(
@@ -170,9 +174,9 @@ def maintain(job: ViewJob, plan: Feasible) -> Computed | NoFeed:
         affected = _affected(job.inputs, base.layout, changes)
         with job.phase("rewrite"):
             found = _applied(job, base, affected, added, folders)
-        if isinstance(found, NextVersion):
-            with job.phase("check"):
-                slice_proof.check(job, own, found)
+        with job.phase("check"):
+            files = found.files if isinstance(found, NextVersion) else base.files
+            slice_proof.check(job, own, files, base.layout, plan.slice)
     except BaseException:
         for folder in folders:
             with contextlib.suppress(Exception):

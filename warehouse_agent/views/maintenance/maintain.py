@@ -3,11 +3,12 @@
 Recomputation is always right. The incremental road is taken where it is possible and, with
 `maintain = "auto"`, cheaper (`planning.view_cost`). It is not possible for a first load, for
 another recipe, and where the change feeds do not certainly hold all changes (`affected_keys`). If
-its proof fails, nothing is published, and the next refresh recomputes the view: a note says so.
+its proof fails, or something else that is no matter of the view's query and not gone when it is
+tried again, nothing is published, and the next refresh recomputes the view: a note says so.
 
 Notes of a view lie beside those of fragments, and may be lost: what was learned of the phases'
 prices, a failed proof, and the versions of the inputs for which the published rows were last found
-right although nothing was published.
+right although nothing was published, with the number of times that this was found.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from driftline.errors import DriftlineError, ProofFailed
+from driftline.errors import DriftlineError, ProofFailed, RecipeChanged, ViewFailed
 
 from warehouse_agent.config import Maintain
 from warehouse_agent.planning import view_cost
@@ -32,7 +33,7 @@ from warehouse_agent.views.maintenance.recompute import recompute
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import Query
 
-_DISTRUSTED = "distrusted"  # key of the notes: the version whose successor failed its proof
+_DISTRUSTED = "distrusted"  # key of the notes: the version whose successor failed
 _CURRENT = "current"  # key of the notes: what the published version is still right for
 
 
@@ -87,13 +88,14 @@ def maintain(
     if chosen.plan is not None:
         try:
             found = incremental.maintain(job, chosen.plan)
-        except ProofFailed:
-            _distrust(job, chosen.plan.base)
+        except Exception as problem:
+            if _is_ours(job, problem):
+                _distrust(job, chosen.plan.base)
             raise
     if isinstance(found, NoFeed):
         job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, found.why
+        spark = job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
         with job.phase("evaluate"):
-            spark = job.steps.spark(job.input_bytes)
             found = recompute(
                 spark,
                 job.store,
@@ -136,7 +138,7 @@ def choose(
         return Chosen("the view may mean something else now")
     notes = notes_of(store, name)
     if notes.get(_DISTRUSTED) == stamp_of(base):
-        return Chosen("its last incremental maintenance failed its proof")
+        return Chosen("its last incremental maintenance failed")
     record, feeds = _record(base, notes), dict[str, tuple[FeedFiles, ...]]()
     for one in inputs:
         if one.name not in feeds:
@@ -144,7 +146,8 @@ def choose(
             if isinstance(found, NoFeed):
                 return Chosen(found.why)
             feeds[one.name] = found
-    plan = incremental.feasible(name, query, inputs, base, feeds)
+    number = base.version + 1 + _times_current(notes)
+    plan = incremental.feasible(name, query, inputs, base, feeds, number)
     work = _work(inputs, base, plan, changed_rows_least)
     prices = view_cost.choose(work, view_cost.factors(notes))
     if asked is Maintain.INCREMENTAL:
@@ -180,7 +183,12 @@ def notes_of(store: Store, name: str) -> dict[str, object]:
 
 def note_current(store: Store, name: str, base: ViewSnapshot, inputs: Mapping[str, int]) -> None:
     """Note that a published version is right for these committed versions of its inputs."""
-    current = {"version": stamp_of(base), "inputs": dict(inputs), "made_of": made_of(store, inputs)}
+    current = {
+        "version": stamp_of(base),
+        "inputs": dict(inputs),
+        "made_of": made_of(store, inputs),
+        "times": _times_current(notes_of(store, name)) + 1,
+    }
     _note(store, name, {_CURRENT: current})
 
 
@@ -203,6 +211,21 @@ def _record(base: ViewSnapshot, notes: Mapping[str, object]) -> VersionRecord:
         return base.record
     is_whole = all(type(v) is int for v in inputs.values()) and inputs.keys() == stamps.keys()
     return replace(base.record, inputs=inputs, made_of=stamps) if is_whole else base.record
+
+
+def _times_current(notes: Mapping[str, object]) -> int:
+    """Return how often published versions were found right for newer inputs."""
+    noted = notes.get(_CURRENT)
+    times = noted.get("times") if isinstance(noted, dict) else None
+    return times if type(times) is int else 0
+
+
+def _is_ours(job: ViewJob, problem: Exception) -> bool:
+    """Return True if incremental maintenance may fail again, and a recomputation may not."""
+    error = job.steps.mistake(problem, job.name)
+    if isinstance(error, ProofFailed):
+        return True
+    return not error.is_retryable and not isinstance(error, ViewFailed | RecipeChanged)
 
 
 def _distrust(job: ViewJob, base: ViewSnapshot) -> None:
