@@ -44,7 +44,7 @@ _CASTS = frozenset({"cast", "try_cast"})
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a query is refused, what to do, and the offset in its text."""
+    """A reason to refuse a query, what to do, and the offset in its text."""
 
     why: str
     remedy: str
@@ -55,6 +55,7 @@ def refusals(text: str, tokens: Sequence[Token], select: exp.Select) -> Iterator
     """Yield what is refused in a query.
 
     Args:
+        text: of the query.
         tokens: of the text.
         select: what sqlglot made of them.
     """
