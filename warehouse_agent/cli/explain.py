@@ -7,6 +7,7 @@ is noted at each description. Reads no row and changes nothing.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from warehouse_agent.decomposition.site_queries import (
     Dialect,
     Joined,
     dialect_of,
+    free_name,
     predicate_text,
     proposed,
     share_query,
@@ -120,7 +122,7 @@ def decomposed(config: WarehouseConfig, view: View, *, ask: bool) -> list[SiteSh
     for site, numbers in by_site.items():
         fragments = {n: f for i in numbers if (f := config.fragments.get(n := view.inputs[i]))}
         known, unknown = _known(store, fragments.values(), ask=ask)
-        found.append(_site(store, site, view, query, numbers, known, unknown))
+        found.append(_site(config, site, view, query, numbers, known, unknown))
     return found
 
 
@@ -150,7 +152,7 @@ def _known(
 
 
 def _site(
-    store: Store,
+    config: WarehouseConfig,
     site: str,
     view: View,
     query: Query,
@@ -164,7 +166,7 @@ def _site(
     for number in numbers:
         name, alias = view.inputs[number], query.occurrences[number].alias
         if (one := known.get(name)) is None:
-            head = formats.view_head(store, name)
+            head = formats.view_head(Store.of(config), name)
             version = None if head is None else head.version
             tables.append(TableShare(name, alias, version, notes=("a view, which is kept here",)))
             continue
@@ -174,10 +176,21 @@ def _site(
             joined.append(Joined(one.fragment.relation, one.offer, share))
     proposal = None
     if len(joined) > 1:
-        name = f"{view.name}_{site}".replace(".", "_").replace("-", "_")
+        name = relation_name(config, view, site)
         pairs = [(_named(a), _named(b)) for a, b in query.equalities]
         proposal = proposed(name, joined, pairs, dialect)
     return SiteShare(site, databases[0] if databases else None, tuple(tables), proposal, unknown)
+
+
+def relation_name(config: WarehouseConfig, view: View, site: str) -> str:
+    """Return the name of a relation to propose: no known relation, and no other view, has it."""
+    taken = {fragment.relation.lower() for fragment in config.fragments.values()}
+    names = {
+        (other, source): free_name((re.sub(r"\W", "_", f"{other}_{source}", flags=re.A),), taken)
+        for other in config.views
+        for source in config.sources
+    }
+    return names[view.name, site]
 
 
 def _named(use: ColumnUse) -> tuple[str, str]:

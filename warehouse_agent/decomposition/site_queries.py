@@ -6,13 +6,16 @@ where tables of one site join: the join is then made at the site, and only joine
 
 A proposal has only what means the same at the site and in Spark: predicates that are pushed as they
 are, and `=` of two columns of one type for which the source says so. All else stays in the view.
+Texts are compared by their bytes, as the source agent's engines do and Spark does: a column's own
+collation may ignore case or blanks, or sort by a language's rules.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
+from typing import Final
 
 from driftline.derivations import (
     Comparable,
@@ -34,14 +37,33 @@ _INDENT = " " * 9
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Quoting of an engine: `mark` around names; `escapes`: a backslash in a text is doubled."""
+    """Quoting of an engine, and how it compares texts.
 
+    Attributes:
+        by_bytes: a text, in place of `{}`, as an operand that is compared by its bytes in UTF-8;
+            empty: not known.
+        mark: around names.
+        escapes: a backslash in a text is doubled.
+    """
+
+    by_bytes: str
     mark: str = '"'
     escapes: bool = False
 
     def name(self, name: str) -> str:
         """Return a quoted name."""
         return self.mark + name.replace(self.mark, 2 * self.mark) + self.mark
+
+    def column(self, column: Column, alias: str | None = None) -> str:
+        """Return a column's quoted name; `alias` qualifies it."""
+        prefix = "" if alias is None else f"{self.name(alias)}."
+        return prefix + self.name(column.name)
+
+    def operand(self, column: Column, alias: str | None = None) -> str:
+        """Return a column as it is compared with a value of its type."""
+        found = self.column(column, alias)
+        is_text = column.type.kind == "text" and self.by_bytes
+        return self.by_bytes.replace("{}", found) if is_text else found
 
     def literal(self, column: Column, value: str) -> str:
         """Return a literal in the string form of a column's type as SQL."""
@@ -51,11 +73,17 @@ class Dialect:
         return _KEYWORDS.get(column.type.kind, "") + "'" + text.replace("'", "''") + "'"
 
 
+_DIALECTS: Final = {
+    "postgresql": Dialect('{} COLLATE "C"'),
+    "mariadb": Dialect("CAST(CONVERT({} USING utf8mb4) AS BINARY)", "`", escapes=True),
+    "sqlite": Dialect("{} COLLATE BINARY"),
+}
+_UNKNOWN: Final = Dialect(by_bytes="")
+
+
 def dialect_of(database: str) -> Dialect:
-    """Return the dialect of a database, by its engine and version as the source names them."""
-    if re.match(r"mariadb|mysql", database, re.IGNORECASE):
-        return Dialect("`", escapes=True)
-    return Dialect()
+    """Return the dialect of a database, by its engine as the source names it."""
+    return _DIALECTS.get(database.lower(), _UNKNOWN)
 
 
 def share_query(relation: str, recipe: Recipe, rows: Predicate | None, dialect: Dialect) -> str:
@@ -70,16 +98,15 @@ def predicate_text(
 ) -> str:
     """Return a predicate as SQL; `alias` qualifies its columns."""
     columns = {column.name: column for column in recipe.columns}
-    prefix = "" if alias is None else f"{dialect.name(alias)}."
 
     def text(node: Predicate) -> str:
         match node:
             case Comparison(name, Operator.IS_NULL, _):
-                return f"{prefix}{dialect.name(name)} IS NULL"
+                return f"{dialect.column(columns[name], alias)} IS NULL"
             case Comparison(name, operator, values):
                 found = [dialect.literal(columns[name], value) for value in values]
                 right = f"({', '.join(found)})" if operator is Operator.IN else found[0]
-                return f"{prefix}{dialect.name(name)} {operator.value} {right}"
+                return f"{dialect.operand(columns[name], alias)} {operator.value} {right}"
             case Negated(part):
                 return f"NOT ({text(part)})"
             case Every(parts):
@@ -101,6 +128,11 @@ class Joined:
     offer: Offer
     share: Share
 
+    @property
+    def alias(self) -> str:
+        """Return its alias in the view's query."""
+        return self.share.wish.alias
+
 
 def proposed(
     name: str,
@@ -108,13 +140,17 @@ def proposed(
     equal: Iterable[tuple[tuple[str, str], tuple[str, str]]],
     dialect: Dialect,
 ) -> str | None:
-    """Return the lines of source.toml that publish the join of relations; None: they do not join.
+    """Return the lines of source.toml that publish the join of relations.
+
+    None: they do not join, or it is not known how the database compares texts by their bytes.
 
     Args:
         name: of the relation to publish.
         equal: columns that the view's query compares with `=`, as alias and published name.
     """
-    by_alias = {one.share.wish.alias.lower(): one for one in occurrences}
+    if not dialect.by_bytes:
+        return None
+    by_alias = {one.alias.lower(): one for one in occurrences}
     joins = []
     for left, right in equal:
         sides = [_column(by_alias, *side) for side in (left, right)]
@@ -126,21 +162,22 @@ def proposed(
     if len(joined) < 2:
         return None
     outputs, key = _outputs(joined, dialect)
-    tables = ", ".join(f"{j.relation} AS {dialect.name(j.share.wish.alias)}" for j in joined)
+    tables = ", ".join(f"{j.relation} AS {dialect.name(j.alias)}" for j in joined)
     conditions = [
-        f"{_qualified(one, a, dialect)} = {_qualified(other, b, dialect)}"
+        f"{dialect.operand(a, one.alias)} = {dialect.operand(b, other.alias)}"
         for one, a, other, b in joins
         if one in joined
     ]
     for one in joined:
         if one.share.rows is not None:
-            alias = one.share.wish.alias
-            conditions.append(predicate_text(one.share.rows, one.offer.recipe, dialect, alias))
+            rows = predicate_text(one.share.rows, one.offer.recipe, dialect, one.alias)
+            conditions.append(f"({rows})" if isinstance(one.share.rows, Some) else rows)
     where = f"\n{_INDENT}  AND ".join(conditions)
     columns = f",\n{_INDENT}       ".join(outputs)
+    query = f"SELECT {columns}\n{_INDENT}FROM {tables}\n{_INDENT}WHERE {where}"
     return (
         f"[relations.{name}]\n"
-        f'query = """SELECT {columns}\n{_INDENT}FROM {tables}\n{_INDENT}WHERE {where}"""\n'
+        f'query = """{_escaped(query)}"""\n'
         f"key = [{', '.join(_toml(one) for one in key)}]\n"
     )
 
@@ -184,19 +221,25 @@ def _outputs(joined: Sequence[Joined], dialect: Dialect) -> tuple[list[str], lis
         for column in one.offer.recipe.published_order:
             if column.name not in keys and column.name not in one.share.columns:
                 continue
-            name = column.name
-            if name.lower() in taken:
-                name = f"{one.share.wish.alias}_{column.name}"
-            taken.add(name.lower())
+            name = free_name((column.name, f"{one.alias}_{column.name}"), taken)
             as_ = "" if name == column.name else f" AS {dialect.name(name)}"
-            outputs.append(f"{_qualified(one, column, dialect)}{as_}")
+            outputs.append(f"{dialect.column(column, one.alias)}{as_}")
             key += [name] if column.name in keys else []
     return outputs, key
 
 
-def _qualified(one: Joined, column: Column, dialect: Dialect) -> str:
-    return f"{dialect.name(one.share.wish.alias)}.{dialect.name(column.name)}"
+def free_name(wanted: Sequence[str], taken: set[str]) -> str:
+    """Return the first name that is free but for case, the last one numbered; and take it."""
+    numbered = (f"{wanted[-1]}_{number}" for number in count(2))
+    name = next(name for name in chain(wanted, numbered) if name.lower() not in taken)
+    taken.add(name.lower())
+    return name
 
 
 def _toml(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f'"{_escaped(text, 1)}"'
+
+
+def _escaped(text: str, quotes: int = 3) -> str:
+    """Return a text as it stands in TOML between so many quotes."""
+    return text.replace("\\", r"\\").replace('"' * quotes, r"\"" * quotes)

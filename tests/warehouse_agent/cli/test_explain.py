@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 from source_agent.config import load
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import command
-from warehouse_agent.cli.explain import decomposed
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+from warehouse_agent import config as configure
+from warehouse_agent.cli.explain import decomposed, relation_name
 
 TABLES = {
     "erp": {
@@ -32,6 +31,8 @@ VIEW = (
 )
 
 
+@pytest.mark.spark
+@pytest.mark.slow
 def test_explain(spark: SparkSession, tmp_path: Path) -> None:
     with Sites(spark, tmp_path, TABLES, {"v": VIEW}, derive=("columns", "rows")) as sites:
         for i in range(20):
@@ -92,3 +93,17 @@ def test_explain(spark: SparkSession, tmp_path: Path) -> None:
         assert wrong.code == 2
         assert "There is no view 'w'" in wrong.err
         json.dumps(body)
+
+
+def test_proposals_have_names_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "warehouse.toml"
+    file.write_text(
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "127.0.0.1:1"\ninsecure = true\n'
+        '[sources."a b"]\naddress = "127.0.0.1:2"\ninsecure = true\n'
+        '[fragments.x]\nsource = "erp"\nrelation = "V_erp"\n'
+        + "".join(f'[views."{name}"]\nquery = "SELECT k FROM x"\n' for name in ("v", "a-b", "a_b"))
+    )
+    config = configure.load(file)
+    found = [relation_name(config, view, "erp") for view in config.views.values()]
+    assert found == ["v_erp_2", "a_b_erp", "a_b_erp_2"]
+    assert relation_name(config, config.views["v"], "a b") == "v_a_b"
