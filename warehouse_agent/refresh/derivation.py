@@ -15,11 +15,12 @@ is sent with every exchange; without another wish no description is asked for.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from driftline import derivations
 from driftline import wire_pb2 as pb
 from driftline.derivations import Comparable, Part, text_of
-from driftline.errors import DerivationRefused, DriftlineError
+from driftline.errors import DerivationRefused, DriftlineError, MalformedMessage, RecipeChanged
 from driftline.types import Recipe
 from google.protobuf import json_format
 
@@ -95,20 +96,44 @@ def check(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot) -> None:
 
     Raises:
         DerivationRefused: the DBA no longer allows its columns or rows.
+        MalformedMessage, VersionMismatch, ConfigurationError: as `schema_change.described`.
         RecipeChanged: its columns changed at the source.
     """
     whole = schema_change.described(reply, fragment, None)
     offer, chosen = offer_of(reply, whole), base.layout.derivation
-    if chosen is not None:
-        if withdrawn := sorted(part.value for part in chosen.parts - offer.allowed):
-            what = f"The DBA no longer allows a choice of {' and '.join(withdrawn)}."
-            raise refused(DerivationRefused(what), fragment.name)
-        try:
-            derivations.check(chosen, whole.recipe.columns, offer.comparable)
-        except DerivationRefused as error:
-            raise refused(error, fragment.name) from None
+    # Columns first: a literal of the type that a column had is none of its new type.
     if schema_change.differs(derived(whole, chosen), base.layout):
         raise schema_change.explained(reply, base, fragment.name)
+    if chosen is None:
+        return
+    if withdrawn := sorted(part.value for part in chosen.parts - offer.allowed):
+        what = f"The DBA no longer allows a choice of {' and '.join(withdrawn)}."
+        raise refused(DerivationRefused(what), fragment.name)
+    try:
+        derivations.check(chosen, whole.recipe.columns, offer.comparable)
+    except DerivationRefused as error:
+        raise refused(error, fragment.name) from None
+
+
+def explained(
+    error: DerivationRefused | MalformedMessage,
+    describe: Callable[[str], pb.DescribeReply],
+    fragment: Fragment,
+    base: Snapshot | None,
+) -> DriftlineError:
+    """Return why a source refused to compare chosen columns and rows, by a new description.
+
+    A source checks a derivation before it compares recipes, so it does not see that a column
+    changed: it finds that there is no such column, or that a literal is malformed.
+    """
+    if base is not None and base.layout.derivation is not None:
+        try:
+            check(describe(fragment.relation), fragment, base)
+        except (DerivationRefused, RecipeChanged) as found:
+            return found
+        except DriftlineError:  # the refusal says more
+            pass
+    return refused(error, fragment.name) if isinstance(error, DerivationRefused) else error
 
 
 def refused(error: DriftlineError, name: str) -> DerivationRefused:

@@ -16,6 +16,7 @@ from driftline.errors import (
     DriftlineError,
     DuplicateKey,
     LimitExceeded,
+    MalformedMessage,
     NullKey,
     RecipeChanged,
     SourceUnreachable,
@@ -191,8 +192,10 @@ class Attempt:
         error = self.failed.get(job.name)
         if isinstance(error, RecipeChanged):
             self.failed[job.name] = self._explained(link, job, error)
-        elif isinstance(error, DerivationRefused):
-            self.failed[job.name] = derivation.refused(error, job.name)
+        elif isinstance(error, DerivationRefused | MalformedMessage):
+            base = formats.head(self._command.store, job.name)
+            why = derivation.explained(error, link.describe, job.fragment, base)
+            self.failed[job.name] = why
 
     def _explained(self, link: Link, job: Job, error: RecipeChanged) -> DriftlineError:
         """Return the error with the columns that changed, or the error of asking for them."""

@@ -84,8 +84,9 @@ def test_it_follows_its_views_and_nobody_else() -> None:
         (reply(derive=()), DerivationRefused, "columns and rows"),
         (reply(derive=("columns",)), DerivationRefused, "a choice of rows"),
         (reply(word=""), DerivationRefused, "does not mean the same"),
-        (reply({"id": "int4", "t": "text", "note": "text"}), DerivationRefused, "no column 'a'"),
+        (reply({"id": "int4", "t": "text", "note": "text"}), RecipeChanged, "a was dropped"),
         (reply({**TYPES, "a": "int8"}), RecipeChanged, "column a was int4 and is int8"),
+        (reply({**TYPES, "t": "date"}), RecipeChanged, "column t was text and is date"),
     ],
 )
 def test_what_is_withdrawn_is_refused(
@@ -106,6 +107,16 @@ def test_a_relation_that_was_whole_is_not_narrowed_over_a_changed_one() -> None:
     with pytest.raises(RecipeChanged, match="column extra"):
         derivation.followed(reply({**TYPES, "extra": "date"}), WANTED, base)
     assert derivation.followed(reply(), WANTED, base).data_names == ("id", "a", "t")
+
+
+def test_another_choice_with_the_same_columns_is_another_layout() -> None:
+    every = kept("SELECT id, a FROM erp.r")
+    types = {"id": "int4", "a": "int4"}
+    base = published(derivation.described(reply(types), every, None))
+    assert base.layout.derivation is None
+    found = derivation.described(reply({**types, "extra": "date"}), every, base)
+    assert found.derivation == Derivation(("id", "a"))
+    assert found.recipe.id == base.layout.recipe.id
 
 
 def test_the_offer_is_noted(tmp_path: object) -> None:
