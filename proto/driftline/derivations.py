@@ -232,7 +232,7 @@ def check(
         raise MalformedMessage("A derivation names a column twice.", where=where)
     if derivation.rows is None:
         return
-    _check_size(derivation.rows, where)
+    check_size(derivation.rows, where)
     for comparison in comparisons(derivation.rows):
         if comparison.column not in known:
             raise _no_column(comparison.column, where)
@@ -275,7 +275,8 @@ def _flat(kind: type[Every | Some], parts: Iterable[Predicate]) -> tuple[Predica
     return tuple(found[key] for key in sorted(found))
 
 
-def _check_size(predicate: Predicate, where: str) -> None:
+def check_size(predicate: Predicate, where: str = "") -> None:
+    """Raise LimitExceeded if a predicate has too many levels, comparisons or literals."""
     if depth(predicate) > DERIVATION_DEPTH_MAX:
         raise too_deep(where)
     found = list(comparisons(predicate))

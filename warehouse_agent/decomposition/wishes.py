@@ -30,6 +30,7 @@ from driftline.derivations import (
     Some,
     canonical,
     check,
+    check_size,
     text_of,
 )
 from driftline.errors import LimitExceeded
@@ -38,7 +39,7 @@ from driftline.types import Recipe
 
 from warehouse_agent.decomposition.conditions import Compares, Condition, Pushed, pushed
 
-RULES = 1  # changes when the same views get another derivation
+RULES = 2  # changes when the same views get another derivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +188,20 @@ def _share(wish: Wish, offer: Offer) -> Share:
     known = offer.compares
     used = {known[name].column.name for name in wish.columns | wish.unqualified if name in known}
     columns = tuple(c.name for c in offer.recipe.columns if c.name in used)
-    found = tuple((c, pushed(c.condition, known)) for c in wish.conjuncts)
+    found = tuple((c, _within_limits(pushed(c.condition, known))) for c in wish.conjuncts)
     kept = tuple(p.predicate for _, p in found if p.predicate is not None)
     return Share(wish, columns, canonical(Every(kept)) if kept else None, found)
+
+
+def _within_limits(found: Pushed) -> Pushed:
+    """Return what is pushed of a conjunct; nothing if it alone is more than a source takes."""
+    if found.predicate is None:
+        return found
+    try:
+        check_size(canonical(found.predicate))
+    except LimitExceeded as error:
+        return Pushed(None, (*found.why, f"it is too large: {error.message}"))
+    return found
 
 
 def _columns(shares: Iterable[Share], offer: Offer) -> tuple[tuple[str, ...] | None, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from driftline.derivations import Operator
+from driftline.limits import DERIVATION_DEPTH_MAX
 from sqlglot import exp
 
 from warehouse_agent.decomposition.conditions import (
@@ -49,6 +50,7 @@ _TYPES = {
     exp.DType.TIMESTAMP: LiteralKind.TIMESTAMP,
     exp.DType.TIMESTAMPTZ: LiteralKind.TIMESTAMP,
 }
+_LEVELS_MAX = 4 * DERIVATION_DEPTH_MAX  # of AND, OR and NOT that are read; others stay here
 _CHANGED = frozenset("\\'\"$")  # in a text, or, the first, anywhere in the query
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 
@@ -86,16 +88,19 @@ class _Reader:
     def _may_be_ours(self, column: exp.Column) -> bool:
         return column.table.lower() in ("", self._alias)
 
-    def _read(self, node: exp.Expr) -> Condition:
+    def _read(self, node: exp.Expr, level: int = 1) -> Condition:
+        if level > _LEVELS_MAX:
+            return Stays("is nested too deeply")
+        node = _bare(node)
         match node:
-            case exp.Paren():
-                return self._read(node.this)
             case exp.And():
-                return Conjunction(tuple(map(self._read, _operands(node, exp.And))))
+                parts = _operands(node, exp.And)
+                return Conjunction(tuple(self._read(one, level + 1) for one in parts))
             case exp.Or():
-                return Disjunction(tuple(map(self._read, _operands(node, exp.Or))))
+                parts = _operands(node, exp.Or)
+                return Disjunction(tuple(self._read(one, level + 1) for one in parts))
             case exp.Not():
-                return Negation(self._read(node.this))
+                return Negation(self._read(node.this, level + 1))
             case exp.Is() if isinstance(node.expression, exp.Null):
                 return self._tested(node.this, Operator.IS_NULL, [])
             case exp.In() if node.expressions:
