@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from driftline.errors import WarehouseUnavailable
+from driftline.errors import NotFound, WarehouseUnavailable
 from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
@@ -425,6 +425,33 @@ def test_verify_after_gc(sites: Sites) -> None:
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"\n"spark.ui.enabled" = "false"')
     verified = command("verify", "joined", "--json", config=toml)
     assert (verified.code, verified.lines[0]["inputs"]) == (0, newest.members["joined"].inputs)
+
+
+def test_a_fragment_that_a_changed_query_reads_no_more(sites: Sites) -> None:
+    """It moves although the view is still made of it; the view stays as it is, marked."""
+    sites.well()
+    sites.views["joined"] = "SELECT c.code, c.id FROM crm.customer c"
+    del sites.views["inverse"]
+    sites.sql("erp", "UPDATE orders SET amount = 77 WHERE id = 3")
+    reports = sites.well("orders")
+    assert reports["orders"].warehouse_version == 1
+    pinned = sites.pinned()
+    assert pinned.read("orders").where("amount = 77").count() == 1
+    assert pinned.stale("joined") == "orders moved, which its query does not read any more"
+    sites.well(options=Options(accept_schema=True))
+    sites.check()
+
+
+def test_a_pinned_warehouse_has_the_tables_of_its_version_alone(sites: Sites) -> None:
+    more = sites.fragment_lines.pop("other")
+    sites.well()
+    sites.fragment_lines["other"] = more
+    sites.well()
+    assert sites.pinned().read("other").count() == 40
+    old = sites.pinned(0)
+    for ask in (old.read, old.as_of, old.stale):
+        with pytest.raises(NotFound, match="It is not in version 0 of the warehouse"):
+            ask("other")
 
 
 def test_after_the_last_view(sites: Sites) -> None:

@@ -1,7 +1,8 @@
 """Decide the members of the next warehouse version, without I/O.
 
 A warehouse version says which versions of fragments and views belong together. What moves of a
-component moves in one flip, its views always: a view that could not follow is marked as stale.
+component moves in one flip, its views always: a view that could not follow is marked as stale. So
+is a view whose query was changed and that was made of a table that moves without it.
 """
 
 from __future__ import annotations
@@ -58,29 +59,37 @@ def moved(
 ) -> dict[str, Member] | None:
     """Return the members of the next warehouse version by name; None if nothing moved.
 
-    A member that is as before, apart from its times, stays as it was.
+    A member that is as before, apart from its times, stays as it was. A view that is not in
+    `changed` is marked as stale if what it was made of moves without it: its query reads other
+    tables now.
 
     Args:
         views: the views that are configured; None: all of `before`. Another one is left out when
             its inputs move, because nobody computes it any more.
 
     Raises:
-        AssertionError: a view that is not stale is not made of the versions beside it.
+        AssertionError: a view in `changed` is neither stale nor made of the versions beside it.
     """
-    after = dict(before)
+    after, decided = dict(before), set[str]()
     for member in changed:
+        decided.add(member.name)
         known = before.get(member.name)
         if known is None or replace(member, moved_at=known.moved_at) != known:
             after[member.name] = member
     if after == dict(before):
         return None
+    now = max(member.moved_at for name, member in after.items() if member != before.get(name))
     while views is not None and (gone := _removed(after, views)):
         for name in gone:
             del after[name]
-    for member in after.values():
-        if member.kind is Kind.VIEW and member.stale is None:
-            beside = _beside(member, after)
-            assert beside == dict(member.inputs), f"{member.name}: {member.inputs}, not {beside}"
+    while late := {n: why for n in after.keys() - decided if (why := _late(after[n], after))}:
+        for name, why in late.items():
+            after[name] = after[name].marked(why, now)
+    for name in decided & after.keys():
+        view = after[name]
+        if view.kind is Kind.VIEW and view.stale is None:
+            beside = _beside(view, after)
+            assert beside == dict(view.inputs), f"{name}: {view.inputs}, not {beside}"
     return after
 
 
@@ -91,6 +100,19 @@ def _removed(members: Mapping[str, Member], views: Collection[str]) -> list[str]
         for m in members.values()
         if m.kind is Kind.VIEW and m.name not in views and _beside(m, members) != dict(m.inputs)
     ]
+
+
+def _late(member: Member, members: Mapping[str, Member]) -> str | None:
+    """Return why a view that nobody computed is to be marked; None: it is not to be."""
+    if member.kind is not Kind.VIEW or member.stale is not None:
+        return None
+    beside = _beside(member, members)
+    for name, version in member.inputs.items():
+        if beside.get(name) != version:
+            return f"{name} moved, which its query does not read any more"
+        if members[name].stale is not None:
+            return f"its input {name} is stale"
+    return None
 
 
 def _beside(view: Member, members: Mapping[str, Member]) -> dict[str, int]:

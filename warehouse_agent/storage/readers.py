@@ -82,6 +82,12 @@ class Warehouse:
                 self.read(name).createOrReplaceTempView(quoted(name))
 
     def _snapshot(self, name: str) -> Snapshot | ViewSnapshot:
+        if self._members and name not in self._members:
+            raise NotFound(
+                f"It is not in version {self.version} of the warehouse.",
+                where=name,
+                remedy="`names` has the tables of this version; `read` reads others one by one.",
+            )
         if name not in self._pinned:
             self._pinned[name] = _pinned(self._store, self._members, name)
         return self._pinned[name]
@@ -132,7 +138,8 @@ def _opened(
         if version is None
         else warehouse_versions.at_version(store, version)
     )
-    assert found is not None, "the table exists"
+    if found is None:  # somebody moved the table away meanwhile
+        return store, {}, None
     kept = (m.name for m in found.members.values() if m.kind is Kind.KEPT)
     return Store(store.root, frozenset(kept)), found.members, found.number
 
