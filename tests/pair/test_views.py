@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +24,13 @@ from warehouse_agent import read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
+from warehouse_agent.runs import view_phase
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage.formats import view_head
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.warehouse_versions import WarehouseVersion
+from warehouse_agent.views.maintenance.maintain import maintain
+from warehouse_agent.views.maintenance.next_version import Computed
 from warehouse_agent.views.selection import select
 
 pytestmark = pytest.mark.spark
@@ -282,6 +289,36 @@ def test_two_commands_on_one_component(sites: Sites) -> None:
         members = newest.members
         assert members["joined"].inputs == dict.fromkeys(("orders", "crm.customer"), 1 + turn)
         check(sites)
+
+
+def test_two_commands_where_locks_exclude_nobody(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decided on members that another command moved is not flipped."""
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id = 9")
+    sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+    monkeypatch.setattr(Store, "lock", lambda *_: contextlib.nullcontext())
+    versions = list[WarehouseVersion | None]()
+
+    def overtaken(*arguments: Any, **options: Any) -> Computed:
+        made = maintain(*arguments, **options)
+        if not versions:
+            versions.append(None)
+            sites.well("crm.customer")
+            versions.append(sites.newest())
+        return made
+
+    monkeypatch.setattr(view_phase, "maintain", overtaken)
+    reports = sites.refresh("orders")
+    assert {r.error["code"] for r in reports.values() if r.error} == {"LOCKED"}
+    assert reports["orders"].version == 1, "it is committed, and ahead"
+    newest = sites.newest()
+    assert newest is not None
+    assert newest == versions[1]
+    assert newest.members["joined"].inputs == {"orders": 0, "crm.customer": 1}
+    sites.well()
+    check(sites)
 
 
 def test_another_key(sites: Sites) -> None:

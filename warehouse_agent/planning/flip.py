@@ -93,6 +93,34 @@ def moved(
     return after
 
 
+def overtaken(
+    read: Mapping[str, Member],
+    newest: Mapping[str, Member],
+    changed: Iterable[Member],
+    names: Iterable[str],
+) -> str | None:
+    """Return one of `names` that another command moved since `read` was read; None if none was.
+
+    What was decided on `read` must not be flipped then. The first warehouse version of another
+    component may name our fragments, as of versions that are not newer: that is no move.
+
+    Args:
+        read: the members that the decision was made on; empty: there was no table.
+        newest: the members now.
+        changed: what is to be flipped.
+        names: of the component's fragments and views.
+    """
+    ours = {member.name: member.version for member in changed}
+    for name in names:
+        known = newest.get(name)
+        is_begun = not read and (
+            known is None or (known.kind is not Kind.VIEW and known.version <= ours.get(name, -1))
+        )
+        if not is_begun and known != read.get(name):
+            return name
+    return None
+
+
 def _removed(members: Mapping[str, Member], views: Collection[str]) -> list[str]:
     """Return views that nobody configures and that are not made of the versions beside them."""
     return [

@@ -30,7 +30,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Fragment, OnFailure
 from warehouse_agent.events import RefreshNotStarted
-from warehouse_agent.planning.flip import Kind, Member
+from warehouse_agent.planning.flip import Member
 from warehouse_agent.planning.staleness import flip_schedule
 from warehouse_agent.planning.staleness.optimum import Staleness, measured
 from warehouse_agent.refresh.finish import Proven
@@ -185,15 +185,13 @@ class ComponentTurn:
         try:
             state = self._state(taken)
             turned = self._decided(state, evaluating=True)
-            newest = self._command.flips.newest()
-            before = dict(newest.members) if newest else {}
-            number = newest.number if newest else None
-            after, is_flipped = dict(before), False
+            after, number, is_flipped = dict(state.members), state.number, False
             if taken.commit():
                 self._place_fragments(taken, state, after)
                 self._views.commit(turned, after)
                 if not self._holds(taken, turned):
-                    number, is_flipped = self._flip(before, after), True
+                    number, is_flipped = self._flip(state.members, after), True
+                    self._views.note_current(turned, after)
             else:
                 for one in turned:
                     one.error = one.error or _not_committed(one.view.name)
@@ -222,13 +220,11 @@ class ComponentTurn:
             report.held = f"{names[0]} failed, and its component waits for it" if names else None
         return bool(names)
 
-    def _flip(self, before: dict[str, Member], after: dict[str, Member]) -> int | None:
+    def _flip(self, before: Mapping[str, Member], after: Mapping[str, Member]) -> int | None:
         """Flip what moved; return the number of the warehouse version, None without a table."""
-        flips, changed = self._command.flips, [m for n, m in after.items() if before.get(n) != m]
-        if before:
-            return flips.flip(changed)
-        is_begun = any(m.kind is Kind.VIEW for m in after.values())
-        return flips.begin(changed) if is_begun else None
+        changed = [member for name, member in after.items() if before.get(name) != member]
+        names = (*self._component.fragments, *self._component.views)
+        return self._command.flips.move(changed, before, names)
 
     def _measure(
         self,

@@ -2,18 +2,22 @@
 
 A fragment without views is flipped directly after its own commit. The table begins with the first
 view; its first version names the newest version of every configured table.
+
+Locks may not exclude others (object stores have none), so no flip is written blindly: what moves is
+read, or compared with what it was decided on, on the members that the flip replaces.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+
+from driftline.errors import Locked
 
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history.record import checked
-from warehouse_agent.planning.flip import Kind, Member, moved
+from warehouse_agent.planning.flip import Kind, Member, moved, overtaken
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -64,53 +68,74 @@ class Flips:
         member = known.members.get(fragment.name) if known else None
         if known is None or version is None or (member and member.version == version):
             return known.number if known else None
-        snapshot = formats.head(self.store, fragment.name)
-        if snapshot is None:
-            return known.number
-        return self.flip([fragment_member(self.store, fragment, snapshot)])
+        return self._flip(lambda _: self._heads([fragment]))
 
-    def flip(self, changed: Iterable[Member]) -> int | None:
-        """Commit the next warehouse version; return the number of the newest, None without table.
+    def move(
+        self, changed: Sequence[Member], read: Mapping[str, Member], names: Iterable[str]
+    ) -> int | None:
+        """Commit what moves of a component; return the number of the newest warehouse version.
+
+        The table begins with the first view. Its first version names the newest version of every
+        fragment that is published. A command that committed a fragment before it could see the
+        table is seen when all are read once more.
+
+        Args:
+            changed: the members that move, decided on `read`.
+            read: the members of the newest version when it was decided; empty: there was no table.
+            names: of the component's fragments and views.
+
+        Returns:
+            The number; None without a table: a flip of fragments alone makes none.
 
         Raises:
-            Locked, WarehouseUnavailable: as of `warehouse_versions.flip`.
+            Locked: another command moved some of the component since `read`, or others flipped
+                again and again meanwhile.
+            WarehouseUnavailable: the table of versions cannot be read or written.
         """
-        found = warehouse_versions.flip(self.store, partial(self._after, list(changed)))
+        component = tuple(names)
+
+        def change(members: Mapping[str, Member]) -> Sequence[Member]:
+            if (name := overtaken(read, members, changed, component)) is not None:
+                raise _overtaken(name)
+            return changed if members else [*self._heads(others), *changed]
+
+        if read:
+            return self._flip(change)
+        if not any(m.kind is Kind.VIEW for m in changed):
+            return None
+        ours = {member.name for member in changed}
+        others = [f for f in self.config.fragments.values() if f.name not in ours]
+        self._flip(change, begin=True)
+        alone = [f for f in others if not self._has_views(f.name)]
+        return self._flip(lambda _: self._heads(alone))
+
+    def _flip(
+        self, change: Callable[[Mapping[str, Member]], Sequence[Member]], *, begin: bool = False
+    ) -> int | None:
+        """Commit the next warehouse version; return the number of the newest, None without table.
+
+        Args:
+            change: returns what moves, from the members that are replaced.
+            begin: make the table if there is none.
+        """
+
+        def after(members: Mapping[str, Member]) -> dict[str, Member] | None:
+            if not members and not begin:
+                return None
+            return moved(members, change(members), self.config.views)
+
+        found = warehouse_versions.flip(self.store, after)
         with self._lock:
             self._known = found
         return found.number if found else None
 
-    def begin(self, changed: Iterable[Member]) -> int | None:
-        """Commit the first warehouse version, or the next one if somebody else was faster.
-
-        The first names the newest version of every fragment that is published. A command that
-        committed a fragment before it could see the table is seen when all are read once more.
-        """
-        news, ours = list(changed), {m.name for m in changed}
-
-        def change(members: Mapping[str, Member]) -> dict[str, Member] | None:
-            return moved(
-                members, news if members else [*self._heads(ours), *news], self.config.views
-            )
-
-        warehouse_versions.flip(self.store, change)
-        return self.flip(m for m in self._heads(ours) if not self._has_views(m.name))
-
-    def _heads(self, but: set[str]) -> list[Member]:
-        """Return members of the newest versions of all fragments that are not in `but`."""
-        found = []
-        for fragment in self.config.fragments.values():
-            if fragment.name not in but:
-                snapshot = formats.head(self.store, fragment.name)
-                if snapshot is not None:
-                    found.append(fragment_member(self.store, fragment, snapshot))
-        return found
-
-    def _after(
-        self, changed: Sequence[Member], members: Mapping[str, Member]
-    ) -> dict[str, Member] | None:
-        """Return the members after a flip; None without a table: a flip of fragments makes none."""
-        return moved(members, changed, self.config.views) if members else None
+    def _heads(self, fragments: Iterable[Fragment]) -> list[Member]:
+        """Return members of the newest versions of those fragments that are published."""
+        return [
+            fragment_member(self.store, fragment, snapshot)
+            for fragment in fragments
+            if (snapshot := formats.head(self.store, fragment.name)) is not None
+        ]
 
     def _has_views(self, name: str) -> bool:
         return any(name in view.inputs for view in self.config.views.values())
@@ -129,6 +154,14 @@ def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Mem
         consistency=found.consistency,
         proof=snapshot.record.proof,
         moved_at=utc_now(),
+    )
+
+
+def _overtaken(name: str) -> Locked:
+    return Locked(
+        "Another command showed another version meanwhile; what was decided before is not shown.",
+        where=name,
+        remedy="Run the command again: it goes on from what was committed.",
     )
 
 

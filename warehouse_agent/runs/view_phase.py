@@ -158,12 +158,8 @@ class ViewPhase:
             try:
                 if one.behind is None:
                     inputs = [after[n] for n in dict.fromkeys(one.view.inputs)]
-                    match made:
-                        case NextVersion():
-                            self._commit_view(one, made, inputs)
-                        case UnchangedView(base):
-                            versions = {m.name: m.version for m in inputs}
-                            note_current(self._command.store, name, base, versions)
+                    if isinstance(made, NextVersion):
+                        self._commit_view(one, made, inputs)
                     assert one.head is not None, "a view that is not computed is published"
                     after[name] = view_member(self._command.store, name, one.head, inputs)
             except Exception as problem:
@@ -176,6 +172,13 @@ class ViewPhase:
             known = after.get(view.name)
             if known is not None and any(after[n].version != v for n, v in known.inputs.items()):
                 after[view.name] = known.marked(_LEFT_OUT, now)
+
+    def note_current(self, turned: Sequence[PhaseOfView], flipped: Mapping[str, Member]) -> None:
+        """Note for what versions of their inputs views that nothing changed in were flipped."""
+        for one in turned:
+            if one.behind is None and isinstance(one.made, UnchangedView):
+                name = one.view.name
+                note_current(self._command.store, name, one.made.base, flipped[name].inputs)
 
     def _one(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from warehouse_agent.planning.flip import Kind, Member, moved
+from warehouse_agent.planning.flip import Kind, Member, moved, overtaken
 
 T0, T1 = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
@@ -78,3 +78,20 @@ def test_a_view_whose_query_reads_an_input_no_more_is_marked() -> None:
         **after,
         "c": fragment("c", 1, T1),
     }
+
+
+def test_what_was_decided_before_another_command_moved_it_is_overtaken() -> None:
+    ours, names = [fragment("a", 4), view("v", 8, a=4, b=1)], ["a", "b", "v"]
+    assert overtaken(BEFORE, {**BEFORE, "c": fragment("c", 1)}, ours, names) is None
+    assert overtaken(BEFORE, {**BEFORE, "b": fragment("b", 2)}, ours, names) == "b"
+    stale = BEFORE["v"].marked("division by zero", T1)
+    assert overtaken(BEFORE, {**BEFORE, "v": stale}, ours, names) == "v"
+    assert overtaken(BEFORE, {n: m for n, m in BEFORE.items() if n != "b"}, ours, names) == "b"
+
+
+def test_another_component_may_begin_the_table() -> None:
+    ours, names = [fragment("a", 4), fragment("b", 1), view("v", 0, a=4, b=1)], ["a", "b", "v"]
+    assert overtaken({}, {}, ours, names) is None
+    assert overtaken({}, {"a": fragment("a", 3), "b": fragment("b", 1)}, ours, names) is None
+    assert overtaken({}, {"a": fragment("a", 5)}, ours, names) == "a"
+    assert overtaken({}, {"v": view("v", 0, a=4, b=1)}, ours, names) == "v"
