@@ -26,8 +26,10 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs import view_phase
 from warehouse_agent.runs.batch import Runner
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.formats import view_head
 from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import NewVersion, NewViewVersion
 from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 from warehouse_agent.views.maintenance.maintain import maintain
 from warehouse_agent.views.maintenance.next_version import Computed
@@ -317,6 +319,37 @@ def test_two_commands_where_locks_exclude_nobody(
     assert newest is not None
     assert newest == versions[1]
     assert newest.members["joined"].inputs == {"orders": 0, "crm.customer": 1}
+    sites.well()
+    check(sites)
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_commit_of_a_view_that_raises_although_it_was_made(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    """What the newest version names stays, also while nobody can read which version that is."""
+    sites.well()
+    sites.sql("erp", "UPDATE orders SET amount = amount + 2 WHERE id > 20")
+    commit = formats.commit
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise WarehouseUnavailable("no answer")
+
+    def failing(store: Store, name: str, new: NewVersion | NewViewVersion) -> int:
+        number = commit(store, name, new)
+        if name == "joined":
+            if not is_readable:
+                monkeypatch.setattr(formats, "view_head", unreadable)
+            raise WarehouseUnavailable("no answer", where=name)
+        return number
+
+    monkeypatch.setattr(formats, "commit", failing)
+    assert sites.refresh()["joined"].error is not None
+    monkeypatch.undo()
+    newest = view_head(sites.store, "joined")
+    assert newest is not None
+    assert newest.version == 1
+    assert all(Path(uri.removeprefix("file://")).exists() for uri in newest.uris())
     sites.well()
     check(sites)
 

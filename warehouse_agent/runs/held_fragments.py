@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from driftline.errors import DriftlineError
+from driftline.errors import DriftlineError, Locked
 
 from warehouse_agent.refresh.commit import commit
 from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion
@@ -114,12 +114,15 @@ class HeldFragments:
     def lock(self, name: str) -> None:
         """Take the lock of a fragment. Raises Locked, WarehouseUnavailable.
 
-        A fragment that is tried again has its lock already.
+        A fragment that is tried again has its lock already. When the turn is over, because another
+        thread ended it, nobody would let go of a lock: then there is none.
         """
-        stack = ExitStack()
-        stack.enter_context(self._store.lock(name))
-        with self._guard:
-            self._locks[name] = stack
+        with ExitStack() as stack:
+            stack.enter_context(self._store.lock(name))
+            with self._guard:
+                if self._is_over:
+                    raise Locked("The command is being ended.", where=name)
+                self._locks[name] = stack.pop_all()
 
     def hold(self, job: Job, proven: Proven, proven_at: float) -> None:
         """Keep what is proven until it is taken."""

@@ -8,6 +8,7 @@ no other view does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ from warehouse_agent.views.maintenance.maintain import maintain, note_current
 from warehouse_agent.views.maintenance.next_version import Computed, NextVersion, UnchangedView
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.phase import Behind, Decision, Evaluate, Head, decide
+
+_log = logging.getLogger("driftline")
 
 LOCK_WAIT_S = 600.0  # for another command that computes views of this component
 _TRY_S = 0.5  # between two attempts to take a lock
@@ -69,10 +72,23 @@ class PhaseOfView:
         return None if self.head is None else Input.published(self.view.name, self.head)
 
     def remove(self, store: Store) -> None:
-        """Remove files of a version that was not committed."""
-        if isinstance(made := self.made, NextVersion) and not self.is_committed:
-            for folder in made.folders:
-                store.remove(self.view.name, folder)
+        """Remove files of a version that was not committed.
+
+        A commit may fail after it was made, so the log decides which folders are needed. If it
+        cannot be read, nothing is removed and `gc` removes them later.
+        """
+        if not isinstance(made := self.made, NextVersion) or self.is_committed:
+            return
+        name = self.view.name
+        try:
+            newest = formats.view_head(store, name)
+        except Exception:  # also of metadata that is no JSON; the error of the view says more
+            _log.debug("what %s wrote could not be tidied up", name, exc_info=True)
+            return
+        paths = [f.path for f in newest.files] if newest else []
+        for folder in made.folders:
+            if not any(path.startswith(f"{folder}/") for path in paths):
+                store.remove(name, folder)
 
 
 class ViewPhase:
