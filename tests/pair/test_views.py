@@ -471,11 +471,33 @@ def test_gc_counts_from_the_flip(sites: Sites) -> None:
     made_of = newest.members["inverse"].inputs["joined"]
     assert view_head(store, "joined", version=made_of) is not None
     assert read(pinned.spark, sites.warehouse, "joined", made_of).count() > 0, "it was made of it"
-    with pytest.raises(WarehouseUnavailable, match="is missing"):
+    with pytest.raises(NotFound, match="`gc` removed its file"):
         sites.pinned(0)
+    assert clean(datetime.now(UTC)) == 0, "with more hours than before"
+    log = Path(sites.warehouse) / "joined" / "_delta_log"
+    log.rename(log.with_name("away"))
+    with pytest.raises(WarehouseUnavailable, match="log is missing"):
+        clean(later)
+    log.with_name("away").rename(log)
     sites.views["inverse"] = VIEWS["inverse"].replace("100 /", "100 div")
     sites.well(options=Options(accept_schema=True))
     check(sites)
+
+
+def test_what_is_said_of_a_view_that_nothing_changed_in(sites: Sites) -> None:
+    """It keeps its version, and is as fresh as what it is right for."""
+    first = sites.well()["joined"]
+    sites.sql("erp", "UPDATE orders SET amount = -2 WHERE id = 3")
+    report = sites.well()["joined"]
+    newest = sites.newest()
+    assert newest is not None
+    member = newest.members["joined"]
+    (line,) = command("status", "joined", "--json", config=sites.toml()).lines
+    assert (report.version, member.inputs) == (first.version, {"orders": 1, "crm.customer": 0})
+    assert report.inputs == line["inputs"] == member.inputs
+    assert report.as_of == line["as_of"] == member.as_of
+    assert first.as_of is not None
+    assert member.as_of > first.as_of
 
 
 def test_verify_after_gc(sites: Sites) -> None:

@@ -5,6 +5,7 @@ A command returns an exit code for each fragment, 0 for success; `main` makes on
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
@@ -22,7 +23,7 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from warehouse_agent.cli import views
 from warehouse_agent.cli.answers import Answers
 from warehouse_agent.cli.doctor import examine
-from warehouse_agent.cli.gc import unreferenced
+from warehouse_agent.cli.gc import kept_flips, unreferenced
 from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
@@ -88,13 +89,14 @@ def verify(
         if isinstance(fragment, View):
             try:
                 report = views.verify(config, store, spark, fragment)
+                given = given_version(store, fragment.name, report.version)
             except (ProofFailed, WarehouseUnavailable) as problem:
                 if not repair:
                     raise
                 to_repair.append(fragment)
                 print(f"{fragment.name}: {problem.message}", file=sys.stderr)
                 return
-            _say_verified(report, as_json=as_json)
+            _say_verified(report, as_json=as_json, given=given)
             return
         snapshot = published(store, fragment.name)
         report = Report(fragment.name, "verify", snapshot.version, snapshot.version)
@@ -195,7 +197,8 @@ def gc(
     as_json: bool,
 ) -> list[int]:
     """Count the data files that no kept version needs; with `yes`, remove them."""
-    store = Store.of(config)
+    store, now = Store.of(config), datetime.now(UTC)
+    flips = functools.cache(functools.partial(kept_flips, store, keep_hours, now))
 
     def one(fragment: Fragment | View) -> None:
         with store.lock(fragment.name):
@@ -203,8 +206,9 @@ def gc(
                 store,
                 fragment.name,
                 keep_hours=keep_hours,
-                now=datetime.now(UTC),
+                now=now,
                 is_view=isinstance(fragment, View),
+                flips=flips(),
             )
             if yes:
                 for place in found.places:

@@ -57,23 +57,40 @@ class _Kept:
     feeds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by folder
 
 
+def kept_flips(store: Store, keep_hours: int, now: datetime) -> Sequence[WarehouseVersion]:
+    """Return the warehouse versions that were the newest less than `keep_hours` ago, ascending.
+
+    Raises:
+        UsageError: keep_hours is too small for this storage.
+        WarehouseUnavailable: the table of versions cannot be read.
+    """
+    since = _since(store, keep_hours, now)
+    return warehouse_versions.since(store, since) if warehouse_versions.exists(store) else []
+
+
 def unreferenced(
-    store: Store, name: str, *, keep_hours: int, now: datetime, is_view: bool = False
+    store: Store,
+    name: str,
+    *,
+    keep_hours: int,
+    now: datetime,
+    is_view: bool = False,
+    flips: Sequence[WarehouseVersion] | None = None,
 ) -> Garbage:
     """Find the files that no reader can need. Hold the fragment's lock until they are removed.
 
     Files of the table of versions are found with those of any table.
+
+    Args:
+        flips: as `kept_flips` returned them for the same `now`; None: they are read.
 
     Raises:
         UsageError: keep_hours is too small for this storage.
         WarehouseUnavailable: the table's log cannot be read or is gone; or its newest version is
             older than the last published one, whose log entry may still be restored.
     """
-    if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
-        least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
-        raise UsageError(f"--keep-hours {keep_hours} is too few. The least is {least} here.")
-    since = now - timedelta(hours=keep_hours)
-    flips = warehouse_versions.since(store, since) if warehouse_versions.exists(store) else []
+    since = _since(store, keep_hours, now)
+    flips = kept_flips(store, keep_hours, now) if flips is None else flips
     kept = _kept(store, name, since, oldest_flipped(flips, name), is_view=is_view)
     entries = itertools.chain(
         warehouse_versions.garbage(store, flips[0].number, flips[-1]) if flips else (),
@@ -84,6 +101,13 @@ def unreferenced(
     )
     found = [entry for entry in entries if entry.modified <= since]
     return Garbage(tuple(e.place for e in found), sum(e.size for e in found))
+
+
+def _since(store: Store, keep_hours: int, now: datetime) -> datetime:
+    if keep_hours < 0 or (not store.is_local and keep_hours < KEEP_HOURS_MIN_REMOTE):
+        least = 0 if store.is_local else KEEP_HOURS_MIN_REMOTE
+        raise UsageError(f"--keep-hours {keep_hours} is too few. The least is {least} here.")
+    return now - timedelta(hours=keep_hours)
 
 
 def oldest_kept(times: list[tuple[int, datetime]], since: datetime) -> int:
@@ -115,7 +139,8 @@ def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_v
     head: Snapshot | ViewSnapshot | None = look(store, name)
     known = store.read_json(PRIVATE, "fragments", f"{name}.json")
     if head is None:
-        if CHECKED in known or store.files(name, formats.format_of(store, name).log):
+        has_log = store.files(name, formats.format_of(store, name).log)
+        if CHECKED in known or has_log or flipped is not None:
             raise WarehouseUnavailable(
                 "The table's log is missing, although versions were published. Nothing is removed.",
                 where=name,

@@ -215,11 +215,23 @@ def _members(store: Store) -> Mapping[str, Member]:
 
 
 def _visible(found: Status, members: Mapping[str, Member]) -> Status:
-    """Add what the newest warehouse version says of a table."""
+    """Add what the newest warehouse version says of a table.
+
+    It knows what a view is made of that keeps its version because nothing changed in it.
+    """
     if (member := members.get(found.name)) is None:
         return found
-    return replace(
+    found = replace(
         found, visible_version=member.version, visible_as_of=member.as_of, stale=member.stale
+    )
+    if found.kind != "view" or found.version != member.version:
+        return found
+    return replace(
+        found,
+        as_of=member.as_of,
+        consistency=member.consistency,
+        proof=member.proof,
+        inputs=dict(member.inputs),
     )
 
 

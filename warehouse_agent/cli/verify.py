@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import tenacity
 from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 
+from warehouse_agent.planning.flip import Kind
 from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
@@ -122,8 +123,8 @@ def check_files(store: Store, name: str, snapshot: Snapshot | ViewSnapshot) -> N
         raise _damaged(name, wrong)
 
 
-def given_version(store: Store, name: str, newest: int) -> str:
-    """Return in words which version of a fragment readers are given, if not the newest.
+def given_version(store: Store, name: str, newest: int | None) -> str:
+    """Return in words which version of a fragment or a view readers are given, if not the newest.
 
     Its files are checked as `check_files` does.
 
@@ -133,7 +134,9 @@ def given_version(store: Store, name: str, newest: int) -> str:
     member = warehouse_versions.given(store, name)
     if member is None or member.version == newest:
         return ""
-    given = formats.head(store, name, version=member.version)
+    is_view = member.kind is Kind.VIEW
+    given: Snapshot | ViewSnapshot | None
+    given = (formats.view_head if is_view else formats.head)(store, name, version=member.version)
     if given is not None:
         try:
             check_files(store, name, given)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from driftline.errors import NotFound, WarehouseUnavailable
+
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.planning.staleness.flip_schedule import Ahead
 from warehouse_agent.planning.staleness.optimum import Batch
@@ -132,7 +134,9 @@ def _fragment(
     if head is None or head.version < flipped:
         given = None  # the table was restored: what readers are given is gone
     elif head.version > flipped:
-        given = formats.head(store, name, version=flipped)
+        given = None  # as well, if the log has no entry of it any more
+        with contextlib.suppress(NotFound, WarehouseUnavailable):
+            given = formats.head(store, name, version=flipped)
     batches, is_urgent = {}, False
     oldest = flipped if lowest is None else lowest
     for entry in _entries(store, name, head, oldest):

@@ -142,7 +142,7 @@ class ComponentTurn:
                 self._move(taken)
         else:
             taken.commit()
-            self._note(taken, turned, state.number)
+            self._note(taken, turned, state.number, state.members)
             if not is_current:
                 self._note_ahead(taken, turned, state)
             self._report(taken)
@@ -196,7 +196,7 @@ class ComponentTurn:
                 for one in turned:
                     one.error = one.error or _not_committed(one.view.name)
             self._measure(turned, state, after if is_flipped else {}, time.monotonic() - began)
-            self._note(taken, turned, number)
+            self._note(taken, turned, number, after if is_flipped else state.members)
             self._report(taken)
         finally:
             for one in turned:
@@ -266,8 +266,18 @@ class ComponentTurn:
                 self._staleness[name] = found
             one.report.staleness = _staleness(self._staleness.get(name), now, after[name].as_of)
 
-    def _note(self, taken: Taken, turned: Sequence[PhaseOfView], number: int | None) -> None:
-        """Put the result of a phase into the reports of its fragments and views."""
+    def _note(
+        self,
+        taken: Taken,
+        turned: Sequence[PhaseOfView],
+        number: int | None,
+        members: Mapping[str, Member],
+    ) -> None:
+        """Put the result of a phase into the reports of its fragments and views.
+
+        `members`: of that warehouse version. It knows what a view is made of that keeps its version
+        because nothing changed in it.
+        """
         for held in taken.held.values():
             held.job.report.warehouse_version = number
         for one in turned:
@@ -276,10 +286,12 @@ class ComponentTurn:
             report.stale = one.behind
             report.not_started = None
             if one.head is not None:
-                record = one.head.record
-                report.inputs = dict(record.inputs or {})
-                report.consistency, report.proof = record.consistency, record.proof
-                report.as_of, report.checked_at = record.as_of, record.checked_at
+                record, member = one.head.record, members.get(one.view.name)
+                is_shown = member is not None and member.version == one.head.version
+                known = member if member is not None and is_shown else record
+                report.inputs = dict(known.inputs or {})
+                report.consistency, report.proof = known.consistency, known.proof
+                report.as_of, report.checked_at = known.as_of, record.checked_at
             if one.error is not None:
                 report.fail(one.error)
                 continue

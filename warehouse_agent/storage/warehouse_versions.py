@@ -10,6 +10,7 @@ Driftline did not write is refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -100,8 +101,10 @@ def at_version(store: Store, number: int) -> WarehouseVersion:
 def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
     """Return the version that was the newest at a moment, and all later ones, ascending.
 
+    Those before the last one that `gc` removed, or the log lost, are left out: nobody can pin them.
+
     Raises:
-        WarehouseUnavailable: as `newest`; or one of these versions is not in the log any more.
+        WarehouseUnavailable: as `newest`.
     """
     found: list[WarehouseVersion] = []
     version = newest(store)
@@ -109,7 +112,10 @@ def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
         found.append(version)
         if version.flipped_at <= moment or version.number == 0:
             break
-        version = _opened(store, version.number - 1)
+        with contextlib.suppress(NotFound):
+            version = _opened(store, version.number - 1)
+            continue
+        break
     return found[::-1]
 
 
@@ -146,20 +152,21 @@ def flip(
 def garbage(store: Store, oldest: int, newest: WarehouseVersion) -> list[StoredFile]:
     """Return files of the table that no version from `oldest` to `newest` needs.
 
-    Among them are those of flips that others overtook. A flip that is being made may have a file
-    that nobody names yet, so remove only what is old enough.
+    Among them are those of flips that others overtook. The file of a flip that is being made has a
+    higher number than `newest`, and stays.
     """
-    kept = {_file(_opened_at(store, number)) for number in range(oldest, newest.number)}
+    tables = (_table(store, number) for number in range(oldest, newest.number))
+    kept = {_file(table) for table in tables if table is not None}
     kept.add(_file(newest.pin))
     found = store.walk(PRIVATE, FOLDER)
     data = [f for f in found if len(f.place) == 3 and f.place[-1].endswith(".parquet")]
-    return [f for f in data if f.place[-1] not in kept]
+    return [f for f in data if f.place[-1] not in kept and _number(f) <= newest.number]
 
 
-def _opened_at(store: Store, number: int) -> DeltaTable:
-    table = _table(store, number)
-    assert table is not None, "the newest version was read"
-    return table
+def _number(file: StoredFile) -> int:
+    """Return the number of the version that a file was written for; -1: it is not one of ours."""
+    number = file.place[-1].partition("-")[0]
+    return int(number) if number.isdecimal() else -1
 
 
 def _table(store: Store, number: int | None) -> DeltaTable | None:
@@ -176,11 +183,8 @@ def _table(store: Store, number: int | None) -> DeltaTable | None:
                     f"There is no warehouse version {number}; the newest is {last.version()}.",
                     where=TABLE,
                 ) from None
-            raise NotFound(
-                f"Warehouse version {number} is not in the log any more: {one_line(error)}.",
-                where=TABLE,
-                remedy="Pin a newer one.",
-            ) from error
+            if not _is_logged(store, number):
+                raise _gone(number, "the log does not have it any more") from error
         raise _unreadable(one_line(error)) from error
 
 
@@ -196,7 +200,9 @@ def _opened(store: Store, number: int | None) -> WarehouseVersion | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise _unreadable(f"{name}: {one_line(error)}") from error
     if rows is None:
-        raise _unreadable(f"{name} is missing")
+        if number is None:
+            raise _unreadable(f"{name} is missing")
+        raise _gone(number, "`gc` removed its file")
     noted = _noted(rows, table.version())
     members = (_member(row) for row in rows.to_pylist())
     flipped_at = datetime.fromisoformat(noted["flipped_at"])
@@ -290,6 +296,22 @@ def _member(row: dict[str, Any]) -> Member:
     known: dict[str, Any] = {name: row.get(name) for name in SCHEMA.names}
     known |= {"kind": Kind(row["kind"]), "inputs": dict(row["inputs"] or ())}
     return Member(**known)
+
+
+def _is_logged(store: Store, number: int) -> bool:
+    """Return True if the log has all that a version is read from: a checkpoint and what follows."""
+    names = {name for name, _ in store.files(PRIVATE, FOLDER, "_delta_log")}
+    begins = [int(name[:20]) for name in names if ".checkpoint." in name and name[:20].isdecimal()]
+    first = max((at for at in begins if at <= number), default=-1) + 1
+    return all(f"{version:020d}.json" in names for version in range(first, number + 1))
+
+
+def _gone(number: int, why: str) -> NotFound:
+    return NotFound(
+        f"Warehouse version {number} cannot be pinned any more: {why}.",
+        where=TABLE,
+        remedy="Pin a newer one.",
+    )
 
 
 def _unreadable(why: str) -> WarehouseUnavailable:
