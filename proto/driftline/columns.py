@@ -143,10 +143,14 @@ def integers_at(buffer: Bytes, at: Integers, width: int) -> npt.NDArray[np.signe
 
 def value_spans(block: Block, columns: int) -> list[tuple[Integers, I32]]:
     """Return (starts, lengths), [rows] each, of the values of each of the first columns."""
+    return spans_at(block.buffer, block.starts[:-1] + 2, columns)  # behind the number of columns
+
+
+def spans_at(buffer: Bytes, at: Integers, columns: int) -> list[tuple[Integers, I32]]:
+    """Return (starts, lengths), [n] each, of values that follow each other from these offsets."""
     found = []
-    at = block.starts[:-1] + 2  # behind the number of columns
     for _ in range(columns):
-        lengths = integers_at(block.buffer, at, 4).astype(np.int32)
+        lengths = integers_at(buffer, at, 4).astype(np.int32)
         found.append((at + 4, lengths))
         at = at + 4 + np.maximum(lengths, 0)
     return found

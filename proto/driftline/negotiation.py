@@ -30,6 +30,7 @@ PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
 FEATURES: Mapping[str, str] = {
+    "between": "tiles between two keys that are not one integer",
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
 }
 

@@ -415,6 +415,7 @@ class Open(_message.Message):
     GROUPING_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     DERIVATION_FIELD_NUMBER: _builtins.int
+    BETWEEN_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -456,6 +457,10 @@ class Open(_message.Message):
     def derivation(self) -> Global___Derivation:
         """absent: the whole relation; the recipe is the derived one's"""
 
+    @_builtins.property
+    def between(self) -> Global___Between:
+        """absent: the whole relation; never beside `within`"""
+
     def __init__(
         self,
         *,
@@ -475,10 +480,11 @@ class Open(_message.Message):
         grouping: Global___Grouping | None = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
         derivation: Global___Derivation | None = ...,
+        between: Global___Between | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["derivation", b"derivation", "grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +513,36 @@ class Within(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Within: _TypeAlias = Within  # noqa: Y015
+
+@_typing.final
+class Between(_message.Message):
+    """a tile of the relation: keys from lower on and before upper"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOWER_FIELD_NUMBER: _builtins.int
+    UPPER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lower(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the string form of each key column; none: from the least key on"""
+
+    @_builtins.property
+    def upper(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the same; none: to the greatest key"""
+
+    def __init__(
+        self,
+        *,
+        lower: _abc.Iterable[_builtins.str] | None = ...,
+        upper: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower", b"lower", "upper", b"upper"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Between: _TypeAlias = Between  # noqa: Y015
 
 @_typing.final
 class Sketch(_message.Message):

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import NotNow
+from driftline.key_order import KeyRange
 from driftline.types import Column
 
 from source_agent.budgets.places import Places
@@ -247,6 +248,9 @@ class GovernedSession:
         rows_max: int | None = None,
     ) -> Iterator[Rows]:
         return self.governed(self._session.read_ranges(shape, first, last, rows_max=rows_max))
+
+    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+        return self.governed(self._session.read_between(shape, within))
 
     def pause(self) -> None:
         with self.watch.waiting():

@@ -20,6 +20,7 @@ from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
 from source_agent.printable import counted
 
+_TILES = "by the index of its key"
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
 
 
@@ -36,7 +37,10 @@ class ColumnReport:
 
 @dataclass(frozen=True, slots=True)
 class RelationReport:
-    """A relation, or the `error` why it cannot be served."""
+    """A relation, or the `error` why it cannot be served.
+
+    `no_tiles` says why it cannot be read in tiles; None: it can.
+    """
 
     name: str
     allow: list[str] | None
@@ -49,6 +53,7 @@ class RelationReport:
     error: str | None = None
     error_code: str | None = None
     derive: list[str] = field(default_factory=list)
+    no_tiles: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,15 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         [*shape.notes, *engine.warnings(shape)],
         _fingerprint(session, shape),
         derive=sorted(part.value for part in published.derive),
+        no_tiles=_no_tiles(shape),
     )
+
+
+def _no_tiles(shape: Shape) -> str | None:
+    """Return why the relation cannot be read in tiles, or None."""
+    if shape.recipe.integer_key:
+        return None if shape.indexed else "its key has no index"
+    return shape.unordered or None
 
 
 def _fingerprint(session: Session, shape: Shape) -> str:
@@ -251,6 +264,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",
         f"  compared by fingerprints {relation.fingerprint}",
+        f"  in tiles {f'no: {relation.no_tiles}' if relation.no_tiles else _TILES}",
         *_derive_lines(relation),
         *(f"  note     {note}" for note in relation.notes),
         *(

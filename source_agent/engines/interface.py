@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from driftline.arrays import Positions
 from driftline.derivations import Comparable, Comparison, Derivation
+from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
@@ -122,6 +123,7 @@ class Shape:
     `vouched`: a NOT NULL unique constraint covers the key, so it has neither NULLs nor duplicates.
     `ordered`: reading in key order costs no more than reading in any order.
     `indexed`: `read_ranges` finds the rows by index (only with an integer key).
+    `unordered`: why `read_between` cannot read ranges of keys, as text; empty: it can.
     `rows_expected`: the engine's own estimate, for progress only; 0 is unknown.
     `notes`: facts for the DBA (such as columns read as text, and why), for `check`.
     `comparable`: of each column of the recipe.
@@ -138,6 +140,7 @@ class Shape:
     comparable: tuple[Comparable, ...] = ()
     plan: Plan | None = None
     row_security: RowSecurity | None = None
+    unordered: str = ""
 
     @property
     def comparable_by_name(self) -> dict[str, Comparable]:
@@ -292,6 +295,17 @@ class Session(Protocol):
             first, last: disjoint ranges, int64 [n] each, both inclusive.
             rows_max: it may end after more rows than that, so that the database does not read
                 rows that the caller will not use.
+        """
+
+    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+        """Yield the rows whose keys lie in a range, by an index of the whole key. Raises as `scan`.
+
+        The database's own order decides. Ranges that follow each other miss no row: one with a NULL
+        in its key comes with one of them.
+
+        Args:
+            shape: a relation that is not `unordered`.
+            within: bounds in canonical string forms.
         """
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:

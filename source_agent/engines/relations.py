@@ -15,14 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from driftline import key_order
 from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError, DatabaseRefused, MalformedMessage, together
+from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
 from source_agent.engines.interface import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
+# A range of keys for each text in which ranges are read: which bounds it has decides.
+PRESENCE = (KeyRange(), KeyRange((), None), KeyRange(None, ()), KeyRange((), ()))
 D = TypeVar("D")
 
 
@@ -31,6 +35,7 @@ class ReadColumn:
     """A column with the expression that reads it without loss; `form`: see `Plan.forms`.
 
     `comparable`: operators that a derivation may have for it (docs/types.md).
+    `unordered`: how the database sorts it, if not as the protocol does; see `Shape.unordered`.
     """
 
     name: str
@@ -40,12 +45,14 @@ class ReadColumn:
     nullable: bool = True
     note: str = ""
     comparable: Comparable = Comparable.NOTHING
+    unordered: str = "in an order that is not known"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """An engine's knowledge of a relation beyond its columns; see `Shape` and `Plan`.
 
+    `key_indexed`: an index begins with the columns of the key, in their order.
     `row_hash` is None if the engine has no hash that the warehouse can compute too.
     """
 
@@ -53,6 +60,7 @@ class Access:
     vouched: bool = False
     ordered: bool = False
     indexed: bool = False
+    key_indexed: bool = False
     rows_expected: int = 0
     notes: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
@@ -276,6 +284,7 @@ def shape(
         indexed=access.indexed and recipe.integer_key,
         notes=notes + access.notes,
         comparable=tuple(f.comparable for f in found),
+        unordered=_unordered(recipe, found, access),
         plan=Plan(
             source=access.source,
             where=f"(\n{relation.where}\n)" if relation.where else "",
@@ -286,6 +295,18 @@ def shape(
             row_hash=access.row_hash or "",
         ),
     )
+
+
+def _unordered(recipe: Recipe, found: Sequence[ReadColumn], access: Access) -> str:
+    """Return `Shape.unordered`."""
+    if (without := key_order.unordered(recipe)) is not None:
+        return f"the type of its column {without.name}, {without.type}, has no order"
+    for column in found[: recipe.key_columns]:
+        if column.unordered:
+            return f"the database sorts its column {column.name} {column.unordered}"
+    if not access.key_indexed:
+        return "no index begins with its columns, in their order"
+    return ""
 
 
 def refused_fingerprint(relation: Relation, why: str) -> ConfigurationError:
@@ -328,6 +349,17 @@ def select_sql(
 def scan_sql(shape: Shape, *, ordered: bool = False) -> str:
     """Return the SELECT of all rows; `ordered`: by the first column."""
     return select_sql(shape, tail="\nORDER BY 1" if ordered else "")
+
+
+def null_places(shape: Shape, within: KeyRange) -> list[int]:
+    """Return the key columns whose NULLs a range of keys has to look for beside its rows.
+
+    A comparison of keys is unknown if one has a NULL in the first column in which they may differ.
+    So a row with a NULL behind values of a lower bound belongs to its range, and one with a NULL in
+    the first column to the range without a lower bound.
+    """
+    places = range(1) if within.lower is None else range(1, shape.recipe.key_columns)
+    return [i for i in places if shape.recipe.key[i].nullable]
 
 
 def null_key_sql(shape: Shape, mark: str = '"') -> str:

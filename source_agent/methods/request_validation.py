@@ -156,7 +156,8 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
         return None
     said = opening.grouping
     embedding = _embedding(said, shape)
-    if opening.HasField("sketch") or opening.HasField("within") or not opening.count:
+    in_tile = opening.HasField("within") or opening.HasField("between")
+    if opening.HasField("sketch") or in_tile or not opening.count:
         raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
     if opening.strata:
         raise MalformedMessage("Groups have no strata.")

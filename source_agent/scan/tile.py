@@ -1,9 +1,13 @@
-"""One tile of a relation: the rows whose integer key lies between two bounds, read by index.
+"""One tile of a relation: the rows whose keys lie between two bounds, read by index.
 
 The warehouse opens an exchange for each tile (protocol, section 9). A tile is read once, by one
 short range read, and held for the rest of the exchange. So a table that changes all the time is
 compared in one snapshot, and where readers block writers the transaction ends before a row is
 hashed. At most TILE_HELD_BYTES are held; the rows of a larger tile are read again.
+
+The bounds are positions if the key is one integer, else keys in the order of the protocol. The
+database reads ranges of keys in its own order. Each row is compared with the bounds again, so a
+database that sorts otherwise than it says is refused, and no row is missed (`key_order`).
 
 Source: Carnes and Hanson, sections 3.4 and 3.6. They lock pages of a few ranges; here no lock
 outlives the read.
@@ -11,14 +15,19 @@ outlives the read.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
+
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
+from driftline.columns import Block
 from driftline.digests import Salt
 from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.limits import TILE_HELD_BYTES
 
-from source_agent.engines.interface import Session, Shape
+from source_agent.engines.interface import Rows, Session, Shape
+from source_agent.printable import printable_row
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader, Tally
 
@@ -27,37 +36,105 @@ _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fing
 Bounds = tuple[int, int]
 
 
-def within_of(opening: pb.Open, shape: Shape) -> Bounds | None:
-    """Return the first and last position of the tile in an opening; None for the whole relation.
+def tile_of(opening: pb.Open, shape: Shape) -> Bounds | KeyRange | None:
+    """Return the first and last position of the tile in an opening, or its range of keys.
 
-    Raises MalformedMessage for descending bounds, ConfigurationError for a relation without index.
+    None is the whole relation. Raises MalformedMessage for bounds that do not ascend or are no
+    keys, ConfigurationError for a relation that cannot be read so.
     """
-    if not opening.HasField("within"):
-        return None
-    first, last = opening.within.first, opening.within.last
-    if first > last:
+    if opening.HasField("between"):
+        if opening.HasField("within"):
+            raise MalformedMessage("A tile has bounds of one kind.")
+        return _keys_of(opening.between, shape)
+    return _positions_of(opening.within, shape) if opening.HasField("within") else None
+
+
+def _positions_of(within: pb.Within, shape: Shape) -> Bounds:
+    if within.first > within.last:
         raise MalformedMessage("The bounds of a tile must ascend.")
     if not (shape.recipe.integer_key and shape.indexed):
-        key = ", ".join(column.name for column in shape.recipe.key)
-        raise ConfigurationError(
-            f"The relation cannot be read in tiles: its key ({key}) is not one integer with an "
-            "index.",
-            where=shape.relation.name,
-            remedy="Remove `incremental` from the fragment, or ask the DBA for an index.",
-        )
-    return first, last
+        raise _refused(shape, "is not one integer with an index")
+    return within.first, within.last
+
+
+def _keys_of(between: pb.Between, shape: Shape) -> KeyRange:
+    recipe = shape.recipe
+    if shape.unordered:
+        raise _refused(shape, f"has no order that both sides compute: {shape.unordered}")
+    bounds = [key_bytes(key, recipe) for key in (between.lower, between.upper) if key]
+    if not KeyOrder(recipe).ascends(Keys.of_bytes(bounds)):
+        raise MalformedMessage("The bounds of a tile must ascend.")
+    texts = [key_text(bound, recipe) for bound in bounds]
+    lower = texts.pop(0) if between.lower else None
+    return KeyRange(lower, texts[0] if between.upper else None)
+
+
+def _refused(shape: Shape, why: str) -> ConfigurationError:
+    key = ", ".join(column.name for column in shape.recipe.key)
+    return ConfigurationError(
+        f"The relation cannot be read in tiles: its key ({key}) {why}.",
+        where=shape.relation.name,
+        remedy="Remove `incremental` from the fragment, or ask the DBA for another key or an index "
+        "(docs/dba-guide.md, In tiles).",
+    )
 
 
 def reader_of(session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: Tally) -> Reader:
-    """Return the reader of the rows in an opening; read nothing. Raises as `within_of`."""
-    within, key = within_of(opening, shape), opening.fragment_key
-    if within is None:
+    """Return the reader of the rows in an opening; read nothing. Raises as `tile_of`."""
+    tile, key = tile_of(opening, shape), opening.fragment_key
+    if tile is None:
         return Reader(session, shape, fragment_key=key, salt=salt, tally=tally)
-    return TileReader(session, shape, within, fragment_key=key, salt=salt, tally=tally)
+    kind = KeyTileReader if isinstance(tile, KeyRange) else PositionTileReader
+    return kind(session, shape, tile, fragment_key=key, salt=salt, tally=tally)  # type: ignore[arg-type]
 
 
 class TileReader(Reader):
-    """A `Reader` for which only the rows of one tile exist. within: first and last position."""
+    """A `Reader` for which only the rows of one tile exist."""
+
+    _held: list[Batch] | None = None
+
+    def scan(
+        self,
+        *,
+        ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
+    ) -> Batches:
+        return iter(self._held) if self._held is not None else self._read(self._rows())
+
+    def scan_hashes(self) -> Batches:
+        return self.scan()
+
+    def split(self) -> None:
+        """Return None: one short read is never shared."""
+
+    def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:  # noqa: ARG002
+        return self.scan()
+
+    def _rows(self) -> Iterator[Rows]:
+        """Return the rows of the tile as the engine reads them."""
+        raise NotImplementedError
+
+    def _released(self, source: Iterator[Rows]) -> Batches:
+        for batch in self.batches(source):
+            # Where readers block writers, all rows are read before the first is yielded.
+            self.pause()
+            yield batch
+
+    def _read(self, source: Iterator[Rows]) -> Batches:
+        """Yield all rows of the tile; hold them if they fit in TILE_HELD_BYTES."""
+        held: list[Batch] | None = []
+        size = 0
+        for batch in self._released(source):
+            size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
+            if size > TILE_HELD_BYTES:
+                held = None
+            if held is not None:
+                held.append(batch)
+            yield batch
+        self._held = held
+
+
+class PositionTileReader(TileReader):
+    """Rows from a first to a last position, both inclusive."""
 
     def __init__(
         self,
@@ -71,42 +148,56 @@ class TileReader(Reader):
     ) -> None:
         super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
         self._first, self._last = (np.array([bound], np.int64) for bound in within)
-        self._held: list[Batch] | None = None
         tally.rows_expected = 0  # the engine's estimate is of the whole relation
 
-    def scan(
-        self,
-        *,
-        ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
-    ) -> Batches:
-        if self._held is not None:
-            return iter(self._held)
-        return self._read(self._first, self._last, is_whole=True)
-
-    def scan_hashes(self) -> Batches:
-        return self.scan()
-
-    def split(self) -> None:
-        """Return None: one short read is never shared."""
+    def _rows(self) -> Iterator[Rows]:
+        return self._session.read_ranges(self.shape, self._first, self._last)
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
         first, last = np.maximum(first, self._first), np.minimum(last, self._last)
         inside = first <= last
-        return self._read(first[inside], last[inside], is_whole=False)
+        return self._released(self._session.read_ranges(self.shape, first[inside], last[inside]))
 
-    def _read(self, first: Positions, last: Positions, *, is_whole: bool) -> Batches:
-        """Yield rows; hold all rows of the tile if they fit in TILE_HELD_BYTES."""
-        held: list[Batch] | None = [] if is_whole else None
-        size = 0
-        for batch in self.batches(self._session.read_ranges(self.shape, first, last)):
-            # Where readers block writers, all rows are read before the first is yielded.
-            self.pause()
-            size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
-            if size > TILE_HELD_BYTES:
-                held = None
-            if held is not None:
-                held.append(batch)
+
+class KeyTileReader(TileReader):
+    """Rows with keys in a range."""
+
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        within: KeyRange,
+        *,
+        fragment_key: bytes,
+        salt: Salt,
+        tally: Tally,
+    ) -> None:
+        super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
+        self._within, self._order = within, KeyOrder(shape.recipe)
+        bounds = [key for key in (within.lower, within.upper) if key is not None]
+        self._bounds = Keys.of_bytes([key_bytes(key, shape.recipe) for key in bounds])
+        tally.rows_expected = 0  # the engine's estimate is of the whole relation
+
+    def _rows(self) -> Iterator[Rows]:
+        return self._session.read_between(self.shape, self._within)
+
+    def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
+        """Yield the rows as batches. Raises NullKey, and ConfigurationError for a row that the
+        database sorts into the tile though it does not belong there."""
+        for batch in super().batches(source):
+            self._refuse_nulls(batch.block, self.recipe)
+            self._refuse_outside(batch.block)
             yield batch
-        self._held = held
+
+    def _refuse_outside(self, block: Block) -> None:
+        inside = 0 if self._within.lower is None else 1
+        outside = self._order.ranks(Keys.of_rows(block), self._bounds) != inside
+        if outside.any():
+            (row,) = block.take(np.flatnonzero(outside)[:1]).rows()
+            raise _refused(
+                self.shape,
+                "is sorted by the database otherwise than by its bytes, as the row with key "
+                f"{printable_row(row, self.recipe)} shows",
+            )

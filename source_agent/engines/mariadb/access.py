@@ -23,12 +23,16 @@ from source_agent.engines.mariadb.sql import (
     EXPLAIN,
     MARK,
     STATEMENTS,
+    between_sql,
     empty_sql,
+    null_in_key_sql,
     page_sql,
     probe_sql,
     range_sql,
 )
+from source_agent.engines.mariadb.values import bound
 from source_agent.engines.relations import (
+    PRESENCE,
     join_name,
     null_key_sql,
     plan_of,
@@ -269,5 +273,18 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.recipe.integer_key:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
+        reads += _tiles(shape)
     issued = (*settings.STATEMENTS, *STATEMENTS, *types.CATALOGUE, *CATALOGUE, *reads)
     return list(dict.fromkeys(issued))
+
+
+def _tiles(shape: Shape) -> list[str]:
+    """Return the SELECTs of ranges of keys."""
+    if shape.unordered:
+        return []
+    bounds = [bound(column) for column in shape.recipe.key]
+    nulls = [bounds[:i] for i, column in enumerate(shape.recipe.key) if column.nullable]
+    return [
+        *(null_in_key_sql(shape, equal) for equal in nulls),
+        *(between_sql(shape, bounds, within) for within in PRESENCE),
+    ]

@@ -24,6 +24,7 @@ import numpy as np
 import pymysql
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
+from driftline.key_order import KeyRange
 from pymysql.cursors import Cursor, SSCursor
 from sqlalchemy.engine import URL
 
@@ -47,13 +48,16 @@ from source_agent.engines.mariadb.sql import (
     MARK,
     RANGES_PER_SELECT,
     ROWS_MAX,
+    between_sql,
     bound_sql,
+    bound_values,
+    null_in_key_sql,
     page_sql,
     range_sql,
 )
-from source_agent.engines.mariadb.values import BINDERS, ENCODERS, compare
+from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
+from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 
 PAGE_ROWS: Final = 1024
@@ -150,6 +154,12 @@ class MariadbSession(SnapshotSession):
                 yield batch
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
+    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+        self.note_consistency(shape)
+        for sql, values in _between(shape, within):
+            yield from self._read(shape, sql, values)
+        settings.refuse_changed(self.ask, self._shown, shape.relation)
+
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
         """Return the batches of a statement; spooled if its table's writers wait for it."""
         found = self._stream(shape, sql, values)
@@ -207,6 +217,19 @@ class MariadbSession(SnapshotSession):
             raise self._failed(error, relation) from error
         self.pulse.beat()
         return cursor
+
+
+def _between(shape: Shape, within: KeyRange) -> Iterator[tuple[str, list[object]]]:
+    """Yield the statements that read a range of keys, with their values."""
+    key = shape.recipe.key
+    bounds = [bound(column) for column in key]
+    lower, upper = (
+        [bound_value(c, text) for c, text in zip(key, texts or (), strict=False)]
+        for texts in (within.lower, within.upper)
+    )
+    for place in null_places(shape, within):
+        yield null_in_key_sql(shape, bounds[:place]), lower[:place]
+    yield between_sql(shape, bounds, within), [*bound_values(lower), *bound_values(upper)]
 
 
 def _forget(cursor: SSCursor) -> None:

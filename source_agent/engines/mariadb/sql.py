@@ -7,10 +7,13 @@ byte marks the place of a value until then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from driftline.key_order import KeyRange
+
 from source_agent.engines.interface import Shape
-from source_agent.engines.relations import plan_of, quote, select_sql
+from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql, select_sql
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
@@ -58,6 +61,47 @@ def page_sql(shape: Shape, *, is_first: bool) -> str:
         terms = [*(f"{equal} = %s" for equal in names[:i]), f"{name} > %s"]
         steps.append(f"({' AND '.join(terms)})" if i else terms[0])
     return _placed(shape, select_sql(shape, "\0", tail=tail), f"({' OR '.join(steps)})", "%s")
+
+
+def between_sql(shape: Shape, bounds: Sequence[str], within: KeyRange) -> str:
+    """Return the SELECT of the keys in a range, of which only the presence of bounds matters.
+
+    `bounds` are the expressions of a bound of each key column. MariaDB takes a comparison of rows
+    for no range of an index: it is written out.
+    """
+    steps = [(">", ">=")] if within.lower is not None else []
+    steps += [("<", "<")] if within.upper is not None else []
+    if not steps:  # a text without values is executed as it is
+        return bound_sql(shape, scan_sql(shape))
+    found = [_keyset(shape, bounds, *operators) for operators in steps]
+    return _placed(shape, select_sql(shape, *(["\0"] * len(found))), *found)
+
+
+def bound_values(key: Sequence[object]) -> list[object]:
+    """Return the values of a comparison with a bound, in the order of their places."""
+    return [value for i in range(len(key)) for value in key[: i + 1]]
+
+
+def null_in_key_sql(shape: Shape, equal: Sequence[str]) -> str:
+    """Return the SELECT of one row whose key has a NULL behind values equal to these bounds."""
+    if not equal:
+        return bound_sql(shape, null_key_sql(shape, MARK))
+    names = [quote(c.name, MARK).replace("%", "%%") for c in shape.recipe.key[: len(equal) + 1]]
+    equal = [f"{name} = {bound}" for name, bound in zip(names, equal, strict=False)]
+    condition = " AND ".join([*equal, f"{names[-1]} IS NULL"])
+    return _placed(shape, select_sql(shape, "\0", tail="\nLIMIT 1"), condition)
+
+
+def _keyset(shape: Shape, bounds: Sequence[str], before: str, last: str) -> str:
+    """Return a comparison of the key with a bound; `last` is the operator of its last column."""
+    names = [quote(c.name, MARK).replace("%", "%%") for c in shape.recipe.key]
+    pairs = list(zip(names, bounds, strict=True))
+    steps = []
+    for i, (name, bound) in enumerate(pairs):
+        operator = last if i == len(pairs) - 1 else before
+        terms = [*(f"{n} = {b}" for n, b in pairs[:i]), f"{name} {operator} {bound}"]
+        steps.append(f"({' AND '.join(terms)})" if i else terms[0])
+    return f"({' OR '.join(steps)})"
 
 
 def _placed(shape: Shape, sql: str, *parts: str) -> str:

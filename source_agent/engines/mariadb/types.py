@@ -50,7 +50,7 @@ SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
 INDEXES = """
-SELECT index_name, non_unique, column_name, nullable, index_type, sub_part
+SELECT index_name, non_unique, column_name, nullable, index_type, sub_part, collation
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 CREATED = """
@@ -122,6 +122,12 @@ class _Index:
     is_unique: bool  # and no column may be NULL
     is_btree: bool
     is_whole: bool  # no column only with its first characters
+    descending: tuple[bool, ...] = ()
+
+    def orders(self, key: tuple[str, ...]) -> bool:
+        """Return True if ranges of this key are ranges of the index."""
+        is_prefix = self.columns[: len(key)] == key and self.is_btree and self.is_whole
+        return is_prefix and len(set(self.descending[: len(key)])) == 1
 
 
 def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
@@ -186,6 +192,7 @@ def _describe(
         vouched=unique is not None,
         ordered=is_innodb and tuple(primary[:1]) == order.key[:1],
         indexed=any(i.is_btree and i.columns[0] == order.key[0] for i in indexes),
+        key_indexed=any(i.orders(order.key) for i in indexes),
         rows_expected=count,
         notes=notes,
         pages=() if is_exact or not engine else pages,
@@ -257,6 +264,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
             is_unique=all(r[1] == "0" and r[3] != "YES" and r[2] for r in group),
             is_btree=all(r[4] == "BTREE" for r in group),
             is_whole=all(r[5] is None for r in group),
+            descending=tuple(row[6] == "D" for row in group),
         )
         for name, group in grouped.items()
     ]

@@ -82,6 +82,9 @@ BINDERS: Final[dict[str, Callable[[bytes], object]]] = {
 _COMPARED_TEXT: Final = frozenset(("varchar", "tinytext", "text", "mediumtext", "longtext"))
 # Collations that do not pad: MariaDB's, by name, and those that MySQL has since 8.0.
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
+# Collations that compare code points. Most of them pad: a text with characters below the blank may
+# then be sorted otherwise, which the reader of a tile notices.
+_BYTE_ORDER: Final = re.compile(r"(ascii|utf8|utf8mb3|utf8mb4)_(nopad_)?bin")
 
 
 class Described(NamedTuple):
@@ -129,6 +132,7 @@ def column(relation: Relation, column: Described) -> ReadColumn:
     elif as_text and is_foreign:
         read = f"HEX({read})"
     found = ReadColumn(column.name, parse_type(declared), read, form, nullable=column.is_nullable)
+    found = replace(found, unordered=_unordered(column, found))
     if not as_text and _is_compared(column, found):
         return replace(found, comparable=Comparable.ORDER)
     return found
@@ -190,6 +194,32 @@ def _is_compared(column: Described, found: ReadColumn) -> bool:
     return column.type in _COMPARED_TEXT or column.type in {"date", "datetime"}
 
 
+def _unordered(column: Described, found: ReadColumn) -> str:
+    """Return how the server sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
+    if not column.is_stored or found.read != quote(column.name, MARK):
+        return f"as {column.written}"
+    if column.type in _INTEGERS or column.type in {"decimal", "date", "datetime"}:
+        return ""
+    if column.type in {"binary", "varbinary"}:
+        return ""
+    if column.type in {"char", "varchar"}:
+        is_bytes = _BYTE_ORDER.fullmatch(column.collation.lower())
+        return "" if is_bytes else f"by the collation {column.collation}, not by bytes"
+    return f"as {column.written}"
+
+
+def bound(column: Column) -> str:
+    """Return the expression of a bound of a key column; it has one place for a value, `%s`."""
+    if column.type.kind == "numeric":
+        return f"CAST(%s AS DECIMAL({column.type.precision},{column.type.scale}))"
+    return _KEY_BOUNDS.get(column.type.kind, "%s")
+
+
+def bound_value(column: Column, text: str) -> object:
+    """Return the value of a bound in string form, as it is bound."""
+    return int(text) if column.type.kind in INTEGER_WIDTHS else text
+
+
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     """Return a comparison; a zero byte stands for each of its values (`sql`)."""
     del place  # values have no numbers
@@ -207,6 +237,11 @@ def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     return Condition(f"{operand} {operator.value} {value}", bindings)
 
 
+_KEY_BOUNDS: Final = {  # constants, so that the optimizer takes ranges of an index
+    "date": "CAST(%s AS DATE)",
+    "timestamp": "CAST(%s AS DATETIME(6))",
+    "bytea": "UNHEX(%s)",
+}
 _BOUND: Final = {  # a text as a value of the type
     "date": "CAST(\0 AS DATE)",
     "timestamp": "CAST(\0 AS DATETIME(6))",

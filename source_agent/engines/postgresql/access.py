@@ -35,8 +35,23 @@ from source_agent.engines.interface import (
     Shape,
 )
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
-from source_agent.engines.postgresql.sql import EXPLAIN, STATEMENTS, copy_of, range_sql, timeouts
-from source_agent.engines.relations import join_name, null_key_sql, quote, scan_sql, split_name
+from source_agent.engines.postgresql.sql import (
+    EXPLAIN,
+    STATEMENTS,
+    between_sql,
+    copy_of,
+    null_in_key_sql,
+    range_sql,
+    timeouts,
+)
+from source_agent.engines.relations import (
+    PRESENCE,
+    join_name,
+    null_key_sql,
+    quote,
+    scan_sql,
+    split_name,
+)
 from source_agent.printable import counted
 
 ROLE = """
@@ -279,6 +294,10 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.recipe.integer_key:
             reads += [copy_of(scan_sql(shape, ordered=True)), copy_of(range_sql(shape))]
             reads += [copy_of(null_key_sql(shape))]
+        if not shape.unordered:
+            reads += [copy_of(between_sql(shape, within)) for within in PRESENCE]
+            nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
+            reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS)

@@ -24,6 +24,7 @@ from typing import Any, Final
 from driftline.arrays import Positions
 from driftline.derivations import Derivation
 from driftline.errors import DatabaseUnavailable
+from driftline.key_order import KeyRange
 from psycopg import Error, pq
 
 from source_agent.engines.interface import Limits, Relation, Rows, Shape, TimeLimit
@@ -35,7 +36,7 @@ from source_agent.engines.postgresql.settings import SETTINGS, refuse_changed, s
 from source_agent.engines.postgresql.split import SEES, Cut, choose, import_sql, part_sql
 from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
-from source_agent.engines.relations import null_key_sql, plan_of, scan_sql
+from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
@@ -198,6 +199,18 @@ class PostgresqlSession(SnapshotSession):
                 bounds = (a[start : start + RANGES_PER_COPY] for a in (first, last))
                 self.ask(sql.BOUNDS, *("{" + ",".join(map(str, b.tolist())) + "}" for b in bounds))
                 yield from self._copy(shape, ranges_sql)
+            self._refuse_changed(shape.relation)
+
+    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+        self.note_consistency(shape)
+        with self._reading(shape.relation):
+            before = str(self.ask(sql.SHOW_SEQUENTIAL)[0][0])
+            settings = sql.key_bounds(within) | {sql.SEQUENTIAL: "off"}
+            self.ask(sql.KEY_BOUNDS, list(settings), list(settings.values()))
+            for place in null_places(shape, within):
+                yield from self._copy(shape, sql.null_in_key_sql(shape, place))
+            yield from self._copy(shape, sql.between_sql(shape, within))
+            self.ask(sql.KEY_BOUNDS, [sql.SEQUENTIAL], [before])
             self._refuse_changed(shape.relation)
 
     def _refuse_changed(self, relation: Relation) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from driftline.key_order import KeyRange
+
 from source_agent.engines.interface import Limits, Shape
-from source_agent.engines.relations import plan_of, quote
+from source_agent.engines.postgresql.values import bound
+from source_agent.engines.relations import plan_of, quote, select_sql
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SET = (
@@ -42,13 +45,24 @@ VALUES = (  # of a derivation, as text: driftline.value1, driftline.value2 …
     "SELECT pg_catalog.set_config(pg_catalog.concat('driftline.value', p.number), p.value, true)\n"
     "FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS p(value, number)"
 )
+# Bounds of keys, and that they are looked up by index: the planner takes the comparisons with two
+# bounds for independent, and would rather read the whole table.
+KEY_BOUNDS = (
+    "SELECT pg_catalog.set_config(p.name, p.value, true)\n"
+    "FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]), "
+    "pg_catalog.unnest(%s::pg_catalog.text[])) AS p(name, value)"
+)
+SEQUENTIAL = "enable_seqscan"
+SHOW_SEQUENTIAL = "SELECT pg_catalog.current_setting('enable_seqscan')"
 EXPORT = "SELECT pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
 EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
 _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
-STATEMENTS: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT, *_OF_READ)
+_OF_KEYS: Final = (KEY_BOUNDS, SHOW_SEQUENTIAL)
+_OF_SESSION: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT)
+STATEMENTS: Final = (*_OF_SESSION, *_OF_KEYS, *_OF_READ)
 
 # With these settings a server notices within a minute that the agent's machine is gone, and with
 # the first (PostgreSQL 14) that the agent has ended during a statement. tcp_user_timeout is not
@@ -102,3 +116,55 @@ def range_sql(shape: Shape, *, literal: bool = False) -> str:
         f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
         "  OFFSET 0) AS driftline_row"
     )
+
+
+def key_bounds(within: KeyRange) -> dict[str, str]:
+    """Return the settings that hold the bounds of a range of keys."""
+    bounds = {"lower": within.lower, "upper": within.upper}
+    return {
+        _setting(which, i): text
+        for which, key in bounds.items()
+        for i, text in enumerate(key or ())
+    }
+
+
+def between_sql(shape: Shape, within: KeyRange) -> str:
+    """Return the SELECT of the keys in a range, of which only the presence of bounds matters.
+
+    A comparison of rows is a range of an index. That of the first column alone, which it implies,
+    is for the planner: it takes two of them for one range.
+    """
+    conditions = []
+    if within.lower is not None:
+        conditions += _comparisons(shape, "lower", ">=", ">=")
+    if within.upper is not None:
+        conditions += _comparisons(shape, "upper", "<", "<=")
+    return select_sql(shape, *conditions)
+
+
+def null_in_key_sql(shape: Shape, place: int) -> str:
+    """Return the SELECT of one row with a NULL in this column of the key, behind equal ones."""
+    names = [quote(column.name) for column in shape.recipe.key[: place + 1]]
+    bounds = _bounds(shape, "lower")[:place]
+    equal = [f"{n} OPERATOR(pg_catalog.=) {b}" for n, b in zip(names, bounds, strict=False)]
+    return select_sql(shape, *equal, f"{names[-1]} IS NULL", tail="\nLIMIT 1")
+
+
+def _comparisons(shape: Shape, which: str, operator: str, first: str) -> list[str]:
+    names = [quote(column.name) for column in shape.recipe.key]
+    bounds = _bounds(shape, which)
+    if len(names) == 1:
+        return [f"{names[0]} OPERATOR(pg_catalog.{operator}) {bounds[0]}"]
+    return [
+        f"{names[0]} OPERATOR(pg_catalog.{first}) {bounds[0]}",
+        f"ROW({', '.join(names)}) OPERATOR(pg_catalog.{operator}) ROW({', '.join(bounds)})",
+    ]
+
+
+def _bounds(shape: Shape, which: str) -> list[str]:
+    columns = zip(shape.recipe.key, plan_of(shape).forms, strict=False)
+    return [bound(column, form, _setting(which, i)) for i, (column, form) in enumerate(columns)]
+
+
+def _setting(which: str, place: int) -> str:
+    return f"driftline.{which}{place + 1}"

@@ -20,7 +20,7 @@ from source_agent.engines.interface import Consistency, Fingerprint, Relation, S
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, range_sql
-from source_agent.engines.postgresql.values import FLOATS, NATIVE, column
+from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
 
 SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
@@ -64,12 +64,58 @@ WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
 CORRELATION = """
 SELECT correlation::pg_catalog.float8 FROM pg_catalog.pg_stats
 WHERE schemaname = %s AND tablename = %s AND attname = %s AND NOT inherited"""
+# Of a key: may an index read its ranges? All columns ascend, or all descend.
+KEY_INDEX = """
+SELECT 1 FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.indexrelid
+JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) c.relam
+WHERE i.indrelid OPERATOR(pg_catalog.=) %s AND i.indisvalid AND i.indpred IS NULL
+  AND m.amname OPERATOR(pg_catalog.=) 'btree'
+  AND (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
+                OPERATOR(pg_catalog.=) %s::pg_catalog.text[]
+          AND pg_catalog.count(DISTINCT k.options::pg_catalog.int4 OPERATOR(pg_catalog.&) 1)
+                OPERATOR(pg_catalog.=) 1
+          AND pg_catalog.bool_and(o.opcdefault
+                AND k.collated OPERATOR(pg_catalog.=) a.attcollation)
+       FROM ROWS FROM (pg_catalog.unnest(i.indkey::pg_catalog.int2[]),
+                       pg_catalog.unnest(i.indclass::pg_catalog.oid[]),
+                       pg_catalog.unnest(i.indcollation::pg_catalog.oid[]),
+                       pg_catalog.unnest(i.indoption::pg_catalog.int2[]))
+            WITH ORDINALITY k(number, opclass, collated, options, place)
+       LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) i.indrelid
+         AND a.attnum OPERATOR(pg_catalog.=) k.number AND k.number OPERATOR(pg_catalog.>) 0
+       LEFT JOIN pg_catalog.pg_opclass o ON o.oid OPERATOR(pg_catalog.=) k.opclass
+       WHERE k.place OPERATOR(pg_catalog.<=) pg_catalog.cardinality(%s::pg_catalog.text[]))
+LIMIT 1"""
+# Columns of text, and the collation by which they are sorted: its name, provider and locale.
+COLLATIONS = """
+SELECT a.attname::pg_catalog.text, l.collname::pg_catalog.text,
+       CASE WHEN l.collprovider OPERATOR(pg_catalog.=) 'd'
+            THEN COALESCE(pg_catalog.to_jsonb(d) OPERATOR(pg_catalog.->>) 'datlocprovider', 'c')
+            ELSE l.collprovider::pg_catalog.text END,
+       CASE WHEN l.collprovider OPERATOR(pg_catalog.=) 'd' THEN d.datcollate::pg_catalog.text
+            ELSE l.collcollate::pg_catalog.text END
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_collation l ON l.oid OPERATOR(pg_catalog.=) a.attcollation
+JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+WHERE a.attrelid OPERATOR(pg_catalog.=) %s
+  AND a.attname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.text[])"""
 TYPES = """
 SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
 FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
 ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
 
-CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CORRELATION, TYPES, ENCODING)
+CATALOGUE: Final = (
+    TABLE,
+    TABLES,
+    COLUMNS,
+    INDEXES,
+    CORRELATION,
+    TYPES,
+    ENCODING,
+    KEY_INDEX,
+    COLLATIONS,
+)
 
 
 class PostgresqlCatalogue(Protocol):
@@ -99,6 +145,7 @@ class _Source:
     rows: int = 0
     pages: int = -1
     name: tuple[str, str] = ("", "")
+    oid: int | None = None  # of a table that is no view
 
     @property
     def primary(self) -> tuple[str, ...]:
@@ -128,6 +175,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         vouched=source.vouches(order.key),
         ordered=_is_ordered(session, source, order.key[0]),
         indexed=source.leads(order.key[0]),
+        key_indexed=_key_indexed(session, source, order.key),
         rows_expected=source.rows,
         row_hash=row_hash,
     )
@@ -171,6 +219,7 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
         rows=max(0, int(tuples)),
         pages=-1 if kind in {"p", "v", "f"} else int(pages),
         name=(schema, name),
+        oid=oid if kind in {"r", "p", "m"} else None,
     )
 
 
@@ -206,7 +255,34 @@ def _columns(
         found = [
             replace(f, comparable=Comparable.NOTHING) if f.type.kind == "text" else f for f in found
         ]
-    return [replace(f, nullable=f.name not in source.not_null) for f in found]
+    found = [replace(f, nullable=f.name not in source.not_null) for f in found]
+    return _sorted(session, source, found, order.key, encoding)
+
+
+def _key_indexed(session: PostgresqlCatalogue, source: _Source, key: tuple[str, ...]) -> bool:
+    """Return True if an index reads ranges of this key."""
+    if source.oid is None:
+        return False
+    return bool(session.ask(KEY_INDEX, source.oid, list(key), list(key)))
+
+
+def _sorted(
+    session: PostgresqlCatalogue,
+    source: _Source,
+    found: list[relations.ReadColumn],
+    key: tuple[str, ...],
+    encoding: str,
+) -> list[relations.ReadColumn]:
+    """Return the columns; those of the key with how the database sorts them."""
+    if source.oid is None:
+        return found
+    texts = [f.name for f in found if f.name in key and f.type.kind == "text"]
+    rows = session.ask(COLLATIONS, source.oid, texts) if texts else []
+    collations = {name: tuple(collation) for name, *collation in rows}
+    return [
+        replace(f, unordered=sorting(f, collations.get(f.name), encoding)) if f.name in key else f
+        for f in found
+    ]
 
 
 def _planned(session: PostgresqlCatalogue, described: Shape, *, is_heap: bool) -> Shape:

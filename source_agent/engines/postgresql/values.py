@@ -112,6 +112,37 @@ def _numeric(modifier: int) -> DeclaredType:
     return DeclaredType("numeric")
 
 
+def sorting(found: ReadColumn, collation: tuple[str, str, str] | None, encoding: str) -> str:
+    """Return how the database sorts a column if not as the protocol does.
+
+    Args:
+        found: a column of a table.
+        collation: name, provider and locale of its collation, if it has one.
+        encoding: of the database.
+    """
+    if found.read != quote(found.name) or found.form in {"json", "enum"}:
+        return "as a type that is read as text"
+    if found.type.kind != "text":
+        return ""
+    if collation is None or encoding != "UTF8":
+        return f"by the bytes of {encoding}"
+    name, provider, locale = collation
+    is_bytes = provider == "b" or (provider == "c" and locale in {"C", "POSIX"})
+    return "" if is_bytes else f'by the collation "{name}" ({locale}), not by bytes'
+
+
+def bound(column: Column, form: str, setting: str) -> str:
+    """Return the value of a setting as a bound of a key column.
+
+    The planner evaluates it to estimate the rows of a range, unlike a subquery.
+    """
+    read = f"pg_catalog.current_setting('{setting}')"
+    if column.type.kind == "bytea":
+        return f"pg_catalog.decode({read}, 'hex')"
+    kind = form if form == "bpchar" else column.type.kind
+    return f"{read}::pg_catalog.{kind}"
+
+
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     """Return a comparison whose literals are the value of the setting `place`; see `sql.VALUES`."""
     operand, kind, values = quote(column.name), column.type.kind, comparison.values

@@ -24,13 +24,19 @@ from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, Privilege, Relation, Shape
 from source_agent.engines.predicates import COLUMNS
-from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql
+from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
-from source_agent.engines.sqlite.types import page_sql, range_sql, view_sql
+from source_agent.engines.sqlite.types import (
+    EXPLAIN_PLAN,
+    between_sql,
+    null_in_key_sql,
+    page_sql,
+    range_sql,
+    view_sql,
+)
 from source_agent.engines.sqlite.values import MARK
 from source_agent.printable import counted
 
-EXPLAIN_PLAN: Final = "EXPLAIN QUERY PLAN "
 _ERRORS: Final[tuple[tuple[tuple[str, ...], type[DriftlineError], str], ...]] = (
     (("SQLITE_BUSY_SNAPSHOT",), SnapshotLost, ""),
     (
@@ -142,11 +148,16 @@ def templates(shape: Shape) -> list[str]:
         texts.append(types.INDEX_LIST.format(name=name))
         texts.append(types.INDEX_XINFO.format(name=quote("…")))
         texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in types.ROWIDS]
+        texts.append(EXPLAIN_PLAN + between_sql(shape, PRESENCE[-1]))
     if plan.pages:
         texts += _pages(shape)
     if shape.recipe.integer_key:
         texts += [scan_sql(shape, ordered=True), null_key_sql(shape, MARK)]
         texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
+    if not shape.unordered:
+        nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
+        texts += [between_sql(shape, within) for within in PRESENCE]
+        texts += [null_in_key_sql(shape, place) for place in nullable]
     return texts
 
 

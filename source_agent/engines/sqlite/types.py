@@ -21,16 +21,18 @@ would change with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
+from driftline.key_order import KeyRange
 from driftline.types import DeclaredType
 
 from source_agent.engines.interface import Listed, Relation, Shape
 from source_agent.engines.relations import (
+    PRESENCE,
     Access,
     ReadColumn,
     arrange,
@@ -48,6 +50,7 @@ from source_agent.engines.rows import DOUBLE_DIGITS
 from source_agent.engines.sqlite.values import MARK
 
 TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+EXPLAIN_PLAN = "EXPLAIN QUERY PLAN "
 VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
@@ -82,6 +85,12 @@ class _Index:
     is_unique: bool
     is_partial: bool
     is_primary: bool
+    collations: tuple[str, ...] = ()
+
+    def orders(self, key: tuple[str, ...]) -> bool:
+        """Return True if ranges of this key, compared by bytes, are ranges of the index."""
+        is_binary = set(self.collations[: len(key)]) == {"BINARY"}
+        return self.columns[: len(key)] == key and not self.is_partial and is_binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,8 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         for name in order.names
     ]
     if is_stored:  # an expression of a view or a query may have another affinity than its type
+        collations = _collations(table, order.key)
+        found = [replace(f, unordered=_unordered(f, session.encoding, collations)) for f in found]
         found = [_compared(relation, f, columns[f.name], session.encoding) for f in found]
     if table is None:
         return shape(relation, known, order, found, Access(source))
@@ -154,12 +165,29 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         source,
         vouched=table.vouches(order.key),
         ordered=first == table.alias or (not table.rowid and table.primary[:1] == (first,)),
+        key_indexed=any(i.orders(order.key) for i in table.indexes),
         indexed=first == table.alias
         or any(i.columns[0] == first and not i.is_partial for i in table.indexes),
         rows_expected=table.rows,
         pages=table.pages,
     )
-    return shape(relation, known, order, found, access)
+    return _ranged(session, shape(relation, known, order, found, access))
+
+
+def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
+    """Return the shape, `unordered` if SQLite would not read ranges of the whole key by index.
+
+    Only its plan tells which collation a column has: that of the index if it can be used.
+    """
+    if described.unordered:
+        return described
+    values = [None] * (2 * described.recipe.key_columns)
+    plan = session.ask(EXPLAIN_PLAN + between_sql(described, PRESENCE[-1]), *values)
+    names = ",".join(column.name for column in described.recipe.key)
+    names = f"({names})" if "," in names and described.recipe.key_columns > 1 else names
+    if any(f"({names}>" in str(row[-1]) for row in plan):
+        return described
+    return replace(described, unordered="no index has the order in which SQLite compares it")
 
 
 def listed(session: SqliteCatalogue) -> list[Listed]:
@@ -238,7 +266,10 @@ def _indexes(session: SqliteCatalogue, name: str) -> list[_Index]:
         rows = session.ask(INDEX_XINFO.format(name=quote(index)))
         columns = tuple(row[2] for row in rows if row[5])
         is_known = all((row[4] or "").upper() in _COLLATIONS for row in rows if row[5])
-        found.append(_Index(columns, bool(unique and is_known), bool(partial), origin == "pk"))
+        collations = tuple((row[4] or "").upper() for row in rows if row[5])
+        found.append(
+            _Index(columns, bool(unique and is_known), bool(partial), origin == "pk", collations)
+        )
     return found
 
 
@@ -287,6 +318,29 @@ def _compared(relation: Relation, found: ReadColumn, written: str, encoding: str
     return found
 
 
+def _collations(table: _Table | None, key: tuple[str, ...]) -> dict[str | None, str]:
+    """Return the collation of each key column in the index of the key, if it is none by bytes."""
+    indexes = () if table is None else table.indexes
+    covering = [i for i in indexes if i.columns[: len(key)] == key]
+    if not covering or any(i.orders(key) for i in covering):
+        return {}
+    found = zip(covering[0].columns, covering[0].collations, strict=False)
+    return {name: collation for name, collation in found if collation != "BINARY"}
+
+
+def _unordered(found: ReadColumn, encoding: str, collations: Mapping[str | None, str]) -> str:
+    """Return how SQLite sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
+    if found.name in collations:
+        return f"by the collation {collations[found.name]}, not by bytes"
+    if found.form == "tagged":
+        return "by the class of each value"
+    if found.type.kind == "text" and encoding != "UTF-8":
+        return f"by the bytes of {encoding}"
+    if found.type.kind == "numeric" and found.form == "string":
+        return "as text"
+    return ""
+
+
 def _form(type: DeclaredType) -> str:
     if type.kind in _STRUCTURED:
         return _STRUCTURED[type.kind]
@@ -332,6 +386,23 @@ def range_sql(shape: Shape, *, is_open: bool = False) -> str:
     """
     key = quote(shape.recipe.columns[0].name, MARK)
     return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
+
+
+def between_sql(shape: Shape, within: KeyRange) -> str:
+    """Return the SELECT of the keys in a range, of which only the presence of bounds matters."""
+    names = [quote(column.name, MARK) for column in shape.recipe.key]
+    key, bound = ", ".join(names), ", ".join("?" * len(names))
+    if len(names) > 1:
+        key, bound = f"({key})", f"({bound})"
+    lower = f"{key} >= {bound}" if within.lower is not None else ""
+    return select_sql(shape, lower, f"{key} < {bound}" if within.upper is not None else "")
+
+
+def null_in_key_sql(shape: Shape, place: int) -> str:
+    """Return the SELECT of one row with a NULL in this column of the key, behind equal ones."""
+    names = [quote(column.name, MARK) for column in shape.recipe.key[: place + 1]]
+    equal = [f"{name} = ?" for name in names[:place]]
+    return select_sql(shape, *equal, f"{names[-1]} IS NULL", tail="\nLIMIT 1")
 
 
 def page_sql(shape: Shape, *, is_first: bool, behind: Sequence[str] | None = None) -> str:

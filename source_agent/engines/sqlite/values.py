@@ -100,6 +100,15 @@ ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
 }
 
 
+def bound_value(form: str, text: str) -> object:
+    """Return the value of a bound in string form, as a column of this form stores it."""
+    if form == "int":
+        return int(text)
+    if form == "decimal":
+        return float(text)
+    return bytes.fromhex(text) if form == "blob" else text
+
+
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:
     """Return a comparison with a placeholder for each of its values."""
     del place  # placeholders have no numbers

@@ -357,3 +357,24 @@ def test_the_script_of_postgresql_makes_no_login_that_anybody_can_use(
             admin.execute(f'DROP OWNED BY "{role}"')
             admin.execute(f'DROP ROLE "{role}"')
     postgresql.drop_database(database)
+
+
+def test_tiles(folder: Path) -> None:
+    """Of each relation: can it be read in tiles, and if not, why?"""
+    with closing(sqlite3.connect(folder / "erp.db")) as connection:
+        connection.execute("CREATE TABLE days (day DATE, shop TEXT, PRIMARY KEY (day, shop))")
+        connection.execute("CREATE TABLE shops (name TEXT COLLATE NOCASE PRIMARY KEY)")
+        connection.execute("CREATE TABLE loose (id INT)")
+    with (folder / "source.toml").open("a") as file:
+        file.write('[relations.days]\ntable = "days"\n[relations.shops]\ntable = "shops"\n')
+        file.write('[relations.loose]\ntable = "loose"\nkey = ["id"]\n')
+    found = json.loads(command(folder, "check", "--json").stdout)["relations"]
+    assert {one["name"]: one["no_tiles"] for one in found} == {
+        "orders": None,
+        "days": None,
+        "shops": "the database sorts its column name by the collation NOCASE, not by bytes",
+        "loose": "its key has no index",
+    }
+    text = command(folder, "check").stdout
+    assert text.count("  in tiles by the index of its key\n") == 2
+    assert "  in tiles no: its key has no index\n" in text

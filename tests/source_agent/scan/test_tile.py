@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,84 @@ def test_reading_a_tile_takes_the_time_of_a_tile(tmp_path: Path) -> None:
             next(replies)
             spent.append(time.monotonic() - began)
     assert spent[1] < spent[0] / 5
+
+
+# Between keys.
+
+
+def open_between(
+    recipe: bytes, lower: Sequence[str] = (), upper: Sequence[str] = (), *, within: bool = False
+) -> pb.Open:
+    message = opening(recipe, ours=Digest()).open
+    message.between.lower.extend(lower)
+    message.between.upper.extend(upper)
+    if within:
+        message.within.first = message.within.last = 1
+    message.between.SetInParent()
+    return message
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "within"),
+    [
+        (["b", "1"], ["a", "9"], False),
+        (["a", "1"], ["a", "1"], False),
+        (["a", "10"], ["a", "9"], False),
+        (["a"], [], False),
+        ([], ["a", "1", "x"], False),
+        (["a", "one"], [], False),
+        ([], ["a", "9223372036854775808"], False),
+        (["x" * 9000, "1"], [], False),
+        (["a", "1"], [], True),
+        ([], [], True),
+    ],
+)
+def test_malformed_bounds_between_keys(
+    lower: list[str], upper: list[str], within: bool, tmp_path: Path
+) -> None:
+    """Refused before anything is read."""
+    fill(tmp_path / "erp.db", COMPOSITE, [("k", 1, b"b", "a")])
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(COMPOSITE.relation)
+        tally = Tally()
+        with pytest.raises(MalformedMessage):
+            Comparison(
+                session, shape, open_between(shape.recipe.id, lower, upper, within=within), tally
+            )
+        assert (tally.scans, tally.rows_read) == (0, 0)
+
+
+def test_no_ranges_of_keys_without_an_index(tmp_path: Path) -> None:
+    """What can be read so, the source decides: the refusal names the key and says what to do."""
+    fill(tmp_path / "erp.db", TEXT, [("k", 1, b"b")])
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(TEXT.relation)
+        with pytest.raises(ConfigurationError, match=r"key \(code\).*no index") as refused:
+            Comparison(session, shape, open_between(shape.recipe.id), Tally())
+        assert "incremental" in refused.value.remedy
+
+
+def test_a_database_that_sorts_otherwise_is_noticed(tmp_path: Path) -> None:
+    """A row that lies outside of the tile by the protocol's order is refused, not sent."""
+    fill(tmp_path / "erp.db", COMPOSITE, [(code, 1, b"b", "a") for code in "aBc"])
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(COMPOSITE.relation)
+        message = open_between(shape.recipe.id, ["a", "1"], ["b", "2"])
+        replies = Comparison(session, shape, message, Tally()).answer(iter(()))
+        assert [r.finished.count for r in replies if r.HasField("finished")] == [1]
+        folding: Any = Returning(session, [encode(("B", 1, b"b", "a"))])
+        with pytest.raises(ConfigurationError, match="sorted by the database otherwise"):
+            list(Comparison(folding, shape, message, Tally()).answer(iter(())))
+
+
+class Returning:
+    """A session whose database returns these rows for every range of keys."""
+
+    def __init__(self, session: Any, rows: list[bytes]) -> None:
+        self._session, self._rows = session, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def read_between(self, *_: Any) -> Any:
+        return iter([self._rows])
