@@ -44,7 +44,7 @@ from warehouse_agent.methods import unit_assignment
 from warehouse_agent.methods.unit_assignment import PartRows
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
-from warehouse_agent.planning.tiling import tiling
+from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import Clock
 from warehouse_agent.refresh import auxiliary_table, leftovers
 from warehouse_agent.refresh.job import Job, Options
@@ -216,8 +216,14 @@ def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]
         as_of="", checked_at="", published_at="", consistency="exact", proof="total", rows=0
     )
     base = Snapshot(0, "t", tuple(files), layout, record, None)
-    tiles = tiling([-(1 << 62), -9, 30, 1 << 62], 20)
+    tiles: Tiling = tiling([-(1 << 62), -9, 30, 1 << 62], 20)
+    keys_found: list[Any] = []
+    if not made.recipe.integer_key:
+        sample = quantiles.sample_keys(steps, files, layout, 1)
+        keys_found = [sorted(sample.keys), sorted(sample.ends.values())]
+        tiles = key_tiling(made.recipe, sample.keys, len(sample.keys), 5, sample.ends)
     return {
+        "keys": keys_found,
         "sums": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check),
         "total": digests.total(steps, files, layout, SALT),
         "listed": listed(digests.list_rows(steps, files, layout, ranges, SALT)),
@@ -415,6 +421,7 @@ def test_every_step_is_run(
     made, _ = replace(TABLES["integer key"], rows=ROWS), prepare(spark)
     with calls() as found:
         run(in_driver(), tmp_path / "here", made)
+        run(in_driver(), tmp_path / "keys", replace(TABLES["composite key"], rows=ROWS))
         monkeypatch.setattr(key_lookup, "ROWS_MAX", 0)
         monkeypatch.setattr(change_feed, "write", joined)
         run(Steps(spark), tmp_path / "joined", made)

@@ -44,6 +44,7 @@ from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sketch
+from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.tasks.difference import BelowKeys, Everything, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.frame_admission import Room
@@ -162,7 +163,7 @@ class Ours:
         *,
         line: Line = LINE,
         room: Room | None = None,
-        within: tuple[int, int] | None = None,
+        within: Bounds | None = None,
     ) -> Talk:
         """Return a conversation about our rows."""
         level = line.level(self.sums.total.count)
@@ -312,7 +313,7 @@ def exchange(
     units: Units | None = None,
     line: Line = LINE,
     prices: Prices = PRICES,
-    within: tuple[int, int] | None = None,
+    within: Bounds | None = None,
 ) -> Result:
     """One relation compared, from the opening to the end; `ours` are those in the tile alone."""
     shape = session.describe(relation)

@@ -630,16 +630,16 @@ def test_plan_tells_of_tiles(daily_clock: type[Daily], pair: Pair) -> None:
 
 
 def test_a_key_that_has_no_tiles(spark: SparkSession, sqlite: SqliteLegacy, tmp_path: Path) -> None:
-    sqlite.execute("CREATE TABLE texts (code TEXT NOT NULL PRIMARY KEY, n INT)")
-    sqlite.execute("INSERT INTO texts VALUES ('a', 1), ('b', 2)")
+    sqlite.execute("CREATE TABLE sizes (size REAL NOT NULL PRIMARY KEY, n INT)")
+    sqlite.execute("INSERT INTO sizes VALUES (0.5, 1), (1.5, 2)")
     sqlite.execute("CREATE TABLE loose (id INTEGER, n INT)")
     sqlite.execute("INSERT INTO loose VALUES (1, 1), (2, 2)")
-    relations = {"texts": 'table = "texts"', "loose": 'table = "loose"\nkey = ["id"]'}
+    relations = {"sizes": 'table = "sizes"', "loose": 'table = "loose"\nkey = ["id"]'}
     with Pair(spark, sqlite, tmp_path / "pair", relations) as pair:
-        pair.fragment_lines |= {"texts": IN_TILES, "loose": IN_TILES}
-        error = pair.error("texts")
+        pair.fragment_lines |= {"sizes": IN_TILES, "loose": IN_TILES}
+        error = pair.error("sizes")
         assert (error["code"], error["exit_code"]) == ("CONFIGURATION", 2)
-        assert "code" in error["message"]
+        assert "size" in error["message"]
         pair.refresh("loose")  # the load is one exchange
         before = rows_read(pair)
         error = pair.error("loose")
@@ -689,7 +689,7 @@ def test_keys_that_are_no_integers(
 def test_a_source_that_knows_no_tiles(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would answer for the whole relation: noticed at the first tile."""
     edit(pair.legacy, "once")
-    monkeypatch.setattr(tile, "within_of", lambda opening, shape: None)
+    monkeypatch.setattr(tile, "tile_of", lambda opening, shape: None)
     error = pair.error("orders")
     assert (error["code"], error["safe_to_retry"]) == ("VERSION", False)
     monkeypatch.undo()

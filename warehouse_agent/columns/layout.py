@@ -114,6 +114,11 @@ class Layout:
         return pa.schema([self.file_schema.field(name) for name in (position, HI, LO)])
 
     @cached_property
+    def keyed_schema(self) -> pa.Schema:
+        """The lane schema and the key bytes, for a key that is not one integer."""
+        return pa.schema([*self.lane_schema, self.file_schema.field(KEY)])
+
+    @cached_property
     def ddl(self) -> str:
         """The Spark schema of the table's files."""
         return ", ".join([self.decoded_ddl, *(f"{n} {_DDL[kind]}" for n, kind in STATISTICS)])

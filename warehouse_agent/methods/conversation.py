@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from driftline import derivation_messages, frames
+from driftline import derivation_messages, derivations, frames, key_order
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64
 from driftline.columns import join
-from driftline.derivations import FEATURE, Derivation
+from driftline.derivations import Derivation
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
+from driftline.key_order import KeyRange
 from driftline.keys import positions, received
 from driftline.negotiation import Agreement
 from driftline.ranges import Partition
@@ -27,6 +28,7 @@ from driftline.sketches import Embedding
 from driftline.types import Recipe
 
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.tasks.difference import BelowKeys, Difference, Equal, ListedRows, Outcome
@@ -54,8 +56,8 @@ class Terms:
     """Terms of an exchange that do not depend on the method.
 
     `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` is what
-    may be staged, None for no limit; `within` are the first and last position of a tile, both
-    inclusive; `derivation` are the columns and rows of the relation that `recipe` has, None: all.
+    may be staged, None for no limit; `within` is a tile, by positions or by keys; `derivation` are
+    the columns and rows of the relation that `recipe` has, None: all.
     """
 
     relation: str
@@ -65,7 +67,7 @@ class Terms:
     level: int
     rows_expected: int = 0
     room: Room | None = None
-    within: tuple[int, int] | None = None
+    within: Bounds | None = None
     derivation: Derivation | None = None
 
 
@@ -104,10 +106,10 @@ class Talk:
         """Send the opening; `ours` is the digest of our rows that are compared."""
         self._ours = ours
         terms, agreed, starts = self.terms, self._wire.agreed, partition.starts
-        within, derivation = terms.within, terms.derivation
+        derivation = terms.derivation
         opening = pb.Open(
             protocol=agreed.protocol,
-            features=agreed.features if derivation is None else (*agreed.features, FEATURE),
+            features=(*agreed.features, *_features(terms)),
             relation=terms.relation,
             recipe=terms.recipe.id,
             fragment_key=terms.fragment_key,
@@ -120,7 +122,7 @@ class Talk:
             level=terms.level,
             sketch=sketch,
             grouping=grouping,
-            within=None if within is None else pb.Within(first=within[0], last=within[1]),
+            **_tile(terms.within),
             derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
         self.send(pb.Request(open=opening))
@@ -231,6 +233,22 @@ class ShippedKeys:
         """Return that our rows of all collected k are replaced, and those of `gone`, uint64 [n],
         for which the source has no row."""
         return BelowKeys(np.unique(np.concatenate([*self._ks, gone])), self._embedding)
+
+
+def _features(terms: Terms) -> list[str]:
+    """Return the features that an exchange cannot do without."""
+    needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
+    needed[derivations.FEATURE] = terms.derivation is not None
+    return [feature for feature, is_needed in needed.items() if is_needed]
+
+
+def _tile(within: Bounds | None) -> dict[str, Any]:
+    """Return the field of an opening that names a tile."""
+    if within is None:
+        return {}
+    if isinstance(within, KeyRange):
+        return {"between": pb.Between(lower=within.lower or (), upper=within.upper or ())}
+    return {"within": pb.Within(first=within[0], last=within[1])}
 
 
 def _among(ks: U64, named: U64) -> U64:

@@ -31,7 +31,7 @@ from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Outcome
-from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.tasks.digests import Inside, Listing
 from warehouse_agent.tasks.steps import Steps
 
 
@@ -51,7 +51,8 @@ class WorkingCopy:
 
     `outlook` says how likely each row was updated, None: all alike; `notes` are those of earlier
     refreshes; `phase` measures the time of a phase; `within` are the first and last position of a
-    tile, both inclusive, and no other rows are listed.
+    tile, both inclusive, and no other rows are listed; of a tile between keys, `inside` decides
+    which rows are listed, and `near` which files may have them.
     """
 
     steps: Steps
@@ -63,6 +64,8 @@ class WorkingCopy:
     outlook: Outlook | None = None
     notes: Mapping[str, object] = field(default_factory=dict)
     within: tuple[int, int] | None = None
+    inside: Inside | None = None
+    near: Callable[[DataFile], bool] | None = None
 
     @property
     def rows(self) -> int:
@@ -71,9 +74,10 @@ class WorkingCopy:
 
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         place = digests.in_ranges(partition, by, chosen, self.within)
+        copy = (self.steps, self.files, self.layout)
         with self.phase("list"):
             return digests.list_rows(
-                self.steps, self.files, self.layout, place, self.salt, within=self.within
+                *copy, place, self.salt, within=self.within, inside=self.inside, near=self.near
             )
 
     def list_keys(self, embedding: Embedding, ks: U64) -> Listing:

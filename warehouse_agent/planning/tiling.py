@@ -1,6 +1,6 @@
 """The tiles of a pass, without I/O: their bounds, sums and costs.
 
-A pass compares a relation with an integer key tile by tile, by one exchange each, all under one
+A pass compares a relation tile by tile, by one exchange each, all under one
 salt. The tiles cover every position once, so their digests add up to the relation's.
 `Cuts` divides all tiles into ranges, so that one job reduces our side; the partition of a tile has
 the cuts within it, and empty ranges outside.
@@ -13,16 +13,25 @@ expected behind its last key get tiles of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 from driftline.digests import MASK128, Digest, Mixed
+from driftline.key_order import KeyOrder, KeyRange, Keys, key_text
 from driftline.limits import RANGES_MAX, STRATUM_CELLS
-from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, RangeSums, strata_of
+from driftline.ranges import (
+    POSITION_MAX,
+    POSITION_MIN,
+    Partition,
+    RangeSums,
+    strata_of,
+    uniform,
+)
+from driftline.types import Recipe
 from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.planning import choice
@@ -32,6 +41,7 @@ PASS_RANGES_MAX = 1 << 20  # 16 MB of sums on the driver and in every Spark task
 TILE_RANGES_MAX = RANGES_MAX - 8  # of a tile on the wire, with the empty ranges outside
 TAIL_TILES_MAX = 64  # behind the last key of the copy
 SHIFT_MAX = 63
+Bounds = tuple[int, int] | KeyRange  # first and last position, inclusive, or keys
 _LOW = np.uint64(0xFFFFFFFF)
 _TILE_BYTES = 160  # of an exchange beside its opening: framing, `Finished`, the end of a stream
 
@@ -62,8 +72,12 @@ class Cuts(Partition):
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """All tiles of a pass. `heads`: the first segment of `cuts` in each tile, ascending from 0."""
+class PositionTiling:
+    """Tiles of positions, for an integer key.
+
+    The ranges of all tiles have numbers, tile after tile. `heads`: the first segment of `cuts` in
+    each tile, ascending from 0.
+    """
 
     cuts: Cuts
     heads: tuple[int, ...]
@@ -71,13 +85,18 @@ class Tiling:
     def __len__(self) -> int:
         return len(self.heads)
 
+    @property
+    def all_ranges(self) -> int:
+        """The number of ranges in all tiles."""
+        return self.cuts.ranges
+
     @cached_property
     def _ends(self) -> tuple[int, ...]:
         return (*self.heads[1:], len(self.cuts.starts))
 
     @cached_property
     def first_ranges(self) -> npt.NDArray[np.int64]:
-        """The first range of `cuts` in each tile, int64 [tiles]."""
+        """The first range of each tile, int64 [tiles]."""
         return self.cuts.indices(np.array([self.cuts.starts[h] for h in self.heads], np.int64))
 
     def bounds(self, tile: int) -> tuple[int, int]:
@@ -87,12 +106,24 @@ class Tiling:
         return starts[self.heads[tile]], last
 
     def ranges(self, tile: int) -> slice:
-        """Return the ranges of `cuts` in a tile."""
-        ends = (*self.first_ranges[1:].tolist(), self.cuts.ranges)
-        return slice(int(self.first_ranges[tile]), ends[tile])
+        """Return the ranges of a tile."""
+        return _ranges_of(self, tile)
+
+    def offset(self, tile: int) -> int:
+        """Return the first range of the partition that is sent that is one of the tile's."""
+        first = np.array(self.bounds(tile)[:1], np.int64)
+        return int(self.partition(tile).indices(first)[0])
+
+    def places(
+        self,
+        positions: npt.NDArray[np.int64],
+        keys: Keys | None,  # noqa: ARG002 - the position is the key
+    ) -> npt.NDArray[np.int64]:
+        """Return the range of each row, int64 [n]."""
+        return self.cuts.indices(positions)
 
     def partition(self, tile: int) -> Partition:
-        """Return the partition that is sent: the tile's ranges between two empty segments."""
+        """Return the tile's ranges between two empty segments."""
         head, end = self.heads[tile], self._ends[tile]
         starts, shifts = self.cuts.starts[head:end], self.cuts.shifts[head:end]
         first, last = self.bounds(tile)
@@ -101,6 +132,82 @@ class Tiling:
         if last < POSITION_MAX:
             starts, shifts = (*starts, last + 1), (*shifts, SHIFT_MAX)
         return Partition(starts, shifts)
+
+
+@dataclass(frozen=True)
+class KeyTiling:
+    """Tiles between keys, for a key that has an order (protocol, section 4).
+
+    The positions of such keys are hashes, so every tile has the same `ranges_each` even ranges.
+
+    Attributes:
+        recipe: whose key the tiles are of.
+        keys: the bounds as key bytes, ascending; the first tile ends before the first of them.
+        near: of data files, by path, the first and the last tile of which each may have rows.
+    """
+
+    recipe: Recipe
+    keys: tuple[bytes, ...]
+    ranges_each: int
+    near: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.keys) + 1
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The first range of each tile."""
+        return tuple(range(0, self.all_ranges, self.ranges_each))
+
+    @property
+    def all_ranges(self) -> int:
+        """The number of ranges in all tiles."""
+        return len(self) * self.ranges_each
+
+    @cached_property
+    def first_ranges(self) -> npt.NDArray[np.int64]:
+        """The first range of each tile, int64 [tiles]."""
+        return np.array(self.heads, np.int64)
+
+    def keys_around(self, tile: int) -> tuple[bytes | None, bytes | None]:
+        """Return the bounds of a tile; None at the ends."""
+        ends = (None, *self.keys, None)
+        return ends[tile], ends[tile + 1]
+
+    def bounds(self, tile: int) -> KeyRange:
+        """Return the keys of a tile."""
+        lower, upper = self.keys_around(tile)
+        return KeyRange(
+            None if lower is None else key_text(lower, self.recipe),
+            None if upper is None else key_text(upper, self.recipe),
+        )
+
+    def ranges(self, tile: int) -> slice:
+        """Return the ranges of a tile."""
+        return _ranges_of(self, tile)
+
+    def partition(self, tile: int) -> Partition:  # noqa: ARG002 - all tiles have the same
+        """Return the partition that is sent: even ranges of all positions."""
+        return uniform(self.ranges_each)
+
+    def offset(self, tile: int) -> int:  # noqa: ARG002
+        """Return 0: all ranges that are sent are the tile's."""
+        return 0
+
+    def places(self, positions: npt.NDArray[np.int64], keys: Keys | None) -> npt.NDArray[np.int64]:
+        """Return the range of each row, int64 [n], by its key and position."""
+        assert keys is not None, "a hash is in no order"
+        tiles = KeyOrder(self.recipe).ranks(keys, Keys.of_bytes(self.keys))
+        return tiles * self.ranges_each + uniform(self.ranges_each).indices(positions)
+
+
+Tiling = PositionTiling | KeyTiling
+
+
+def _ranges_of(tiling: Tiling, tile: int) -> slice:
+    first = tiling.first_ranges
+    end = int(first[tile + 1]) if tile + 1 < len(first) else tiling.all_ranges
+    return slice(int(first[tile]), end)
 
 
 class PassSums:
@@ -112,12 +219,12 @@ class PassSums:
 
     def __init__(self, tiling: Tiling) -> None:
         self.tiling = tiling
-        self.ranges = RangeSums(tiling.cuts.ranges)
+        self.ranges = RangeSums(tiling.all_ranges)
         self.low, self.high = (np.zeros(len(tiling), np.uint64) for _ in range(2))
 
-    def add(self, positions: npt.NDArray[np.int64], mixed: Mixed) -> None:
-        """Add rows: their positions, int64 [n], and their mixed fingerprints."""
-        at = self.tiling.cuts.indices(positions)
+    def add(self, positions: npt.NDArray[np.int64], mixed: Mixed, keys: Keys | None = None) -> None:
+        """Add rows: their positions, int64 [n], their mixed fingerprints, and their keys."""
+        at = self.tiling.places(positions, keys)
         self.ranges.add(at, mixed)
         tile = np.searchsorted(self.tiling.first_ranges, at, side="right") - 1
         np.add.at(self.low, tile, mixed.m1 & _LOW)
@@ -135,7 +242,7 @@ class PassSums:
         """Return our side of a tile, over the partition that is sent."""
         partition, inside = self.tiling.partition(tile), self.tiling.ranges(tile)
         out = RangeSums(partition.ranges)
-        at = int(partition.indices(np.array(self.tiling.bounds(tile)[:1], np.int64))[0])
+        at = self.tiling.offset(tile)
         there = slice(at, at + inside.stop - inside.start)
         out.counts[there], out.sums[there] = self.ranges.counts[inside], self.ranges.sums[inside]
         out.total = self.digest(tile)
@@ -166,7 +273,7 @@ class PassSums:
         out, tiles = cls(tiling), len(tiling)
         out.low, out.high = np.frombuffer(data, np.uint64, 2 * tiles).reshape(2, tiles).copy()
         out.ranges = RangeSums.from_bytes(data[16 * tiles :])
-        if len(out.ranges.counts) != tiling.cuts.ranges:
+        if len(out.ranges.counts) != tiling.all_ranges:
             raise ValueError("sums of another number of ranges")
         return out
 
@@ -176,7 +283,7 @@ def count_for(rows: int, wanted: Incremental) -> int:
     return min(max(-(-rows // wanted.rows), 1), TILES_MAX)
 
 
-def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
+def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> PositionTiling:
     """Return the tiles of a copy of `rows` rows between the quantiles of its integer keys.
 
     Args:
@@ -202,7 +309,36 @@ def tiling(quantiles: Sequence[int], rows: int, *, tail: int = 0) -> Tiling:
             is_empty = stop <= least or start > greatest
             starts.append(start)
             shifts.append(SHIFT_MAX if is_empty else min((positions - 1).bit_length(), SHIFT_MAX))
-    return Tiling(Cuts(tuple(starts), tuple(shifts)), tuple(heads))
+    return PositionTiling(Cuts(tuple(starts), tuple(shifts)), tuple(heads))
+
+
+def key_tiling(
+    recipe: Recipe,
+    sample: Sequence[bytes],
+    rows: int,
+    tiles: int,
+    ends: Mapping[str, tuple[bytes, bytes]],
+) -> KeyTiling:
+    """Return the tiles of a copy of `rows` rows between keys of an even sample of them.
+
+    Args:
+        sample: key bytes, in any order.
+        tiles: how many are wanted; there are fewer if the sample is small.
+        ends: the least and the greatest key of each data file, by path.
+    """
+    order = KeyOrder(recipe)
+    keys = [sample[at] for at in order.sorted(Keys.of_bytes(sample)).tolist()]
+    chosen = dict.fromkeys(keys[i * len(keys) // tiles] for i in range(1, tiles) if keys)
+    bounds = tuple(key for key in chosen if key != keys[0])
+    least, greatest = (
+        order.ranks(Keys.of_bytes([pair[i] for pair in ends.values()]), Keys.of_bytes(bounds))
+        for i in (0, 1)
+    )
+    near = zip(least.tolist(), greatest.tolist(), strict=True)
+    share = max(rows // choice.ROWS_PER_RANGE, 2) // (len(bounds) + 1)
+    share = min(max(share, 2), PASS_RANGES_MAX // (len(bounds) + 1), TILE_RANGES_MAX)
+    ranges_each = uniform(share).ranges
+    return KeyTiling(recipe, bounds, ranges_each, dict(zip(ends, near, strict=True)))
 
 
 def tail_for(inserted: Sequence[int], wanted: Incremental) -> int:

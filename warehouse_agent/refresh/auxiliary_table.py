@@ -28,12 +28,21 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 from driftline.digests import Digest, Salt, mix
+from driftline.types import Recipe
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.planning import tiling as planning
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.choice import Method
-from warehouse_agent.planning.tiling import Cuts, Incremental, PassSums, Tiled, Tiling
+from warehouse_agent.planning.tiling import (
+    Cuts,
+    Incremental,
+    KeyTiling,
+    PassSums,
+    PositionTiling,
+    Tiled,
+    Tiling,
+)
 from warehouse_agent.refresh import repair
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage.row_security import PolicyDigests
@@ -41,7 +50,8 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import Difference, Equal, Everything, ListedRows, Outcome
-from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added
+from warehouse_agent.tasks.digests import Adder, Listing, PartialSums, added, keys_of
+from warehouse_agent.tasks.quantiles import sample_keys
 from warehouse_agent.tasks.scan import Piece
 from warehouse_agent.tasks.staging import Staging, Writer
 from warehouse_agent.tasks.steps import Steps
@@ -50,6 +60,8 @@ FOLDER = "pass"
 _NOTE, _TABLE, _SUMS = "exchange.json", "pass.json", "sums.bin"  # `gc` reads the note
 _DONE = ".npz"
 _FACTS = ("as_of", "checked_at", "consistency", "changed", "vouched", "frame_bytes")
+KEYS_PER_TILE = 64  # of all files, by which tiles between keys are cut
+KEYS_MAX = 1 << 18  # in the driver, mostly some 30 bytes each
 SAMPLES_PER_TILE = 32  # positions of a file for each tile, by which tiles are cut
 _REFRESHES_LOOKED_AT = 20  # to estimate how many new rows come after the last key
 
@@ -134,12 +146,7 @@ def begin(job: Job, base: Snapshot, wanted: Incremental, earlier: Sequence[Run])
     salt = Salt.fresh()
     sums = _reduced(job.steps, base, tiling, salt)
     secret, place = _Secret(job.store.root), _place(job.name)
-    table = {
-        "salt": salt.to_bytes().hex(),
-        "starts": tiling.cuts.starts,
-        "shifts": tiling.cuts.shifts,
-        "heads": tiling.heads,
-    }
+    table = {"salt": salt.to_bytes().hex(), "heads": tiling.heads, **_table_of(tiling)}
     secret.write(sums.to_bytes(), *place, _SUMS)
     secret.write(json.dumps(table).encode(), *place, _TABLE)
     # The note comes last: with it the pass can be resumed.
@@ -154,8 +161,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
         return None
     try:
         table = json.loads(store.read(*_place(name), _TABLE) or b"")
-        cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
-        tiling = Tiling(cuts, tuple(table["heads"]))
+        tiling = _tiling_of(table, base.layout.recipe)
         sums = PassSums.from_bytes(store.read(*_place(name), _SUMS) or b"", tiling)
         salt = Salt.from_bytes(bytes.fromhex(table["salt"]))
     except (ValueError, KeyError, TypeError, IndexError):
@@ -186,10 +192,33 @@ def tiled(store: Store, fragment: Fragment, base: Snapshot | None) -> Tiled | No
 def _tiling(steps: Steps, base: Snapshot, wanted: Incremental, earlier: Sequence[Run]) -> Tiling:
     """Divide a version into tiles of about as many rows as wanted; one step."""
     count = planning.count_for(base.rows, wanted)
+    if not base.layout.recipe.integer_key:
+        every = max(base.rows // min(KEYS_PER_TILE * count, KEYS_MAX), 1)
+        found = sample_keys(steps, base.sound, base.layout, every)
+        return planning.key_tiling(base.layout.recipe, found.keys, base.rows, count, found.ends)
     shares = [i / count for i in range(count + 1)]
     knots = repair.positions(steps, base, SAMPLES_PER_TILE * count).quantiles(shares)
     inserted = [run.inserted for run in earlier[-_REFRESHES_LOOKED_AT:] if not run.is_load]
     return planning.tiling(knots, base.rows, tail=planning.tail_for(inserted, wanted))
+
+
+def _table_of(tiling: Tiling) -> dict[str, object]:
+    """Return the tiles as JSON."""
+    if isinstance(tiling, KeyTiling):
+        keys = [key.hex() for key in tiling.keys]
+        return {"keys": keys, "ranges_each": tiling.ranges_each, "near": dict(tiling.near)}
+    assert isinstance(tiling, PositionTiling)
+    return {"starts": tiling.cuts.starts, "shifts": tiling.cuts.shifts}
+
+
+def _tiling_of(table: Mapping[str, Any], recipe: Recipe) -> Tiling:
+    """Return the tiles that `_table_of` wrote. Raises ValueError, KeyError, TypeError."""
+    if recipe.integer_key:
+        cuts = Cuts(tuple(table["starts"]), tuple(table["shifts"]))
+        return PositionTiling(cuts, tuple(table["heads"]))
+    keys = tuple(bytes.fromhex(key) for key in table["keys"])
+    near = {path: (int(first), int(last)) for path, (first, last) in table["near"].items()}
+    return KeyTiling(recipe, keys, int(table["ranges_each"]), near)
 
 
 def _place(name: str) -> tuple[str, ...]:
@@ -253,8 +282,9 @@ def _unpacked(data: bytes) -> Outcome | None:
 
 
 def _reduced(steps: Steps, base: Snapshot, tiling: Tiling, salt: Salt) -> PassSums:
-    words = 2 * (tiling.cuts.ranges + len(tiling))
-    found = added(steps, base.sound, base.layout, _sums(tiling, salt), words=words)
+    words, keyed = 2 * (tiling.all_ranges + len(tiling)), isinstance(tiling, KeyTiling)
+    function = _sums(tiling, salt)
+    found = added(steps, base.sound, base.layout, function, words=words, keyed=keyed)
     digests.check_rows(base.sound, found.total.count)
     return PassSums.from_words(found.total, found.words, tiling)
 
@@ -264,7 +294,8 @@ def _sums(tiling: Tiling, salt: Salt) -> Adder:
         sums = PassSums(tiling)
         for piece in pieces:
             where, hi, lo = (digests.numbers(piece.batch, i) for i in range(3))
-            sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
+            keys = keys_of(piece.batch) if isinstance(tiling, KeyTiling) else None
+            sums.add(where, mix(salt, hi.view(np.uint64), lo.view(np.uint64)), keys)
         return PartialSums(sums.ranges.total, sums.words(), np.zeros(0, np.uint64))
 
     return run

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from driftline import key_order
 from driftline import wire_pb2 as pb
 from driftline.digests import Salt
 from driftline.errors import (
@@ -112,7 +113,7 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     # A pass compares a published version: a first load and other columns take one exchange.
     if wanted and base and any(f.rows for f in files) and not job.options.accept_schema:
         tiles = auxiliary_table.take_up(job, base, wanted, earlier)
-        rows, salt, partition = base.rows, tiles.salt, tiles.tiling.cuts
+        rows, salt, partition = base.rows, tiles.salt, tiles.tiling.partition(0)
     else:
         budget = _budget(job, base, layout)
         if base and schema_change.differs(layout, base.layout):
@@ -252,11 +253,14 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
 
 
 def _check_key(layout: Layout, name: str) -> None:
-    """Raise ConfigurationError if the key is not one integer, which tiles need."""
-    if not layout.recipe.integer_key:
-        key = ", ".join(column.name for column in layout.recipe.key)
+    """Raise ConfigurationError if the types of the key have no order, which tiles need.
+
+    The source knows how its database sorts them, and refuses the first tile.
+    """
+    if (column := key_order.unordered(layout.recipe)) is not None:
         raise ConfigurationError(
-            f"`incremental` needs a key of one integer, and the key is ({key}).",
+            f"`incremental` needs a key that has an order, and its column {column.name} has the "
+            f"type {column.type}.",
             where=name,
             remedy="Remove `incremental` from the fragment.",
         )

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, VersionMismatch
+from driftline.key_order import KeyRange
 
 from warehouse_agent.config import Require
 from warehouse_agent.events import RowsRead
@@ -27,11 +30,13 @@ from warehouse_agent.history import record
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import KeyTiling, Tiling
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.refresh.whole import Compared, converse
 from warehouse_agent.storage import row_security
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import (
     Difference,
     Emptied,
@@ -41,7 +46,7 @@ from warehouse_agent.tasks.difference import (
     Outcome,
     Zones,
 )
-from warehouse_agent.tasks.digests import Listing
+from warehouse_agent.tasks.digests import InKeyTiles, Listing, list_rows
 from warehouse_agent.transport.channel import Link, Stream
 
 Progress = Callable[[pb.Progress], None]
@@ -87,7 +92,7 @@ def walk(
     if measured is not None:
         with contextlib.suppress(DriftlineError):  # the note may be lost
             record.note_line(job.store, link, measured)
-    return Compared(p, _outcome_of_all(tiles), tiles.staged(), is_resumed=True)
+    return Compared(p, _outcome_of_all(job, p, tiles), tiles.staged(), is_resumed=True)
 
 
 def _compare(
@@ -95,7 +100,7 @@ def _compare(
 ) -> None:
     """Compare a tile, and keep what it found."""
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
-    copy = WorkingCopy(job.steps, job.name, p.layout, p.files, p.salt, job.phase, within=bounds)
+    copy = _copy_of(job, p, tiles.tiling, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
     rows, writer = ours.compared.count, tiles.writer(tile)
     found = converse(job, p, ours, stream, writer, progress, rows_expected=rows, within=bounds)
@@ -111,7 +116,50 @@ def _compare(
     tiles.finish(tile, found)
 
 
-def _outcome_of_all(p: Pass) -> Outcome:
+def _copy_of(job: Job, p: Prepared, tiling: Tiling, tile: int) -> WorkingCopy:
+    """Return our rows of a tile."""
+    copy = WorkingCopy(job.steps, job.name, p.layout, p.files, p.salt, job.phase)
+    if isinstance(tiling, KeyTiling):
+        inside = InKeyTiles.between(tiling.recipe, *tiling.keys_around(tile))
+        return replace(copy, inside=inside, near=lambda file: _is_near(tiling, file, [tile]))
+    bounds = tiling.bounds(tile)
+    assert not isinstance(bounds, KeyRange)
+    return replace(copy, within=bounds)
+
+
+def _is_near(tiling: KeyTiling, file: DataFile, tiles: Sequence[int]) -> bool:
+    """Return True if a file may have rows in some of the tiles, which ascend."""
+    first, last = tiling.near.get(file.path, (0, len(tiling)))
+    return any(first <= tile <= last for tile in tiles)
+
+
+def _emptied(
+    job: Job, prepared: Prepared, p: Pass, tiles: list[int], listed: Listing
+) -> Difference:
+    """Return that all our rows of some tiles, and listed rows of others, are replaced."""
+    tiling = p.tiling
+    if isinstance(tiling, KeyTiling):
+        # A hash says nothing of the tile: the rows are listed, in one step.
+        is_chosen = np.zeros(len(tiling), np.bool_)
+        is_chosen[tiles] = True
+        inside = InKeyTiles(tiling.recipe, tiling.keys, tuple(is_chosen.tolist()))
+        found = list_rows(
+            job.steps,
+            prepared.files,
+            prepared.layout,
+            np.zeros_like,
+            p.salt,
+            inside=inside,
+            near=lambda file: _is_near(tiling, file, tiles),
+        )
+        return ListedRows(Listing.joined([listed, found]))
+    # By their bounds, not row by row: the driver holds none of these rows.
+    zones = [bounds for bounds in map(tiling.bounds, tiles) if not isinstance(bounds, KeyRange)]
+    rows = sum(p.sums.digest(tile).count for tile in tiles)
+    return Zones(Emptied.of(zones, rows), listed)
+
+
+def _outcome_of_all(job: Job, prepared: Prepared, p: Pass) -> Outcome:
     """Return what the pass found: the outcomes of all tiles as one."""
     found = [p.outcomes[tile] for tile in range(len(p.tiling))]
     ours = [p.sums.digest(tile) for tile in range(len(p.tiling))]
@@ -126,9 +174,7 @@ def _outcome_of_all(p: Pass) -> Outcome:
     elif whole and len(whole) == sum(1 for digest in ours if digest.count):
         method, difference = Method.FULL, Everything()
     elif whole:
-        # By their bounds, not row by row: the driver holds none of these rows.
-        bounds, rows = map(p.tiling.bounds, whole), sum(ours[tile].count for tile in whole)
-        difference = Zones(Emptied.of(list(bounds), rows), listed)
+        difference = _emptied(job, prepared, p, whole, listed)
     return Outcome(
         difference,
         method,

@@ -15,6 +15,7 @@ from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.tasks.difference import Outcome
@@ -66,7 +67,7 @@ def converse(
     progress: Callable[[pb.Progress], None],
     *,
     rows_expected: int,
-    within: tuple[int, int] | None = None,
+    within: Bounds | None = None,
 ) -> Outcome:
     """Compare our side over a stream, and write the frames that come.
 
@@ -74,7 +75,7 @@ def converse(
 
     Args:
         rows_expected: for progress only.
-        within: the first and last position of a tile, both inclusive.
+        within: a tile, by positions or by keys.
     """
     terms = Terms(
         relation=job.fragment.relation,

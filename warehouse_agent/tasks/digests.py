@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from driftline.arrays import U64, Integers
+from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
+from driftline.key_order import KeyOrder, Keys
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import HASHES, PRIME, Cells, Embedding
+from driftline.types import Recipe
 
-from warehouse_agent.columns.layout import Layout
+from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.planning.choice import everything
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.report import counted
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
+Inside = Callable[[pa.RecordBatch], Bools]  # from a batch with keys to bool [rows]
 Adder = Callable[[Iterator[Piece]], "PartialSums"]
 
 TASKS_MAX = 64  # whose sums are added up
@@ -87,6 +90,31 @@ class Listing:
             np.concatenate([longs.view(np.uint64), *(one.hashes for one in listings)]),
             np.concatenate([none, *(one.file for one in listings)]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class InKeyTiles:
+    """Rows whose keys lie in chosen tiles between bounds, key bytes that ascend.
+
+    `chosen` has one more element than `bounds`.
+    """
+
+    recipe: Recipe
+    bounds: tuple[bytes, ...]
+    chosen: tuple[bool, ...]
+
+    @classmethod
+    def between(cls, recipe: Recipe, lower: bytes | None, upper: bytes | None) -> Self:
+        """Return the rows of one tile."""
+        bounds = tuple(bound for bound in (lower, upper) if bound is not None)
+        before = (False,) * (lower is not None)
+        return cls(recipe, bounds, (*before, True, *(False,) * (upper is not None)))
+
+    def __call__(self, batch: pa.RecordBatch) -> Bools:
+        """Return which rows of a batch lie in them, bool [rows]."""
+        at = KeyOrder(self.recipe).ranks(keys_of(batch), Keys.of_bytes(self.bounds))
+        found: Bools = np.array(self.chosen, np.bool_)[at]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +210,14 @@ def added(
     *,
     words: int,
     elements: int = 0,
+    keyed: bool = False,
 ) -> PartialSums:
     """Return the sums over all rows of files; one step.
 
     Args:
         function: adds up the lanes of a task's rows.
         words, elements: numbers of its sums.
+        keyed: True if it needs the keys beside the lanes.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
@@ -207,7 +237,7 @@ def added(
     found = scan(
         steps,
         files,
-        layout.lane_schema,
+        layout.keyed_schema if keyed else layout.lane_schema,
         run,
         _SLICES,
         size=read,
@@ -276,16 +306,22 @@ def list_rows(
     salt: Salt,
     *,
     within: tuple[int, int] | None = None,
+    inside: Inside | None = None,
+    near: Callable[[DataFile], bool] | None = None,
 ) -> Listing:
     """List the rows for whose position `place` is not negative; one step.
 
-    Files without keys from `within[0]` to `within[1]` are not read; None reads all.
+    Args:
+        within: files without keys from `within[0]` to `within[1]` are not read; None reads all.
+        inside: decides by their keys which rows are listed; None: all of these.
+        near: decides which files are read; None: all of these.
     """
     numbered = {f.path: i for i, f in enumerate(files)}
-    near = files if within is None else [f for f in files if f.meets(*within)]
-    function, size = _list(place, salt, numbered), size_of_digests(near)
-    lanes = layout.lane_schema
-    table = scan(steps, near, lanes, function, _LISTED, size=size, in_groups=True)
+    some = files if near is None else [f for f in files if near(f)]
+    some = some if within is None else [f for f in some if f.meets(*within)]
+    function, size = _list(place, salt, numbered, inside), size_of_digests(some)
+    lanes = layout.lane_schema if inside is None else layout.keyed_schema
+    table = scan(steps, some, lanes, function, _LISTED, size=size, in_groups=True)
     return Listing(
         table["range"].to_numpy(),
         table["position"].to_numpy(),
@@ -354,12 +390,15 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
     return run
 
 
-def _list(place: Place, salt: Salt, numbered: dict[str, int]) -> Function:
+def _list(place: Place, salt: Salt, numbered: dict[str, int], inside: Inside | None) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             where, hi, lo = (numbers(piece.batch, i) for i in range(3))
             at = place(where)
-            keep = np.flatnonzero(at >= 0)
+            is_chosen = at >= 0
+            if inside is not None:
+                is_chosen &= inside(piece.batch)
+            keep = np.flatnonzero(is_chosen)
             if not len(keep):
                 continue
             hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
@@ -374,6 +413,15 @@ def _list(place: Place, salt: Salt, numbered: dict[str, int]) -> Function:
             )
 
     return run
+
+
+def keys_of(batch: pa.RecordBatch) -> Keys:
+    """Return the keys of a batch of files."""
+    column = batch.column(KEY)
+    _, offsets, data = column.buffers()
+    starts = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column)]
+    values = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return Keys(values, starts.astype(np.int64))
 
 
 def numbers(batch: pa.RecordBatch, column: int | str) -> Integers:

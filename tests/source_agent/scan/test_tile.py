@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
-from driftline.errors import ConfigurationError, MalformedMessage, SnapshotLost
+from driftline.errors import ConfigurationError, MalformedMessage, SnapshotLost, VersionMismatch
+from driftline.key_order import KeyRange
+from driftline.negotiation import check_features
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantiles
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,6 +215,52 @@ def test_reading_a_tile_takes_the_time_of_a_tile(tmp_path: Path) -> None:
 # Between keys.
 
 
+CODES = st.text(st.sampled_from("ab~é"), max_size=2)
+
+
+@given(data=st.data())
+@examples(120)
+def test_any_edit_between_two_keys_is_found(data: st.DataObject) -> None:
+    """Whatever the method; what lies outside is as if it were not there."""
+    ours, theirs = data.draw(edited(COMPOSITE))
+    keys = [row[:2] for row in (*ours, *theirs)]
+    some = st.tuples(CODES, st.integers(-45, 45))
+    bound = st.none() | (st.sampled_from(keys) | some if keys else some)
+    lower, upper = data.draw(st.tuples(bound, bound))
+    if lower is not None and upper is not None:
+        lower, upper = sorted((lower, upper))
+        upper = None if lower == upper else upper
+
+    def inside(row: Any) -> bool:
+        return (lower is None or row[:2] >= lower) and (upper is None or row[:2] < upper)
+
+    mine, expected = (list(filter(inside, rows)) for rows in (ours, theirs))
+    sketch = data.draw(st.none() | sketches(COMPOSITE, mine)) if mine else None
+    limits = data.draw(st.sampled_from(list(LIMITS)))
+    texts = [None if key is None else (str(key[0]), str(key[1])) for key in (lower, upper)]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for (module, name), value in LIMITS[limits].items():
+            patch.setattr(module, name, value)
+        path = Path(folder) / "erp.db"
+        fill(path, COMPOSITE, theirs, wal=data.draw(st.booleans()))
+        with closing(open_session(path)) as session:
+            result = exchange_pair.exchange(
+                session,
+                COMPOSITE.relation,
+                mine,
+                forced=data.draw(st.sampled_from([None, *Method])),
+                sketch=sketch,
+                within=KeyRange(*texts),
+            )
+    encoded = [encode(row) for row in expected]
+    assert result.state() == Counter(encoded)
+    out = result.outcome
+    assert out.theirs == result.ours.digest(encoded)
+    assert (out.scans, out.consistency, out.changed) == (0, "exact", False)
+    if limits == "as it is":
+        assert out.rows_read == len(encoded)
+
+
 def open_between(
     recipe: bytes, lower: Sequence[str] = (), upper: Sequence[str] = (), *, within: bool = False
 ) -> pb.Open:
@@ -289,3 +337,19 @@ class Returning:
 
     def read_between(self, *_: Any) -> Any:
         return iter([self._rows])
+
+
+def test_only_a_tile_between_keys_asks_for_the_feature(tmp_path: Path) -> None:
+    """An older source refuses it by name; it cannot take the opening for the whole relation."""
+    fill(tmp_path / "erp.db", COMPOSITE, [("k", 1, b"b", "a")])
+    asked = []
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(COMPOSITE.relation)
+        for within in (None, (0, 9), KeyRange(("a", "1"))):
+            ours = exchange_pair.Ours([], shape.recipe, from_quantiles([1], 2))
+            wire = exchange_pair.Pair(session, shape)
+            ours.talk(wire, within=within).open(Digest(), ours.partition)
+            asked.append(list(wire._held[0].open.features))
+    assert asked == [[], [], ["between"]]
+    with pytest.raises(VersionMismatch, match="asks for between"):
+        check_features(asked[-1], known=["derive"])

@@ -7,8 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from driftline.digests import Digest, Salt, mix
+from driftline.key_order import Keys, key_bytes
 from driftline.limits import RANGES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN, RangeSums
+from driftline.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +19,9 @@ from warehouse_agent.planning import tiling as tiles
 from warehouse_agent.planning.tiling import (
     Incremental,
     PassSums,
-    Tiling,
+    PositionTiling,
     count_for,
+    key_tiling,
     pass_cost,
     tiling,
 )
@@ -29,7 +32,7 @@ SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
 
 @st.composite
-def tilings(draw: st.DrawFn) -> tuple[Tiling, list[int]]:
+def tilings(draw: st.DrawFn) -> tuple[PositionTiling, list[int]]:
     """Tiles of a copy, and the keys that it holds, ascending."""
     keys = sorted(draw(st.lists(KEYS, min_size=1, max_size=60, unique=True)))
     count = draw(st.integers(1, 20))
@@ -38,7 +41,7 @@ def tilings(draw: st.DrawFn) -> tuple[Tiling, list[int]]:
 
 
 @given(tilings())
-def test_tiles_cover_every_position_once(made: tuple[Tiling, list[int]]) -> None:
+def test_tiles_cover_every_position_once(made: tuple[PositionTiling, list[int]]) -> None:
     cut, _ = made
     bounds = [cut.bounds(tile) for tile in range(len(cut))]
     assert bounds[0][0] == POSITION_MIN
@@ -48,7 +51,9 @@ def test_tiles_cover_every_position_once(made: tuple[Tiling, list[int]]) -> None
 
 
 @given(tilings(), st.data())
-def test_digests_of_tiles_add_up(made: tuple[Tiling, list[int]], data: st.DataObject) -> None:
+def test_digests_of_tiles_add_up(
+    made: tuple[PositionTiling, list[int]], data: st.DataObject
+) -> None:
     """Against sums over the rows of each tile by themselves, and the reference's total."""
     cut, keys = made
     lanes = data.draw(
@@ -89,7 +94,7 @@ def test_digests_of_tiles_add_up(made: tuple[Tiling, list[int]], data: st.DataOb
 
 @given(tilings(), st.data())
 def test_what_tiles_empty_is_what_lies_in_them(
-    made: tuple[Tiling, list[int]], data: st.DataObject
+    made: tuple[PositionTiling, list[int]], data: st.DataObject
 ) -> None:
     cut, keys = made
     some = data.draw(st.lists(st.integers(0, len(cut) - 1), min_size=1, unique=True).map(sorted))
@@ -154,3 +159,58 @@ def test_what_a_pass_costs() -> None:
     few, _ = pass_cost(100_000, 1000, 40.0, wanted)
     assert 1000 * 40 + 1000 * 8 < few - still < 1000 * 40 + 100_000 * 8 / 4
     assert trips == 300
+
+
+PAIRS = Recipe((Column("a", DeclaredType("text")), Column("n", DeclaredType("int4"))), 2)
+
+
+@given(st.data())
+def test_tiles_between_keys(data: st.DataObject) -> None:
+    """Every row in one tile, by Python's order; tiles and ranges add up to the table; each file is
+    near all tiles of which it has rows."""
+    texts = st.text(st.sampled_from("ab~"), max_size=2)
+    chosen = st.lists(st.tuples(texts, st.integers(-9, 9)), min_size=1, max_size=60, unique=True)
+    keys = data.draw(chosen)
+    encoded = [key_bytes((a, str(n)), PAIRS) for a, n in keys]
+    files = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(keys), max_size=len(keys))))
+    ends = {}
+    for file in sorted(set(files.tolist())):
+        mine = sorted(key for key, of in zip(keys, files, strict=True) if of == file)
+        ends[f"f{file}"] = tuple(key_bytes((a, str(n)), PAIRS) for a, n in (mine[0], mine[-1]))
+    sample = data.draw(st.lists(st.sampled_from(encoded), min_size=1))
+    cut = key_tiling(PAIRS, sample, len(keys), data.draw(st.integers(1, 9)), ends)  # type: ignore[arg-type]
+    bounds = [cut.bounds(tile) for tile in range(len(cut))]
+    assert (bounds[0].lower, bounds[-1].upper) == (None, None)
+    assert all(one.upper == other.lower for one, other in pairwise(bounds))
+
+    def typed(key: tuple[str, ...] | None) -> tuple[str, int] | None:
+        return None if key is None else (key[0], int(key[1]))
+
+    ends_of = [(typed(b.lower), typed(b.upper)) for b in bounds]
+    tile_of = [
+        [
+            i
+            for i, (low, high) in enumerate(ends_of)
+            if (low is None or low <= k) and (high is None or k < high)
+        ]
+        for k in keys
+    ]
+    assert all(len(tiles) == 1 for tiles in tile_of)
+    where = np.array(data.draw(st.lists(KEYS, min_size=len(keys), max_size=len(keys))), np.int64)
+    hi, lo = where.view(np.uint64) * np.uint64(3), where.view(np.uint64) + np.uint64(1)
+    mixed = mix(SALT, hi, lo)
+    sums = PassSums(cut)
+    sums.add(where, mixed, Keys.of_bytes(encoded))
+    assert PassSums.from_bytes(sums.to_bytes(), cut).ranges.total == mixed.digest()
+    for tile in range(len(cut)):
+        inside = np.array([i for i, tiles in enumerate(tile_of) if tiles == [tile]], np.int64)
+        alone = type(mixed)(mixed.m0[inside], mixed.m1[inside])
+        partition, ours = cut.partition(tile), sums.of(tile)
+        expected = RangeSums(partition.ranges)
+        expected.add(partition.indices(where[inside]), alone)
+        assert ours.total == sums.digest(tile) == alone.digest()
+        assert np.array_equal(ours.counts, expected.counts)
+        assert np.array_equal(ours.sums, expected.sums)
+        for i in inside.tolist():
+            first, last = cut.near[f"f{files[i]}"]
+            assert first <= tile <= last
