@@ -440,10 +440,9 @@ def _incremental(table: TomlTable) -> Incremental | None:
     if not table.has("incremental"):
         return None
     inner, default = table.table("incremental", _INCREMENTAL), Incremental()
-    return Incremental(
-        inner.integer("rows", default=default.rows, least=1),
-        inner.number("pause_s", default=default.pause_s),
-    )
+    rows = inner.integer("rows", default=default.rows, least=1)
+    pause_s = inner.number_or("pause_s", "auto", default=default.pause_s)
+    return Incremental(rows, pause_s or default.pause_s, adapts=pause_s is None)
 
 
 def _check_incremental(table: TomlTable, fragment: Fragment) -> None:

@@ -148,6 +148,14 @@ class TomlTable:
         value = self.optional_number(key)
         return default if value is None else value
 
+    def number_or(self, key: str, word: str, *, default: float) -> float | None:
+        """Return a positive finite number, or None if the value is this word."""
+        if isinstance(self.values.get(key), str):
+            if self._get(key, str) != word:
+                raise self.error(key, f'It must be a number or "{word}".')
+            return None
+        return self.number(key, default=default)
+
     def texts(self, key: str) -> tuple[str, ...] | None:
         """Return a list of different strings, none of them empty, or None."""
         value = self._get(key, list)

@@ -23,6 +23,7 @@ from driftline.errors import WarehouseUnavailable
 from driftline.limits import MESSAGE_BYTES_MAX
 from pyspark.sql import SparkSession
 
+from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan import tile
 from tests.fixtures.clock import Daily
 from tests.harness.legacy import LEGACIES, Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
@@ -597,6 +598,29 @@ def test_pauses_between_tiles(pair: Pair) -> None:
     (report,) = runner.refresh(select(config, ["orders"], False), Options())
     assert report.error is None
     assert slept == [0.01] * (TILES - 1)
+
+
+def test_pauses_while_the_database_is_slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer after each slow answer, and shorter again afterwards."""
+    from warehouse_agent.config import select
+    from warehouse_agent.runs.batch import Runner
+
+    clock, tiles, slept = [0.0], [0], list[float]()
+    real = SqliteSession.read_ranges
+
+    def read_ranges(self: Any, *given: Any, **options: Any) -> Any:
+        clock[0] += 9.0 if tiles[0] in {4, 5} else 1.0
+        tiles[0] += 1
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(SqliteSession, "read_ranges", read_ranges)
+    monkeypatch.setattr(conversation, "monotonic", lambda: clock[0])
+    pair.fragment_lines["orders"] = IN_TILES.replace("0.01", '"auto"')
+    config = pair.config()
+    runner = Runner(pair.spark, config, attempts=1, sleep=slept.append)
+    (report,) = runner.refresh(select(config, ["orders"], False), Options())
+    assert report.error is None
+    assert slept == [0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 1.0]
 
 
 def test_plan_tells_of_tiles(daily_clock: type[Daily], pair: Pair) -> None:

@@ -246,6 +246,7 @@ priority = -3
     for value, expected in (
         ("{}", Incremental(100_000, 0.5)),
         ("{rows = 5000, pause_s = 2}", Incremental(5000, 2)),
+        ('{pause_s = "auto"}', Incremental(100_000, 0.5, adapts=True)),
     ):
         config = load_warehouse(tmp_path, f"{tiled}incremental = {value}\n")
         assert config.fragments["a.b-c_1"].incremental == expected
@@ -292,6 +293,8 @@ priority = -3
          "fragments.orders.incremental.rows", "at least 1"),
         ('relation = "orders"', 'require = "fuzzy"\nincremental = {pause_s = -1}',
          "fragments.orders.incremental.pause_s", "more than 0"),
+        ('relation = "orders"', 'require = "fuzzy"\nincremental = {pause_s = "slow"}',
+         "fragments.orders.incremental.pause_s", '"auto"'),
         ('relation = "orders"', 'require = "fuzzy"\nincremental = {}\nmethod = "sketch"',
          "fragments.orders.method", "by ranges"),
         (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +94,7 @@ class Talk:
         self._shipping = pb.Progress(phase="ship", rows_expected=terms.rows_expected)
         self._ours, self._came, self._frame_bytes = Digest(), Digest(), 0
         self._keys: ShippedKeys | None = None
+        self._opened_at = self._answered_s = 0.0
 
     def open(
         self,
@@ -125,6 +127,7 @@ class Talk:
             **_tile(terms.within),
             derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
+        self._opened_at = monotonic()
         self.send(pb.Request(open=opening))
 
     def send(self, request: pb.Request) -> None:
@@ -134,6 +137,8 @@ class Talk:
     def receive(self) -> pb.Reply:
         """Return the next reply that is neither progress nor rows; handle those here.
 
+        The time of the first reply other than progress is noted.
+
         Raises:
             DriftlineError: whatever the source refused with, or a broken line, message or frame.
         """
@@ -142,7 +147,9 @@ class Talk:
             kind = reply.WhichOneof("message")
             if kind == "progress":
                 self._progress(reply.progress)
-            elif kind == "rows":
+                continue
+            self._answered_s = self._answered_s or monotonic() - self._opened_at
+            if kind == "rows":
                 self._take(reply.rows.frame)
             elif kind == "refused":
                 self.ended = True
@@ -200,6 +207,7 @@ class Talk:
             rows_read=done.rows_read,
             round_trips=self.round_trips,
             frame_bytes=self._frame_bytes,
+            answered_s=self._answered_s,
             row_security=PolicyDigests.from_message(done),
         )
 

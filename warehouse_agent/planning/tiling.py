@@ -48,10 +48,14 @@ _TILE_BYTES = 160  # of an exchange beside its opening: framing, `Finished`, the
 
 @dataclass(frozen=True, slots=True)
 class Incremental:
-    """The configuration of a pass: rows of a tile, and seconds between two tiles."""
+    """The configuration of a pass: rows of a tile, and seconds between two tiles.
+
+    `adapts`: the pauses are longer while the database answers slowly (`tile_pause`).
+    """
 
     rows: int = 100_000
     pause_s: float = 0.5
+    adapts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

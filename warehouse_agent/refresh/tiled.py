@@ -30,6 +30,7 @@ from warehouse_agent.history import record
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tile_pause import TilePause
 from warehouse_agent.planning.tiling import KeyTiling, Tiling
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.job import Job
@@ -57,6 +58,8 @@ def walk(
 ) -> Compared:
     """Compare the tiles that are left, with a pause between two of them.
 
+    The pause may adapt to how fast the source answers.
+
     A tile that fails after one that did not is tried once more: a long pass over a bad line must
     not run out of attempts while it advances.
 
@@ -70,20 +73,24 @@ def walk(
         """Report the progress of a tile as that of all that this attempt has to compare."""
         job.emit(RowsRead(job.name, "tiles", compared + found.rows, rows_left))
 
+    wanted = tiles.wanted
     measured: Stream | None = None
+    pause = TilePause(wanted.rows, wanted.pause_s)
     advances, is_first = False, True
     while left:
         if not is_first:
-            sleep(tiles.wanted.pause_s)
+            sleep(pause.seconds)
         is_first = False
         try:
             with link.stream() as stream:
-                _compare(job, p, tiles, left[0], stream, report)
+                found = _compare(job, p, tiles, left[0], stream, report)
         except DriftlineError as error:
             if not (advances and error.is_retryable):
                 raise
             advances = False
             continue
+        if wanted.adapts:
+            pause.note(found.theirs.count, found.answered_s)
         compared += tiles.sums.digest(left.popleft()).count
         report(pb.Progress())
         advances = True
@@ -97,8 +104,8 @@ def walk(
 
 def _compare(
     job: Job, p: Prepared, tiles: Pass, tile: int, stream: Stream, progress: Progress
-) -> None:
-    """Compare a tile, and keep what it found."""
+) -> Outcome:
+    """Compare a tile; keep and return what it found."""
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
     copy = _copy_of(job, p, tiles.tiling, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
@@ -114,6 +121,7 @@ def _compare(
     known = row_security.known(p.base, job.remembered()) if p.base else None
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
     tiles.finish(tile, found)
+    return found
 
 
 def _copy_of(job: Job, p: Prepared, tiling: Tiling, tile: int) -> WorkingCopy:

@@ -90,7 +90,8 @@ class Outcome:
 
     `theirs` is the digest of the source's rows, `came` that of the rows that came (empty for a
     pass). `as_of` and `checked_at` are ISO 8601 in UTC, by the source's and the warehouse's clock.
-    `scans` and `rows_read` count at the source, `frame_bytes` all frames that came.
+    `scans` and `rows_read` count at the source, `frame_bytes` all frames that came; `answered_s`
+    are the seconds from the opening to the first reply other than progress.
     """
 
     difference: Difference
@@ -107,6 +108,7 @@ class Outcome:
     rows_read: int = 0
     round_trips: int = 1
     frame_bytes: int = 0
+    answered_s: float = 0.0
     row_security: PolicyDigests | None = None
 
     @property
