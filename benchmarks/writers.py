@@ -1,7 +1,7 @@
-"""How long writers wait beside a refresh, of engines whose readers block writers: as one exchange,
-and in tiles.
+"""How long writers wait beside a refresh, as one exchange and in tiles, over kinds of keys.
 
     python -m benchmarks.writers [--rows 400000] [--tile 20000] [--reply-ms 200]
+                                 [--keys integer --keys composite …]
 
 A thread of the owner's updates one row after the other, each a transaction of its own, while the
 source's half of a refresh runs: up to the verdict, where the rows are compared, or to the end,
@@ -14,22 +14,26 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from driftline.digests import Digest
+from driftline.key_order import KeyRange, key_bytes
 from driftline.ranges import POSITION_MIN, Partition
 
 from source_agent.engines.interface import Engine, Limits, Relation
 from source_agent.engines.registry import connect
 from source_agent.methods.comparison import Comparison, Tally
 from tests.harness.agents import opening
-from tests.harness.servers import MariaDB
-from warehouse_agent.planning.tiling import tiling
+from tests.harness.servers import MariaDB, PostgreSQL
+from warehouse_agent.planning.tiling import Bounds, Tiling, key_tiling, tiling
 
 PAUSE_S = 0.05  # between two tiles
 WRITE_EVERY_S = 0.005
@@ -68,51 +72,148 @@ class Writer:
             time.sleep(WRITE_EVERY_S)
 
 
+@dataclass(frozen=True)
+class Key:
+    """A kind of key. columns: by engine, else by ""; value: of a row's number, as the owner's
+    driver takes it."""
+
+    columns: dict[str, str]
+    value: Callable[[int], tuple[Any, ...]]
+    binary: bool = False  # MariaDB keeps UUIDs in 16 bytes
+
+    def names(self) -> list[str]:
+        return [column.split()[0] for column in self.columns[""].split(", ")]
+
+    def ddl(self, engine: str, rule: str = "PRIMARY KEY") -> str:
+        columns = self.columns.get(engine, self.columns[""])
+        return f"CREATE TABLE t ({columns}, a text, {rule} ({', '.join(self.names())}))"
+
+    def values(self, engine: str, number: int) -> tuple[Any, ...]:
+        found = self.value(number)
+        return (uuid.UUID(found[0]).bytes,) if self.binary and engine == "mariadb" else found
+
+    def text(self, engine: str, number: int) -> tuple[str, ...]:
+        return tuple(
+            v.hex() if isinstance(v, bytes) else str(v) for v in self.values(engine, number)
+        )
+
+
+def mixed(number: int) -> int:
+    """A number that is far from its neighbours', 128 bits."""
+    return number * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128
+
+
+C, BIN = 'COLLATE "C"', "COLLATE utf8mb4_bin"
+KEYS = {
+    "integer": Key({"": "id bigint NOT NULL", "sqlite": "id INTEGER NOT NULL"}, lambda n: (n,)),
+    "composite": Key(
+        {
+            "": "k text NOT NULL, d date NOT NULL, n int NOT NULL",
+            "mariadb": f"k varchar(9) {BIN} NOT NULL, d date NOT NULL, n int NOT NULL",
+            "postgresql": f"k varchar(9) {C} NOT NULL, d date NOT NULL, n int NOT NULL",
+        },
+        lambda n: (f"b{n % 7}", str(date.fromordinal(730_000 + n % 365)), n),
+    ),
+    "text": Key(
+        {
+            "": "k text NOT NULL",
+            "mariadb": f"k varchar(40) {BIN} NOT NULL",
+            "postgresql": f"k varchar(40) {C} NOT NULL",
+        },
+        lambda n: (f"{mixed(n) >> 96:08x}-{n}",),
+    ),
+    "date": Key({"": "k date NOT NULL"}, lambda n: (str(date.fromordinal(1 + 7 * n)),)),
+    "uuid": Key(
+        {
+            "": "k text NOT NULL",
+            "mariadb": "k binary(16) NOT NULL",
+            "postgresql": "k uuid NOT NULL",
+        },
+        lambda n: (str(uuid.UUID(int=mixed(n))),),
+        binary=True,
+    ),
+}
+
+
 @contextmanager
-def sqlite(rows: int) -> Iterator[tuple[Engine, Write]]:
+def sqlite(key: Key, rows: int) -> Iterator[tuple[Engine, Write]]:
     """A file with a rollback journal."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "legacy.db"
         with closing(sqlite3.connect(path, timeout=60, check_same_thread=False)) as owner:
-            owner.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, a TEXT)")
-            owner.executemany("INSERT INTO t VALUES (?, ?)", ((i, TEXT) for i in range(rows)))
+            owner.execute(key.ddl("sqlite"))
+            marks = ", ".join("?" * (len(key.names()) + 1))
+            values = ((*key.values("sqlite", i), TEXT) for i in range(rows))
+            owner.executemany(f"INSERT INTO t VALUES ({marks})", values)
             owner.commit()
+            where = " AND ".join(f"{name} = ?" for name in key.names())
 
-            def write(key: int) -> None:
-                owner.execute("UPDATE t SET a = 'y' || a WHERE id = ?", (key,))
+            def write(number: int) -> None:
+                values = key.values("sqlite", number)
+                owner.execute(f"UPDATE t SET a = 'y' || a WHERE {where}", values)
                 owner.commit()
 
             yield connect(f"sqlite:///{path}", None, Limits()), write
 
 
 @contextmanager
-def myisam(rows: int, key: str = "PRIMARY KEY") -> Iterator[tuple[Engine, Write]]:
+def myisam(key: Key, rows: int, rule: str = "PRIMARY KEY") -> Iterator[tuple[Engine, Write]]:
     """A table of MariaDB's own engine; with a key that does not vouch, it cannot be read in
     pages."""
     with MariaDB() as server:
         server.create_database("bench")
         with closing(server.admin("bench")) as owner, owner.cursor() as cursor:
-            cursor.execute(f"CREATE TABLE t (id bigint NOT NULL, a text, {key} (id)) ENGINE=MyISAM")
+            cursor.execute(f"{key.ddl('mariadb', rule)} ENGINE=MyISAM")
+            marks = ", ".join(["%s"] * (len(key.names()) + 1))
             for start in range(0, rows, 10_000):
-                values = [(i, TEXT) for i in range(start, min(start + 10_000, rows))]
-                cursor.executemany("INSERT INTO t VALUES (%s, %s)", values)
+                numbers = range(start, min(start + 10_000, rows))
+                values = [(*key.values("mariadb", i), TEXT) for i in numbers]
+                cursor.executemany(f"INSERT INTO t VALUES ({marks})", values)
             owner.commit()
+            where = " AND ".join(f"{name} = %s" for name in key.names())
 
-            def write(where: int) -> None:
-                cursor.execute("UPDATE t SET a = CONCAT('y', a) WHERE id = %s", (where,))
+            def write(number: int) -> None:
+                values = key.values("mariadb", number)
+                cursor.execute(f"UPDATE t SET a = CONCAT('y', a) WHERE {where}", values)
 
             yield connect(server.url("root", "bench"), None, Limits()), write
 
 
-def exchange(engine: Engine, within: tuple[int, int] | None, *, load: bool, reply_s: float) -> int:
+@contextmanager
+def postgresql(key: Key, rows: int) -> Iterator[tuple[Engine, Write]]:
+    """An engine whose readers block nobody, for comparison."""
+    with PostgreSQL() as server:
+        server.create_database("bench")
+        with server.superuser("bench") as owner, owner.cursor() as cursor:
+            cursor.execute(key.ddl("postgresql"))
+            marks = ", ".join(["%s"] * (len(key.names()) + 1))
+            values = ((*key.values("postgresql", i), TEXT) for i in range(rows))
+            cursor.executemany(f"INSERT INTO t VALUES ({marks})", values)
+            cursor.execute("ANALYZE t")
+            where = " AND ".join(f"{name} = %s" for name in key.names())
+
+            def write(number: int) -> None:
+                values = key.values("postgresql", number)
+                cursor.execute(f"UPDATE t SET a = 'y' || a WHERE {where}", values)
+
+            yield connect(server.url("postgres", "bench"), None, Limits()), write
+
+
+def exchange(
+    engine: Engine, names: list[str], tile: Bounds | None, load: bool, reply_s: float
+) -> int:
     """The source's half, up to the verdict or, of a load, to its end; returns rows read."""
     tally = Tally()
     with closing(engine.open()) as session:
-        shape = session.describe(Relation("t", table="t", key=("id",)))
+        shape = session.describe(Relation("t", table="t", key=tuple(names)))
         whole, ours = Partition((POSITION_MIN,), (56,)), Digest() if load else Digest(1, 1)
         message = opening(shape.recipe.id, ours=ours, partition=whole).open
-        if within is not None:
-            message.within.first, message.within.last = within
+        if isinstance(tile, KeyRange):
+            message.between.SetInParent()
+            message.between.lower.extend(tile.lower or ())
+            message.between.upper.extend(tile.upper or ())
+        elif tile is not None:
+            message.within.first, message.within.last = tile
         for reply in Comparison(session, shape, message, tally).answer(iter(())):
             if reply.WhichOneof("message") == "verdict":
                 break
@@ -120,17 +221,32 @@ def exchange(engine: Engine, within: tuple[int, int] | None, *, load: bool, repl
     return tally.rows_read
 
 
-def measure(engine: Engine, write: Write, rows: int, tile: int, load: bool, reply_s: float) -> str:
+def tiles_of(engine: Engine, key: Key, rows: int, tile: int) -> list[Bounds]:
+    """The tiles that a warehouse would have."""
+    cut: Tiling
+    with closing(engine.open()) as session:
+        recipe = session.describe(Relation("t", table="t", key=tuple(key.names()))).recipe
+    if recipe.integer_key:
+        cut = tiling(range(0, rows + tile, tile), rows)
+    else:
+        numbers = range(0, rows, max(tile // 64, 1))
+        sample = [key_bytes(key.text(engine.name, n), recipe) for n in numbers]
+        cut = key_tiling(recipe, sample, rows, max(rows // tile, 1), {})
+    return [cut.bounds(i) for i in range(len(cut))]
+
+
+def measure(
+    engine: Engine, write: Write, key: Key, rows: int, tile: int, load: bool, reply_s: float
+) -> str:
     """A row of the table: as one exchange, and in tiles."""
-    cut = tiling(range(0, rows + tile, tile), rows)
-    cells = []
-    for bounds in ([None], [cut.bounds(i) for i in range(len(cut))]):
+    cells, whole = [], [None]
+    for tiles in (whole, tiles_of(engine, key, rows, tile)):
         writer = Writer(write, rows)
         with writer.running():
             began = time.monotonic()
-            for within in bounds:
-                exchange(engine, within, load=load, reply_s=reply_s)
-                time.sleep(PAUSE_S if within is not None else 0)
+            for bounds in tiles:
+                exchange(engine, key.names(), bounds, load, reply_s)
+                time.sleep(PAUSE_S if bounds is not None else 0)
             spent = time.monotonic() - began
         waits = sorted(writer.waits)
         cells.append(f"{spent:.1f} s, {waits[-1] * 1e3:,.0f} ms, {len(waits):,}")
@@ -141,18 +257,22 @@ def measure(engine: Engine, write: Write, rows: int, tile: int, load: bool, repl
 @click.option("--rows", default=400_000, show_default=True)
 @click.option("--tile", default=20_000, show_default=True)
 @click.option("--reply-ms", default=200, show_default=True)
-def main(rows: int, tile: int, reply_ms: int) -> None:
-    """Prints a row for each engine: took, longest wait, writes."""
-    engines = {
-        "SQLite, rollback journal": sqlite(rows),
-        "MyISAM": myisam(rows),
-        "MyISAM, no unique key": myisam(rows, "KEY"),
-    }
-    for name, database in engines.items():
-        with database as (engine, write):
-            for what, load in (("compared", False), ("shipped", True)):
-                cells = measure(engine, write, rows, tile, load, reply_ms / 1e3)
-                print(f"| {name} | {what} | {cells} |", flush=True)
+@click.option("--keys", multiple=True, type=click.Choice(list(KEYS)), default=["integer"])
+def main(rows: int, tile: int, reply_ms: int, keys: tuple[str, ...]) -> None:
+    """Prints a row for each engine and key: took, longest wait, writes."""
+    for kind in keys:
+        key = KEYS[kind]
+        engines = {
+            "SQLite, rollback journal": sqlite(key, rows),
+            "MyISAM": myisam(key, rows),
+            "MyISAM, no unique key": myisam(key, rows, "KEY"),
+            "PostgreSQL": postgresql(key, rows),
+        }
+        for name, database in engines.items():
+            with database as (engine, write):
+                for what, load in (("compared", False), ("shipped", True)):
+                    cells = measure(engine, write, key, rows, tile, load, reply_ms / 1e3)
+                    print(f"| {name} | {kind} | {what} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ name.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import uuid
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline.errors import DriftlineError
 from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.interface import Relation, Shape
@@ -260,3 +262,17 @@ def test_what_a_tile_issues_is_a_template(
     assert len(issued) > before
     templates = {legacy.general(sql) for sql in engine.templates([shape])}
     assert {legacy.general(sql) for sql in issued[before:]} <= templates
+
+
+def test_a_bound_that_the_database_cannot_hold(legacy: Legacy) -> None:
+    """A text with a zero byte: another answer than rows is an error of ours, and the session
+    survives it."""
+    composite(legacy, drawn())
+    with session_of(legacy) as session:
+        shape = session.describe(RELATION)
+        with contextlib.suppress(DriftlineError):
+            assert (
+                read_between(session, shape, ("\0a", "2024-01-01", "1"), ("\0b", "2024-01-01", "1"))
+                == []
+            )
+        assert read_between(session, shape, None, None)

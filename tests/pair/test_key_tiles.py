@@ -22,6 +22,7 @@ from tests.harness.pair import Pair, expect_equal
 from tests.pair.test_tiled import Writer, audit, cut, rows_read, second_connection, staged
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table
+from warehouse_agent.storage import formats
 
 pytestmark = pytest.mark.spark
 
@@ -224,7 +225,11 @@ def test_a_cut_pass_goes_on(pair: Pair, orders: Orders) -> None:
         patch.setattr(auxiliary_table, "begin", lambda *args: begun.append(args) or begin(*args))  # type: ignore[func-returns-value]
         for _ in range(3):
             cut(pair)
+        base, fragment = formats.head(pair.store, "orders"), pair.config().fragments["orders"]
+        known = auxiliary_table.tiled(pair.store, fragment, base)
+        assert known is not None
         report = pair.refresh("orders")
+    assert (known.tiles, known.tiles_done) == (report.tiles, 3)
     assert len(begun) == 1
     assert (report.resumed_at, report.tiles_done) == (3, report.tiles)
     assert rows_read(pair) == rows

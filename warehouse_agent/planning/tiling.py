@@ -39,6 +39,7 @@ from warehouse_agent.planning import choice
 TILES_MAX = 1 << 14  # of a pass; beyond it, tiles have more rows than the configuration says
 PASS_RANGES_MAX = 1 << 20  # 16 MB of sums on the driver and in every Spark task
 TILE_RANGES_MAX = RANGES_MAX - 8  # of a tile on the wire, with the empty ranges outside
+SAMPLE_BYTES_MAX = 64 << 20  # of keys from which the bounds of tiles are taken
 TAIL_TILES_MAX = 64  # behind the last key of the copy
 SHIFT_MAX = 63
 Bounds = tuple[int, int] | KeyRange  # first and last position, inclusive, or keys
@@ -331,7 +332,10 @@ def key_tiling(
         ends: the least and the greatest key of each data file, by path.
     """
     order = KeyOrder(recipe)
-    keys = [sample[at] for at in order.sorted(Keys.of_bytes(sample)).tolist()]
+    # All are compared at once, each with as many bytes as the longest.
+    every = -(-len(sample) * max(map(len, sample), default=0) // SAMPLE_BYTES_MAX) or 1
+    some = sample[::every]
+    keys = [some[at] for at in order.sorted(Keys.of_bytes(some)).tolist()]
     chosen = dict.fromkeys(keys[i * len(keys) // tiles] for i in range(1, tiles) if keys)
     bounds = tuple(key for key in chosen if key != keys[0])
     least, greatest = (

@@ -84,7 +84,7 @@ _COMPARED_TEXT: Final = frozenset(("varchar", "tinytext", "text", "mediumtext", 
 _NO_PAD: Final = re.compile(r"nopad|(^|_)[0-9]{4}(_|$)|^binary$")
 # Collations that compare code points. Most of them pad: a text with characters below the blank may
 # then be sorted otherwise, which the reader of a tile notices.
-_BYTE_ORDER: Final = re.compile(r"(ascii|utf8|utf8mb3|utf8mb4)_(nopad_)?bin")
+_BYTE_ORDER: Final = re.compile(r"(ascii|utf8|utf8mb3|utf8mb4)_(nopad_|0900_)?bin")
 
 
 class Described(NamedTuple):

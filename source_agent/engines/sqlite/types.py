@@ -187,7 +187,7 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
     names = f"({names})" if "," in names and described.recipe.key_columns > 1 else names
     if any(f"({names}>" in str(row[-1]) for row in plan):
         return described
-    return replace(described, unordered="no index has the order in which SQLite compares it")
+    return replace(described, unordered="SQLite would not read ranges of it by an index")
 
 
 def listed(session: SqliteCatalogue) -> list[Listed]:

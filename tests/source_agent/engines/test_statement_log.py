@@ -44,6 +44,9 @@ TABLE = "CREATE TABLE orders (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR(40), 
 LOOSE = (
     "CREATE TABLE loose (id BIGINT, note VARCHAR(40))",
     "CREATE INDEX i ON loose (id)",
+    "CREATE TABLE days (day date, number int, note VARCHAR(40), UNIQUE (day, number))",
+    "INSERT INTO days VALUES ('2024-02-29', 1, 'n1'), ('2024-02-29', 2, 'x')",
+    "INSERT INTO days VALUES ('2024-03-01', 1, 'n2')",
     "CREATE TABLE secret (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR(40))",
 )
 RELATIONS = """
@@ -54,6 +57,11 @@ derive = ["columns", "rows"]
 table = "orders"
 where = "note LIKE 'n%' AND id % 2 = 0"
 columns = ["id", "note"]
+derive = ["rows"]
+[relations.days]
+table = "days"
+key = ["day", "number"]
+where = "note LIKE 'n%' OR note LIKE 'x%'"
 derive = ["rows"]
 [relations.asked]
 query = "SELECT note AS k, id FROM orders WHERE id < 100"
@@ -119,7 +127,7 @@ class OnPostgreSQL:
             connection.execute(
                 "INSERT INTO orders SELECT n, 'n' || n, n FROM generate_series(1, %s) n", (ROWS,)
             )
-            connection.execute(f'GRANT SELECT ON orders, loose TO "{self.login}"')
+            connection.execute(f'GRANT SELECT ON orders, loose, days TO "{self.login}"')
             connection.execute(f"ALTER ROLE \"{self.login}\" SET log_statement = 'all'")
         self.url = server.url(self.login, self.database)
         self._log = server.folder / "log"
@@ -154,7 +162,7 @@ class OnMariaDB:
         self._admin = server.admin(self.database)
         self._run(TABLE, *LOOSE)
         self._run(f"INSERT INTO orders SELECT seq, CONCAT('n', seq), seq FROM seq_1_to_{ROWS}")
-        for table in ("orders", "loose"):
+        for table in ("orders", "loose", "days"):
             self._run(f"GRANT SELECT ON {self.database}.{table} TO '{self.login}'@'%'")
         self._run("SET GLOBAL log_output = 'TABLE'", "SET GLOBAL general_log = 1")
         self.url = server.url(self.login, self.database)
@@ -235,6 +243,7 @@ def use(config: Path) -> None:
                     peer.send(asked)
                     assert peer.until("finished")
         derive(c)
+        between(c)
 
 
 def derive(over: Any) -> None:
@@ -253,6 +262,30 @@ def derive(over: Any) -> None:
             with Peer(over) as peer:
                 peer.send(opened)
                 assert peer.until("finished")
+
+
+def between(over: Any) -> None:
+    """Ask a running agent for tiles between keys, also of a derivation."""
+    ends = ["2024-02-29", "1"], ["2024-03-01", "1"]
+    derivation = Derivation(None, Comparison("number", Operator.LESS, ("2",)))
+    for chosen, counts in ((None, [0, 2, 1, 3]), (derivation, [0, 1, 1, 2])):
+        asked = pb.DescribeRequest(protocol=1, relation="days")
+        if chosen is not None:
+            asked.derivation.CopyFrom(to_message(chosen))
+        described = SourceStub(over).Describe(asked, timeout=30).description
+        rows = "" if chosen is None else text_of(canonical(chosen.rows))  # type: ignore[arg-type]
+        recipe = replace(recipe_of(described), rows=rows)
+        tiles: list[tuple[list[str], list[str]]] = [([], ends[0]), ends, (ends[1], []), ([], [])]
+        with Peer(over) as peer:
+            for (lower, upper), count in zip(tiles, counts, strict=True):
+                opened = opening(recipe.id, relation="days")
+                opened.open.features.append("between")
+                opened.open.between.CopyFrom(pb.Between(lower=lower, upper=upper))
+                if chosen is not None:
+                    opened.open.features.append(FEATURE)
+                    opened.open.derivation.CopyFrom(to_message(chosen))
+                peer.send(opened)
+                assert peer.until("finished")[-1].finished.count == count
 
 
 def receipt(folder: Path) -> str:
@@ -283,7 +316,7 @@ def test_every_statement_of_the_log_is_a_template(
     assert "relation absent cannot be served" in explained.stderr
     checked = command(tmp_path, "check")
     assert checked.returncode == 1, checked
-    served = 5 if server.more else 4
+    served = 6 if server.more else 5
     assert checked.stdout.endswith(f"\n{served} of {served + 4} relations can be served\n")
     differs = command(tmp_path, "total", "--receipt", receipt(tmp_path))
     assert "The table may have changed since" in differs.stdout, differs
@@ -294,7 +327,7 @@ def test_every_statement_of_the_log_is_a_template(
     assert any(sql.startswith("EXPLAIN") for sql in seen)
     known = templates_of(explained.stdout)
     derived = [of for of in slots.explained(explained.stdout) if of.statements]
-    assert len(derived) == 2
+    assert len(derived) == 3
     others = [sql for sql in seen if not any(t.fullmatch(_flat(sql)) for t in known)]
     assert any("it\\'s" in sql or "driftline.value3" in sql for sql in others), "of a derivation"
     strangers = [sql for sql in others if not any(of.has(sql) for of in derived)]

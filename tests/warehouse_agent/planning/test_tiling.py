@@ -214,3 +214,13 @@ def test_tiles_between_keys(data: st.DataObject) -> None:
         for i in inside.tolist():
             first, last = cut.near[f"f{files[i]}"]
             assert first <= tile <= last
+
+
+def test_a_sample_of_long_keys_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys are compared at once, each with as many bytes as the longest."""
+    sample = [key_bytes(("x" * 100, str(n)), PAIRS) for n in range(100)]
+    ends = {"f": (sample[0], sample[-1])}
+    assert len(key_tiling(PAIRS, sample, 1000, 20, ends)) == 20
+    monkeypatch.setattr(tiles, "SAMPLE_BYTES_MAX", 10 * len(sample[0]))
+    assert len(key_tiling(PAIRS, sample, 1000, 20, ends)) == 10
+    assert len(key_tiling(PAIRS, [], 1000, 20, {})) == 1
