@@ -222,6 +222,9 @@ def compared(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]
         sample = quantiles.sample_keys(steps, files, layout, 1)
         keys_found = [sorted(sample.keys), sorted(sample.ends.values())]
         tiles = key_tiling(made.recipe, sample.keys, len(sample.keys), 5, sample.ends)
+        inside = digests.InKeyTiles.between(made.recipe, *tiles.keys_around(1))
+        rows = digests.list_rows(steps, files, layout, np.zeros_like, SALT, inside=inside)
+        keys_found.append(listed(rows))
     return {
         "keys": keys_found,
         "sums": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.cells.check),

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.pair import Pair, expect_equal
 from tests.pair.test_tiled import Writer, audit, cut, rows_read, second_connection, staged
+from warehouse_agent import config as configure
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.storage import formats
@@ -313,3 +314,22 @@ def test_nulls_are_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
             legacy.execute("INSERT INTO orders VALUES ('k2', 7000, 'no null')")
             pair.refresh("orders")
             check(pair)
+
+
+def test_random_edits_between_passes(pair: Pair, orders: Orders) -> None:
+    """Keys that change, come and go anywhere, tiles that empty: equal after every quiet pass; once
+    each step is Spark's."""
+    chosen = random.Random(7)
+    for turn in range(4):
+        pair.small_bytes = 0 if turn == 1 else configure.SMALL_BYTES
+        orders.edit(f"turn {turn}", turn + 3)
+        low = chosen.randrange(100, 1500)
+        marks = (chosen.choice(LETTERS), days(chosen.randrange(300)), low, low + 90)
+        pair.legacy.execute("UPDATE orders SET a = ?, d = ? WHERE n BETWEEN ? AND ?", *marks)
+        if turn == 2:
+            gone = chosen.choice(LETTERS)
+            pair.legacy.execute("DELETE FROM orders WHERE a = ?", gone)
+        report = pair.refresh("orders")
+        assert report.version == turn + 1
+        check(pair)
+        pair.check_feed("orders", report.version)
