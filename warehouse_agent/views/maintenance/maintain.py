@@ -94,10 +94,10 @@ def maintain(
             raise
     if isinstance(found, NoFeed):
         job.report.method, job.report.method_why = ViewMethod.RECOMPUTE.value, found.why
-        spark = job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
+        job.steps.spark(job.input_bytes)  # its start is no part of the phase's price
         with job.phase("evaluate"):
             found = recompute(
-                spark,
+                job.steps.spark(job.input_bytes),
                 job.store,
                 job.name,
                 job.query,
