@@ -15,7 +15,10 @@ outlives the read.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
+from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 from driftline import wire_pb2 as pb
@@ -34,6 +37,7 @@ from source_agent.scan.reader import Reader, Tally
 _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
 
 Bounds = tuple[int, int]
+Tile = TypeVar("Tile", Bounds, KeyRange)
 
 
 def tile_of(opening: pb.Open, shape: Shape) -> Bounds | KeyRange | None:
@@ -84,21 +88,35 @@ def reader_of(session: Session, shape: Shape, opening: pb.Open, salt: Salt, tall
     tile, key = tile_of(opening, shape), opening.fragment_key
     if tile is None:
         return Reader(session, shape, fragment_key=key, salt=salt, tally=tally)
-    kind = KeyTileReader if isinstance(tile, KeyRange) else PositionTileReader
-    return kind(session, shape, tile, fragment_key=key, salt=salt, tally=tally)  # type: ignore[arg-type]
+    if isinstance(tile, KeyRange):
+        return KeyTileReader(session, shape, tile, fragment_key=key, salt=salt, tally=tally)
+    return PositionTileReader(session, shape, tile, fragment_key=key, salt=salt, tally=tally)
 
 
-class TileReader(Reader):
+class TileReader(Reader, ABC, Generic[Tile]):
     """A `Reader` for which only the rows of one tile exist."""
 
-    _held: list[Batch] | None = None
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        tile: Tile,
+        *,
+        fragment_key: bytes,
+        salt: Salt,
+        tally: Tally,
+    ) -> None:
+        super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
+        self._tile: Tile = tile
+        self._held: list[Batch] | None = None
+        tally.rows_expected = 0  # the engine's estimate is of the whole relation
 
     def scan(
         self,
         *,
         ordered: bool = False,  # noqa: ARG002 - a tile is read by index, so always in key order
     ) -> Batches:
-        return iter(self._held) if self._held is not None else self._read(self._rows())
+        return iter(self._held) if self._held is not None else self._read()
 
     def scan_hashes(self) -> Batches:
         return self.scan()
@@ -109,9 +127,9 @@ class TileReader(Reader):
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:  # noqa: ARG002
         return self.scan()
 
+    @abstractmethod
     def _rows(self) -> Iterator[Rows]:
         """Return the rows of the tile as the engine reads them."""
-        raise NotImplementedError
 
     def _released(self, source: Iterator[Rows]) -> Batches:
         for batch in self.batches(source):
@@ -119,11 +137,11 @@ class TileReader(Reader):
             self.pause()
             yield batch
 
-    def _read(self, source: Iterator[Rows]) -> Batches:
+    def _read(self) -> Batches:
         """Yield all rows of the tile; hold them if they fit in TILE_HELD_BYTES."""
         held: list[Batch] | None = []
         size = 0
-        for batch in self._released(source):
+        for batch in self._released(self._rows()):
             size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
             if size > TILE_HELD_BYTES:
                 held = None
@@ -133,55 +151,35 @@ class TileReader(Reader):
         self._held = held
 
 
-class PositionTileReader(TileReader):
+class PositionTileReader(TileReader[Bounds]):
     """Rows from a first to a last position, both inclusive."""
 
-    def __init__(
-        self,
-        session: Session,
-        shape: Shape,
-        within: Bounds,
-        *,
-        fragment_key: bytes,
-        salt: Salt,
-        tally: Tally,
-    ) -> None:
-        super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
-        self._first, self._last = (np.array([bound], np.int64) for bound in within)
-        tally.rows_expected = 0  # the engine's estimate is of the whole relation
-
     def _rows(self) -> Iterator[Rows]:
-        return self._session.read_ranges(self.shape, self._first, self._last)
+        first, last = (np.array([bound], np.int64) for bound in self._tile)
+        return self._session.read_ranges(self.shape, first, last)
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
             return self.scan()
-        first, last = np.maximum(first, self._first), np.minimum(last, self._last)
+        first, last = np.maximum(first, self._tile[0]), np.minimum(last, self._tile[1])
         inside = first <= last
         return self._released(self._session.read_ranges(self.shape, first[inside], last[inside]))
 
 
-class KeyTileReader(TileReader):
+class KeyTileReader(TileReader[KeyRange]):
     """Rows with keys in a range."""
 
-    def __init__(
-        self,
-        session: Session,
-        shape: Shape,
-        within: KeyRange,
-        *,
-        fragment_key: bytes,
-        salt: Salt,
-        tally: Tally,
-    ) -> None:
-        super().__init__(session, shape, fragment_key=fragment_key, salt=salt, tally=tally)
-        self._within, self._order = within, KeyOrder(shape.recipe)
-        bounds = [key for key in (within.lower, within.upper) if key is not None]
-        self._bounds = Keys.of_bytes([key_bytes(key, shape.recipe) for key in bounds])
-        tally.rows_expected = 0  # the engine's estimate is of the whole relation
+    @cached_property
+    def _order(self) -> KeyOrder:
+        return KeyOrder(self.recipe)
+
+    @cached_property
+    def _bounds(self) -> Keys:
+        bounds = [key for key in (self._tile.lower, self._tile.upper) if key is not None]
+        return Keys.of_bytes([key_bytes(key, self.recipe) for key in bounds])
 
     def _rows(self) -> Iterator[Rows]:
-        return self._session.read_between(self.shape, self._within)
+        return self._session.read_between(self.shape, self._tile)
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Yield the rows as batches. Raises NullKey, and ConfigurationError for a row that the
@@ -192,7 +190,7 @@ class KeyTileReader(TileReader):
             yield batch
 
     def _refuse_outside(self, block: Block) -> None:
-        inside = 0 if self._within.lower is None else 1
+        inside = 0 if self._tile.lower is None else 1
         outside = self._order.ranks(Keys.of_rows(block), self._bounds) != inside
         if outside.any():
             (row,) = block.take(np.flatnonzero(outside)[:1]).rows()
