@@ -113,7 +113,8 @@ def prepare(job: Job, describe: Describe) -> Prepared:
     # A pass compares a published version: a first load and other columns take one exchange.
     if wanted and base and any(f.rows for f in files) and not job.options.accept_schema:
         tiles = auxiliary_table.take_up(job, base, wanted, earlier)
-        rows, salt, partition = base.rows, tiles.salt, tiles.tiling.partition(0)
+        rows, salt = base.rows, tiles.salt
+        partition = tiles.tiling.partition(0)  # of any tile: a pass is priced by its tiles
     else:
         budget = _budget(job, base, layout)
         if base and schema_change.differs(layout, base.layout):

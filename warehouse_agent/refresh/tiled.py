@@ -22,7 +22,6 @@ import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, VersionMismatch
-from driftline.key_order import KeyRange
 
 from warehouse_agent.config import Require
 from warehouse_agent.events import RowsRead
@@ -130,9 +129,7 @@ def _copy_of(job: Job, p: Prepared, tiling: Tiling, tile: int) -> WorkingCopy:
     if isinstance(tiling, KeyTiling):
         inside = InKeyTiles.between(tiling.recipe, *tiling.keys_around(tile))
         return replace(copy, inside=inside, near=lambda file: _is_near(tiling, file, [tile]))
-    bounds = tiling.bounds(tile)
-    assert not isinstance(bounds, KeyRange)
-    return replace(copy, within=bounds)
+    return replace(copy, within=tiling.bounds(tile))
 
 
 def _is_near(tiling: KeyTiling, file: DataFile, tiles: Sequence[int]) -> bool:
@@ -162,7 +159,7 @@ def _emptied(
         )
         return ListedRows(Listing.joined([listed, found]))
     # By their bounds, not row by row: the driver holds none of these rows.
-    zones = [bounds for bounds in map(tiling.bounds, tiles) if not isinstance(bounds, KeyRange)]
+    zones = [*map(tiling.bounds, tiles)]
     rows = sum(p.sums.digest(tile).count for tile in tiles)
     return Zones(Emptied.of(zones, rows), listed)
 
