@@ -271,8 +271,7 @@ def _view(store: Store, view: View) -> str:
 
     inputs = []
     for name in view.inputs:
-        look = formats.view_head if formats.is_view(store, name) else formats.head
-        if (found := look(store, name)) is None:
+        if (found := formats.any_head(store, name)) is None:
             return f"its input {name} is not published yet, so its columns are not known"
         inputs.append(Input(name, found.version, found.layout, found.files))
     query = query_of(view)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import tenacity
 from driftline.errors import DriftlineError, Locked, WarehouseUnavailable
 
-from warehouse_agent.planning.flip import Kind
 from warehouse_agent.refresh import repair as damage
 from warehouse_agent.refresh import restored
 from warehouse_agent.report import counted
@@ -134,9 +133,7 @@ def given_version(store: Store, name: str, newest: int | None) -> str:
     member = warehouse_versions.given(store, name)
     if member is None or member.version == newest:
         return ""
-    is_view = member.kind is Kind.VIEW
-    given: Snapshot | ViewSnapshot | None
-    given = (formats.view_head if is_view else formats.head)(store, name, version=member.version)
+    given = formats.any_head(store, name, version=member.version)
     if given is not None:
         try:
             check_files(store, name, given)

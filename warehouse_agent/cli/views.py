@@ -18,7 +18,7 @@ from warehouse_agent.runs.each_fragment import published_view
 from warehouse_agent.spark import session
 from warehouse_agent.storage import formats, warehouse_versions
 from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import Snapshot, ViewSnapshot
+from warehouse_agent.storage.table import ViewSnapshot
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import graph
 from warehouse_agent.views.evaluate import Input
@@ -72,7 +72,7 @@ class ViewForecast:
 def forecast(store: Store, view: View, config: WarehouseConfig) -> ViewForecast:
     """Predict a refresh of a view from what is published. Raises WarehouseUnavailable."""
     base = formats.view_head(store, view.name)
-    found = {name: _head(store, name) for name in dict.fromkeys(view.inputs)}
+    found = {name: formats.any_head(store, name) for name in dict.fromkeys(view.inputs)}
     times = record.durations_s(store, view.name, 5)
     files = [f for one in found.values() if one is not None for f in one.files]
     inputs = [
@@ -133,7 +133,7 @@ def verify(config: WarehouseConfig, store: Store, spark: session.Deferred, view:
     made_of = _made_of(store, view.name, published)
     inputs = []
     for name in view.inputs:
-        found = _head(store, name, made_of.get(name))
+        found = formats.any_head(store, name, version=made_of.get(name))
         if found is None:
             raise NotFound(f"Its input {name} is not published.", where=view.name)
         inputs.append(Input(name, found.version, found.layout, found.files))
@@ -156,10 +156,3 @@ def _made_of(store: Store, name: str, published: ViewSnapshot) -> Mapping[str, i
     if member is None or member.version != published.version:
         return published.record.inputs or {}
     return member.inputs
-
-
-def _head(store: Store, name: str, version: int | None = None) -> Snapshot | ViewSnapshot | None:
-    """Return a version of a fragment or a view, None for the newest; None if there is none."""
-    if formats.is_view(store, name):
-        return formats.view_head(store, name, version=version)
-    return formats.head(store, name, version=version)

@@ -287,8 +287,8 @@ class ComponentTurn:
             report.not_started = None
             if one.head is not None:
                 record, member = one.head.record, members.get(one.view.name)
-                is_shown = member is not None and member.version == one.head.version
-                known = member if member is not None and is_shown else record
+                is_shown = member and member.version == one.head.version
+                known = member if member and is_shown else record
                 report.inputs = dict(known.inputs or {})
                 report.consistency, report.proof = known.consistency, known.proof
                 report.as_of, report.checked_at = known.as_of, record.checked_at

@@ -37,6 +37,14 @@ def view_head(store: Store, name: str, *, version: int | None = None) -> ViewSna
     return format_of(store, name).view_head(store, name, version)
 
 
+def any_head(
+    store: Store, name: str, *, version: int | None = None
+) -> Snapshot | ViewSnapshot | None:
+    """Return a version of a fragment or of a view, by default the newest."""
+    look = view_head if is_view(store, name) else head
+    return look(store, name, version=version)
+
+
 def is_view(store: Store, name: str) -> bool:
     """Return True if a table is that of a view; False also if there is none."""
     return format_of(store, name).is_view(store, name)

@@ -112,10 +112,7 @@ def since(store: Store, moment: datetime) -> list[WarehouseVersion]:
         found.append(version)
         if version.flipped_at <= moment or version.number == 0:
             break
-        with contextlib.suppress(NotFound):
-            version = _opened(store, version.number - 1)
-            continue
-        break
+        version = _kept(store, version.number - 1)
     return found[::-1]
 
 
@@ -186,6 +183,13 @@ def _table(store: Store, number: int | None) -> DeltaTable | None:
             if not _is_logged(store, number):
                 raise _gone(number, "the log does not have it any more") from error
         raise _unreadable(one_line(error)) from error
+
+
+def _kept(store: Store, number: int) -> WarehouseVersion | None:
+    """Return a version; None if it cannot be pinned any more."""
+    with contextlib.suppress(NotFound):
+        return _opened(store, number)
+    return None
 
 
 def _opened(store: Store, number: int | None) -> WarehouseVersion | None:

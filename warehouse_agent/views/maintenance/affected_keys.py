@@ -25,7 +25,7 @@ from warehouse_agent.columns.row_codes import CodeSet, KeySet, codes
 from warehouse_agent.report import counted
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.storage.table import Snapshot, VersionRecord, ViewSnapshot
+from warehouse_agent.storage.table import VersionRecord
 from warehouse_agent.tasks.change_feed import OPERATIONS
 from warehouse_agent.tasks.maintenance.semi_join import LINEAGE_PART, ChangedKeys, Selected
 from warehouse_agent.tasks.scan import read_batches
@@ -82,7 +82,7 @@ def made_of(store: Store, inputs: Mapping[str, int]) -> dict[str, str]:
     return {
         name: stamp_of(found)
         for name, version in inputs.items()
-        if (found := _snapshot(store, name, version)) is not None
+        if (found := formats.any_head(store, name, version=version)) is not None
     }
 
 
@@ -102,7 +102,7 @@ def feeds_since(store: Store, one: Input, record: VersionRecord) -> tuple[FeedFi
     if one.version - since > VERSIONS_MAX:
         return NoFeed(f"{one.name} has {one.version - since:,} versions since")
     try:
-        base = _snapshot(store, one.name, since)
+        base = formats.any_head(store, one.name, version=since)
         if base is None or stamp_of(base) != stamp:
             return NoFeed(f"version {since} of {one.name} is not the one that the view was made of")
         found = []
@@ -174,7 +174,7 @@ def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed:
         updated, inserted = counts.get("update_after", 0), counts.get("insert", 0)
         deleted, folder, files = counts.get("delete", 0), one.feed.folder, one.feed.files
     else:
-        found = _snapshot(store, one.name, version)
+        found = formats.any_head(store, one.name, version=version)
         if found is None:
             return NoFeed(f"the log of {one.name} has no version {version}")
         record = found.record
@@ -187,12 +187,6 @@ def _feed(store: Store, one: Input, version: int) -> FeedFiles | NoFeed:
         return NoFeed(f"the change feed of version {version} of {one.name} was removed")
     uris = tuple(store.uri(*place, file) for file in files)
     return FeedFiles(uris, inserted + 2 * updated + deleted, inserted + updated + deleted)
-
-
-def _snapshot(store: Store, name: str, version: int) -> Snapshot | ViewSnapshot | None:
-    if formats.is_view(store, name):
-        return formats.view_head(store, name, version=version)
-    return formats.head(store, name, version=version)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
