@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -113,3 +115,26 @@ def test_the_first_exception_is_raised(why: type[BaseException]) -> None:
         threads.wait()
     has_ended.set()
     threads.join(S_MAX)
+
+
+def test_a_signal_that_another_thread_receives() -> None:
+    """Python handles it in the main thread, which a signal of another thread does not wake up."""
+    threads, is_blocked, is_over = Threads(), threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def interrupted() -> None:
+        is_blocked.wait(S_MAX)
+        os.kill(os.getpid(), signal.SIGINT)
+        waited.append(is_over.wait(S_MAX))
+
+    threads.start(interrupted)
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    is_blocked.set()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threads.wait()
+        assert not waited, "the thread goes on"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, known)
+        is_over.set()
+        threads.join(S_MAX)
