@@ -151,6 +151,14 @@ class Peer:
         """No more requests."""
         self._requests.put(None)
 
+    def end(self) -> None:
+        """No more requests, and wait until the source has ended the stream.
+
+        A stream that is cancelled counts at the source until its handler has noticed.
+        """
+        self.finish()
+        assert not list(self.call)
+
     def reply(self, *, progress: bool = False) -> pb.Reply:
         """The next one; `Progress` only when asked for."""
         for found in self.call:

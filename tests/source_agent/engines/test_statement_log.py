@@ -242,6 +242,7 @@ def use(config: Path) -> None:
                 with Peer(c) as peer:
                     peer.send(asked)
                     assert peer.until("finished")
+                    peer.end()
         derive(c)
         between(c)
 
@@ -262,6 +263,7 @@ def derive(over: Any) -> None:
             with Peer(over) as peer:
                 peer.send(opened)
                 assert peer.until("finished")
+                peer.end()
 
 
 def between(over: Any) -> None:
@@ -286,6 +288,7 @@ def between(over: Any) -> None:
                     opened.open.derivation.CopyFrom(to_message(chosen))
                 peer.send(opened)
                 assert peer.until("finished")[-1].finished.count == count
+            peer.end()
 
 
 def receipt(folder: Path) -> str:
