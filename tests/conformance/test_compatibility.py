@@ -54,7 +54,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         absent("OLDER RELEASE", f"this clone lacks commit {BASE}: {said}", is_required_in_ci=True)
     folder = tmp_path_factory.mktemp("base")
     with tarfile.open(fileobj=BytesIO(taken.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
+        archive.extractall(folder)
     return folder
 
 

@@ -13,6 +13,7 @@ Use them as context managers. No pytest here: the benchmarks use them, too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -37,9 +38,11 @@ START_S_MAX = 60.0
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that the system gives to outgoing connections."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 _LIBC = ctypes.CDLL(None)
@@ -265,11 +268,12 @@ class MariaDB(_Server):
         return f"mysql+pymysql://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
 
     def _start(self) -> None:
+        (self.folder / "tmp").mkdir()
         install = subprocess.run(
             [
                 find_program("mariadb-install-db") or "mariadb-install-db",
                 "--no-defaults",
-                f"--datadir={self.folder / 'data'}",
+                *self._folders(),
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 *self._as_root(),
@@ -288,7 +292,7 @@ class MariaDB(_Server):
             find_program("mariadbd") or "mariadbd",
             "--no-defaults",
             *self._as_root(),
-            f"--datadir={self.folder / 'data'}",
+            *self._folders(),
             f"--socket={self.socket}",
             f"--pid-file={self.folder / 'pid'}",
             f"--bind-address={self.host}",
@@ -304,6 +308,11 @@ class MariaDB(_Server):
             "--max-allowed-packet=128M",
         ]
         self._launch(command, lambda: self.admin().close(), cwd=self.folder)
+
+    def _folders(self) -> list[str]:
+        # A server that starts deletes the temporary tables it finds, also those of another one
+        # with the same temporary folder.
+        return [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder / 'tmp'}"]
 
     @staticmethod
     def _as_root() -> list[str]:
