@@ -9,23 +9,22 @@ Invariants: plain text is served on loopback only; a relation is a table or a qu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import time
 from pathlib import Path
 from types import MappingProxyType
 
 from driftline.derivations import Derivation, Part
-from driftline.errors import DerivationRefused, MalformedMessage
+from driftline.errors import ConfigurationError, DerivationRefused, MalformedMessage
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from source_agent.engines.interface import Fingerprint, Limits, Relation
+from source_agent.engines.interface import Fingerprint, Limits, Relation, Shape
 from source_agent.engines.registry import is_file
+from source_agent.hours import DAY, Hours, ScanHours, overlapping
 
 _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 
@@ -41,9 +40,10 @@ _LIMITS = (
 )  # fmt: skip
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
-    "derive",
+    "derive", "scan", "rows_by_key",
 )  # fmt: skip
-_HOURS = re.compile(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)")
+BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
+_NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +81,6 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
-    """Hours of local time in which nothing is read: [start, end), also over midnight."""
-
-    start: time
-    end: time
-
-    def covers(self, now: time) -> bool:
-        """Return True if nothing is read at this time of day."""
-        if self.start <= self.end:
-            return self.start <= now < self.end
-        return now >= self.start or now < self.end
-
-    def __str__(self) -> str:
-        return f"{self.start:%H:%M}-{self.end:%H:%M}"
-
-
-@dataclass(frozen=True, slots=True)
 class Budget:
     """The limits of all exchanges together; None is no limit.
 
@@ -111,7 +94,7 @@ class Budget:
     rows_per_second: float | None = None
     bytes_per_second: float | None = None
     pause_file: Path | None = None
-    quiet_hours: tuple[Quiet, ...] = ()
+    quiet_hours: tuple[Hours, ...] = ()
     snapshot_s: float | None = None
 
 
@@ -119,12 +102,13 @@ class Budget:
 class ServedRelation:
     """A relation, and the clients that may read it: names of their certificates; None: all.
 
-    `derive`: what a warehouse may choose of it.
+    `derive`: what a warehouse may choose of it. `scan`: when scans may begin; None: always.
     """
 
     relation: Relation
     allow: frozenset[str] | None = None
     derive: frozenset[Part] = frozenset()
+    scan: ScanHours | None = None
 
     def admits(self, names: frozenset[str]) -> bool:
         """Return True if a client with these names may read it."""
@@ -140,6 +124,21 @@ class ServedRelation:
                 where=self.relation.name,
                 details={"derive": ", ".join(sorted(part.value for part in self.derive)) or "none"},
             )
+
+    def check_key(self, shape: Shape) -> None:
+        """Raise ConfigurationError if the file wants it read by key, and it cannot be."""
+        is_never = self.scan is not None and not self.scan.spans
+        if not shape.not_by_key or not (is_never or self.relation.rows_by_key):
+            return
+        setting, why = ("scan", 'scan = "never"') if is_never else ("rows_by_key", "`rows_by_key`")
+        key = ", ".join(column.name for column in shape.recipe.key)
+        raise ConfigurationError(
+            f"{why} needs rows that can be read by a unique index of the key ({key}), and they"
+            f" cannot: {shape.not_by_key}.",
+            where=f"relations.{self.relation.name}.{setting}",
+            remedy="Remove the setting, or choose a key with an index (docs/dba-guide.md, In"
+            " tiles).",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,28 +227,23 @@ def _budget(table: TomlTable) -> Budget:
         rows_per_second=table.optional_number("rows_per_second"),
         bytes_per_second=table.optional_number("bytes_per_second"),
         pause_file=table.optional_path("pause_file"),
-        quiet_hours=tuple(_quiet(table, text) for text in table.texts("quiet_hours") or ()),
+        quiet_hours=_hours(table, "quiet_hours"),
         snapshot_s=table.optional_number("snapshot_seconds"),
     )
 
 
-def _quiet(table: TomlTable, text: str) -> Quiet:
-    match = _HOURS.fullmatch(text)
-    try:
-        if match is None:
-            raise ValueError(text)
-        hours = [int(part) for part in match.groups()]
-        start, end = time(hours[0], hours[1]), time(hours[2] % 24, hours[3])
-        if start == end or (hours[2] == 24 and hours[3]) or hours[2] > 24:
-            raise ValueError(text)
-    except ValueError:
-        raise table.error(
-            "quiet_hours",
-            f"{text!r} is not a time span.",
-            'Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
-        ) from None
-    # 24:00 is the last instant of the day.
-    return Quiet(start, end if hours[2] != 24 else time.max)
+def _hours(table: TomlTable, key: str) -> tuple[Hours, ...]:
+    found = []
+    for text in table.texts(key) or ():
+        hours = Hours.parse(text)
+        if hours is None:
+            raise table.error(
+                key,
+                f"{text!r} is not a time span.",
+                'Write "08:00-18:00", or "22:00-06:00" over midnight; local time.',
+            )
+        found.append(hours)
+    return tuple(found)
 
 
 def _served_relation(name: str, table: TomlTable) -> ServedRelation:
@@ -278,11 +272,35 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         as_text=table.texts("as_text") or (),
         types=_types(table),
         fingerprint=_fingerprint(table),
+        rows_by_key=table.integer("rows_by_key", default=0, least=BY_KEY_LEAST) or None,
     )
     allow = table.texts("allow")
     return ServedRelation(
-        relation, None if allow is None else frozenset(allow), _derive(table, relation.fingerprint)
+        relation,
+        None if allow is None else frozenset(allow),
+        _derive(table, relation.fingerprint),
+        _scan(table),
     )
+
+
+def _scan(table: TomlTable) -> ScanHours | None:
+    remedy = 'Write "never", or hours such as ["22:00-05:00"]; local time.'
+    if isinstance(table.values.get("scan"), str):
+        if (word := table.text("scan")) != _NEVER:
+            raise table.error(
+                "scan", f'{word!r} is neither "{_NEVER}" nor a list of hours.', remedy
+            )
+        return ScanHours(())
+    if not table.has("scan"):
+        return None
+    spans = _hours(table, "scan")
+    if not spans:
+        raise table.error("scan", "It is an empty list.", remedy)
+    if two := overlapping(spans):
+        raise table.error("scan", f"{two[0]} and {two[1]} overlap.", "Write one span for both.")
+    if sum(span.end - span.start for span in spans) == DAY:
+        raise table.error("scan", "The hours are the whole day.", "Remove the setting.")
+    return ScanHours(spans)
 
 
 def _derive(table: TomlTable, fingerprint: Fingerprint) -> frozenset[Part]:

@@ -56,6 +56,7 @@ class DescribeReply(_message.Message):
     DATABASE_FIELD_NUMBER: _builtins.int
     PROTOCOLS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    ALLOWANCES_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """name and version"""
     database: _builtins.str
@@ -72,6 +73,10 @@ class DescribeReply(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that `Open` may ask for"""
 
+    @_builtins.property
+    def allowances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Allowance]:
+        """of `relations`, in their order; none: an older source"""
+
     def __init__(
         self,
         *,
@@ -81,10 +86,11 @@ class DescribeReply(_message.Message):
         database: _builtins.str = ...,
         protocols: _abc.Iterable[_builtins.int] | None = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        allowances: _abc.Iterable[Global___Allowance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "database", b"database", "description", b"description", "features", b"features", "protocols", b"protocols", "relations", b"relations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allowances", b"allowances", "database", b"database", "description", b"description", "features", b"features", "protocols", b"protocols", "relations", b"relations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,6 +303,40 @@ class Description(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Description: _TypeAlias = Description  # noqa: Y015
+
+@_typing.final
+class Allowance(_message.Message):
+    """what the DBA allows to be read of the relation now"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCAN_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    ROWS_BY_KEY_FIELD_NUMBER: _builtins.int
+    scan: _builtins.bool
+    """a scan may begin"""
+    begins: _builtins.str
+    """when scans may begin next, if not now; an instant; empty: never"""
+    ends: _builtins.str
+    """until when they then may, or may now; empty: always, or never"""
+    rows_by_key: _builtins.int
+    """that an exchange may read by key; 0: no limit"""
+    def __init__(
+        self,
+        *,
+        scan: _builtins.bool = ...,
+        begins: _builtins.str = ...,
+        ends: _builtins.str = ...,
+        rows_by_key: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "ends", b"ends", "rows_by_key", b"rows_by_key", "scan", b"scan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Allowance: _TypeAlias = Allowance  # noqa: Y015
 
 @_typing.final
 class RowSecurity(_message.Message):

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from datetime import time as time_of_day
 from functools import partial
 
 import numpy as np
@@ -94,9 +93,9 @@ class Bucket:
             delay -= RATE_LOOK_S
 
 
-def local_time() -> time_of_day:
-    """Return the local time of day."""
-    return datetime.now().astimezone().time()
+def local_now() -> datetime:
+    """Return the local time of the agent, without a zone."""
+    return datetime.now()  # noqa: DTZ005 - the DBA writes hours of this machine's clock
 
 
 class Governor:
@@ -107,12 +106,11 @@ class Governor:
         budget: Budget,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], time_of_day] = local_time,
+        wall: Callable[[], datetime] = local_now,
         slot_wait_s: float = SLOT_WAIT_S,
     ) -> None:
         self.budget = budget
-        self.clock = clock
-        self._wall = wall
+        self.clock, self.wall = clock, wall
         self._slot_wait_s = slot_wait_s
         self.slots = Places(lambda: self.budget.scans_at_once, self._all_taken)
         # A stream keeps its session between relations. More sessions of one client than can be
@@ -139,7 +137,7 @@ class Governor:
                 "The source's DBA has paused this agent (limits.pause_file exists).",
                 remedy="Run the refresh again when she has removed the file.",
             )
-        now = self._wall()
+        now = self.wall().time()
         for hours in self.budget.quiet_hours:
             if hours.covers(now):
                 raise NotNow(
@@ -249,8 +247,10 @@ class GovernedSession:
     ) -> Iterator[Rows]:
         return self.governed(self._session.read_ranges(shape, first, last, rows_max=rows_max))
 
-    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
-        return self.governed(self._session.read_between(shape, within))
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        return self.governed(self._session.read_between(shape, within, rows_max=rows_max))
 
     def pause(self) -> None:
         with self.watch.waiting():

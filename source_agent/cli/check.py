@@ -9,14 +9,16 @@ hide the others.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 
 from driftline.derivations import Comparable, Part
 from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
+from source_agent.budgets.budget import local_now
 from source_agent.cli.check_endpoint import EndpointReport, examine
-from source_agent.config import SourceConfig
+from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
 from source_agent.printable import counted
 
@@ -39,7 +41,8 @@ class ColumnReport:
 class RelationReport:
     """A relation, or the `error` why it cannot be served.
 
-    `no_tiles` says why it cannot be read in tiles; None: it can.
+    `no_tiles` says why it cannot be read in tiles; None: it can. `scan` has the hours in which a
+    scan may begin, none: never; None: always. `scan_now` says the same of the time of the check.
     """
 
     name: str
@@ -54,6 +57,9 @@ class RelationReport:
     error_code: str | None = None
     derive: list[str] = field(default_factory=list)
     no_tiles: str | None = None
+    scan: list[str] | None = None
+    scan_now: str = "now"
+    rows_by_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,7 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
     allow = None if published.allow is None else sorted(published.allow)
     try:
         shape = session.describe(published.relation)
+        published.check_key(shape)
         cost = engine.scan_cost(shape)
         if config.budget.readers > 1:
             is_shared = session.split(shape) is not None
@@ -167,15 +174,23 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         [*shape.notes, *engine.warnings(shape)],
         _fingerprint(session, shape),
         derive=sorted(part.value for part in published.derive),
-        no_tiles=_no_tiles(shape),
+        no_tiles=shape.not_by_key or None,
+        scan=None if published.scan is None else [str(span) for span in published.scan.spans],
+        scan_now=_scan_now(published, local_now()),
+        rows_by_key=published.relation.rows_by_key,
     )
 
 
-def _no_tiles(shape: Shape) -> str | None:
-    """Return why the relation cannot be read in tiles, or None."""
-    if shape.recipe.integer_key:
-        return None if shape.indexed else "its key has no index"
-    return shape.unordered or None
+def _scan_now(published: ServedRelation, now: datetime) -> str:
+    """Return when a scan may begin, as seen from a local time."""
+    if published.scan is None:
+        return "now"
+    window = published.scan.window(now)
+    if window is None:
+        return "never"
+    if window.is_open(now):
+        return f"now, until {window.ends:%Y-%m-%d %H:%M}"
+    return f"not before {window.begins:%Y-%m-%d %H:%M}"
 
 
 def _fingerprint(session: Session, shape: Shape) -> str:
@@ -235,6 +250,17 @@ def _verdict(report: CheckReport) -> list[str]:
     return [f"[server] has {counted(problems, 'problem')}: the agent cannot serve.", served]
 
 
+def _allowance_lines(relation: RelationReport) -> list[str]:
+    """Return when a scan may begin, and how many rows are read by key, where the DBA says so."""
+    lines = []
+    if relation.scan is not None:
+        hours = f"at {', '.join(relation.scan)} (local time): " if relation.scan else ""
+        lines.append(f"  scanned  {hours}{relation.scan_now}")
+    if relation.rows_by_key is not None:
+        lines.append(f"  by key   at most {relation.rows_by_key:,} rows in an exchange")
+    return lines
+
+
 def _derive_lines(relation: RelationReport) -> list[str]:
     """Return what a warehouse may choose of a relation, and by which columns."""
     if not relation.derive:
@@ -263,6 +289,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         f"  key      {key} ({vouched})",
         f"  rows     {rows}",
         f"  a scan   {relation.scan_cost}",
+        *_allowance_lines(relation),
         f"  compared by fingerprints {relation.fingerprint}",
         f"  in tiles {f'no: {relation.no_tiles}' if relation.no_tiles else _TILES}",
         *_derive_lines(relation),

@@ -58,6 +58,7 @@ class Relation:
     `key` None means the primary key, `columns` None all columns.
     `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
     `types` overrides declared types that an engine cannot know (expressions in SQLite).
+    `rows_by_key` is the most that an exchange may read by key, None is no limit.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Relation:
     as_text: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     fingerprint: Fingerprint = Fingerprint.AGENT
+    rows_by_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,13 @@ class Shape:
     plan: Plan | None = None
     row_security: RowSecurity | None = None
     unordered: str = ""
+
+    @property
+    def not_by_key(self) -> str:
+        """Return why no rows can be read by an index of the key; empty: they can."""
+        if self.recipe.integer_key:
+            return "" if self.indexed else "its key has no index"
+        return self.unordered
 
     @property
     def comparable_by_name(self) -> dict[str, Comparable]:
@@ -297,7 +306,9 @@ class Session(Protocol):
                 rows that the caller will not use.
         """
 
-    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
         """Yield the rows whose keys lie in a range, by an index of the whole key. Raises as `scan`.
 
         The database's own order decides. Ranges that follow each other miss no row: one with a NULL
@@ -306,6 +317,7 @@ class Session(Protocol):
         Args:
             shape: a relation that is not `unordered`.
             within: bounds in canonical string forms.
+            rows_max: as in `read_ranges`.
         """
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:

@@ -16,7 +16,13 @@ import zstandard
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bytes, Integers, Positions
 from driftline.digests import Digest, Salt
-from driftline.errors import ConfigurationError, MalformedMessage, RecipeChanged, VersionMismatch
+from driftline.errors import (
+    ConfigurationError,
+    LimitExceeded,
+    MalformedMessage,
+    RecipeChanged,
+    VersionMismatch,
+)
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
@@ -33,6 +39,7 @@ from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
 from driftline.units import UnitRun, UnitSums
 
 from source_agent.engines.interface import Shape
+from source_agent.printable import counted
 
 _SALT_BYTES = _SUM_BYTES = 16
 _EMPTY = "A piece of a message holds nothing."
@@ -149,8 +156,8 @@ class GroupParameters:
 def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
     """Return the groups in an opening, or None.
 
-    Raises MalformedMessage if they are not allowed, and ConfigurationError for a part of a relation
-    that cannot be read by an index.
+    Raises MalformedMessage if they are not allowed, ConfigurationError for a part of a relation
+    that cannot be read by an index, and LimitExceeded for one of more rows than `rows_by_key`.
     """
     if not opening.HasField("grouping"):
         return None
@@ -175,6 +182,14 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
             "A part is read by an index of an integer key, which this relation does not have.",
             where=shape.relation.name,
             remedy="Remove `read_at_most` from the fragment, or ask the DBA for an index.",
+        )
+    limit = shape.relation.rows_by_key
+    if limit is not None and said.rows_max > limit:
+        raise LimitExceeded(
+            f"The source's DBA allows {counted(limit, 'row')} of this relation to be read by key "
+            f"(rows_by_key), and this refresh asks for {said.rows_max:,}.",
+            where=shape.relation.name,
+            remedy=f"Set `read_at_most` of the fragment to at most {limit}.",
         )
     rows_max = min(said.rows_max, POSITION_MAX - 1)
     return GroupParameters(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)

@@ -3,7 +3,8 @@
 The warehouse opens an exchange for each tile (protocol, section 9). A tile is read once, by one
 short range read, and held for the rest of the exchange. So a table that changes all the time is
 compared in one snapshot, and where readers block writers the transaction ends before a row is
-hashed. At most TILE_HELD_BYTES are held; the rows of a larger tile are read again.
+hashed. At most TILE_HELD_BYTES are held; the rows of a larger tile are read again. If the DBA sets
+`rows_by_key`, a tile has at most that many rows, and the database is asked for no more.
 
 The bounds are positions if the key is one integer, else keys in the order of the protocol. The
 database reads ranges of keys in its own order. Each row is compared with the bounds again, so a
@@ -25,12 +26,12 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import Positions
 from driftline.columns import Block
 from driftline.digests import Salt
-from driftline.errors import ConfigurationError, MalformedMessage
+from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.limits import TILE_HELD_BYTES
 
 from source_agent.engines.interface import Rows, Session, Shape
-from source_agent.printable import printable_row
+from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader, Tally
 
@@ -137,11 +138,21 @@ class TileReader(Reader, ABC, Generic[Tile]):
             self.pause()
             yield batch
 
+    @property
+    def rows_max(self) -> int | None:
+        """The most rows that a tile may have, as the DBA says; None is no limit."""
+        return self.shape.relation.rows_by_key
+
     def _read(self) -> Batches:
-        """Yield all rows of the tile; hold them if they fit in TILE_HELD_BYTES."""
+        """Yield all rows of the tile; hold them if they fit in TILE_HELD_BYTES.
+
+        Raises LimitExceeded above `rows_max` rows.
+        """
         held: list[Batch] | None = []
-        size = 0
+        size, left = 0, self.rows_max
         for batch in self._released(self._rows()):
+            if left is not None and (left := left - len(batch.block)) < 0:
+                raise self._too_large()
             size += len(batch.block.buffer) + _DERIVED_BYTES * len(batch.block)
             if size > TILE_HELD_BYTES:
                 held = None
@@ -150,13 +161,22 @@ class TileReader(Reader, ABC, Generic[Tile]):
             yield batch
         self._held = held
 
+    def _too_large(self) -> LimitExceeded:
+        return LimitExceeded(
+            f"A tile has more than {counted(self.rows_max or 0, 'row')}, the most of this relation"
+            " that the source's DBA allows to be read by key (rows_by_key).",
+            where=self.shape.relation.name,
+            remedy="Set `rows` of `incremental` to less, or refresh it once by a scan, if the"
+            " source has many new rows.",
+        )
+
 
 class PositionTileReader(TileReader[Bounds]):
     """Rows from a first to a last position, both inclusive."""
 
     def _rows(self) -> Iterator[Rows]:
         first, last = (np.array([bound], np.int64) for bound in self._tile)
-        return self._session.read_ranges(self.shape, first, last)
+        return self._session.read_ranges(self.shape, first, last, rows_max=self.rows_max)
 
     def find(self, first: Positions, last: Positions, *, rows: int, total: int | None) -> Batches:
         if self._held is not None or (total is not None and not self.by_index(rows, total)):
@@ -179,7 +199,7 @@ class KeyTileReader(TileReader[KeyRange]):
         return Keys.of_bytes([key_bytes(key, self.recipe) for key in bounds])
 
     def _rows(self) -> Iterator[Rows]:
-        return self._session.read_between(self.shape, self._tile)
+        return self._session.read_between(self.shape, self._tile, rows_max=self.rows_max)
 
     def batches(self, source: Iterator[Rows]) -> Generator[Batch, None, None]:
         """Yield the rows as batches. Raises NullKey, and ConfigurationError for a row that the

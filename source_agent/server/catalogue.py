@@ -20,7 +20,7 @@ from driftline.negotiation import check_protocol
 from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
-from source_agent.engines.interface import Engine, Relation, Session, Shape
+from source_agent.engines.interface import Engine, Session, Shape
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")
@@ -94,12 +94,13 @@ def derivation_of(
     return derivation
 
 
-def described(session: Session, relation: Relation, derivation: Derivation | None) -> Shape:
+def described(session: Session, served: ServedRelation, derivation: Derivation | None) -> Shape:
     """Return a relation as the database describes it now, or what is derived from it.
 
-    Raises as `Session.describe` and `Session.derive`.
+    Raises as `Session.describe`, `ServedRelation.check_key` and `Session.derive`.
     """
-    shape = session.describe(relation)
+    shape = session.describe(served.relation)
+    served.check_key(shape)
     return shape if derivation is None else session.derive(shape, derivation)
 
 

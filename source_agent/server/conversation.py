@@ -38,9 +38,11 @@ from driftline.errors import (
 from driftline.limits import NO_PROGRESS_S, OPEN_S
 from driftline.peer_text import one_line
 
+from source_agent.budgets.allowance import check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
-from source_agent.engines.interface import Relation, Shape
+from source_agent.config import ServedRelation
+from source_agent.engines.interface import Shape
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
 from source_agent.scan.reader import Tally
@@ -265,11 +267,12 @@ class Conversation:
         derivation = derivation_of(opening, served, entry)
         governor, label = self._state.governor, self._client.label
         governor.check()
+        check_scan(opening, served, governor.wall())
         if self._session is None:
             self._place.close()
             self._place.enter_context(governor.session(self._stopping, label))
         with governor.slot(self._stopping, label), self._holding_slot():
-            session, self._shape = self._described(served.relation, derivation)
+            session, self._shape = self._described(served, derivation)
             self._tally.phase = "scan"
             comparison = Comparison(session, self._shape, opening, self._tally, governor.pool)
             # Closed, so that an early end closes the scan, too.
@@ -307,19 +310,19 @@ class Conversation:
         return self._session
 
     def _described(
-        self, relation: Relation, derivation: Derivation | None
+        self, served: ServedRelation, derivation: Derivation | None
     ) -> tuple[GovernedSession, Shape]:
         """Return session and shape; renew a session that died, or does not cover the relation."""
         was_open = self._session is not None
         session = self._open_session()
         try:
-            return session, described(session, relation, derivation)
+            return session, described(session, served, derivation)
         except (DatabaseUnavailable, SnapshotLost):
             if not was_open:
                 raise
         self._close_session()
         session = self._open_session()
-        return session, described(session, relation, derivation)
+        return session, described(session, served, derivation)
 
     def _close_session(self) -> None:
         with self._lock:

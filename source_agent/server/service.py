@@ -37,11 +37,12 @@ from driftline.limits import (
 from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
 from grpc_health.v1 import health, health_pb2
 
+from source_agent.budgets.allowance import allowance
 from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import fixed_places
-from source_agent.config import SourceConfig
-from source_agent.engines.interface import Engine, Relation, Shape
+from source_agent.config import ServedRelation, SourceConfig
+from source_agent.engines.interface import Engine, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (
@@ -119,20 +120,26 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         )
         if not request.relation:
             # For any protocol of the warehouse, which learns here which one to choose.
-            relations = state.config.relations.items()
-            reply.relations.extend(n for n, p in relations if p.admits(client.names))
+            for name, published in state.config.relations.items():
+                if published.admits(client.names):
+                    self._name(reply, name, published)
             return reply
         served = state.served_relation(request.relation, request.protocol, client)
         derivation = derivation_of(request, served, entry)
         state.governor.check()
         with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
-            shape = self._shape(served.relation, derivation, context)
-        reply.relations.append(request.relation)
+            shape = self._shape(served, derivation, context)
+        self._name(reply, request.relation, served)
         reply.description.CopyFrom(describe(shape, state.config.budget, served.derive))
         return reply
 
+    def _name(self, reply: pb.DescribeReply, name: str, served: ServedRelation) -> None:
+        """Add a relation to a reply, and what may be read of it now."""
+        reply.relations.append(name)
+        reply.allowances.append(allowance(served, self.state.governor.wall()))
+
     def _shape(
-        self, relation: Relation, derivation: Derivation | None, context: grpc.ServicerContext
+        self, served: ServedRelation, derivation: Derivation | None, context: grpc.ServicerContext
     ) -> Shape:
         """Describe a relation, within CONTROL_S and while the client is connected."""
         session = self.state.engine.open()
@@ -151,11 +158,12 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         # In a thread, because gRPC's own thread calls back and interrupting may take seconds.
         context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
         try:
-            return described(session, relation, derivation)
+            return described(session, served, derivation)
         except DriftlineError:
             if is_late:
                 raise DatabaseUnavailable(
-                    f"The database did not describe it in {CONTROL_S:g} s.", where=relation.name
+                    f"The database did not describe it in {CONTROL_S:g} s.",
+                    where=served.relation.name,
                 ) from None
             raise
         finally:

@@ -24,7 +24,7 @@ from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 
-BASE = "f9f9fd0f7e6ce927b7d34df9f89826024497d30a"
+BASE = "d69a6a3752c66932b16f54b7d36d9360024c2e65"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments

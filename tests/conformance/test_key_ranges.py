@@ -105,6 +105,22 @@ def test_ranges_that_follow_each_other_are_all_rows(legacy: Legacy) -> None:
                 assert sorted(found) == sorted(expected)
 
 
+def test_a_range_of_keys_may_end_early(legacy: Legacy) -> None:
+    """One row more than wanted comes, or on PostgreSQL a batch; then the session reads on."""
+    rows = drawn()
+    composite(legacy, rows)
+    bounds = sorted(rows)[10], sorted(rows)[-10]
+    with session_of(legacy) as session:
+        shape = session.describe(RELATION)
+        for within in (KeyRange(), KeyRange(*map(text, bounds))):
+            every = flat(session.read_between(shape, within))
+            some = flat(session.read_between(shape, within, rows_max=20))
+            assert len(some) == (len(every) if legacy.name == "postgresql" else 21)
+            assert set(some) <= set(every)
+            found = session.read_between(shape, within, rows_max=len(every))
+            assert sorted(flat(found)) == sorted(every)
+
+
 @pytest.mark.parametrize("kind", ["uuid", "bytes", "date", "decimal", "text"])
 def test_keys_of_one_column(legacy: Legacy, kind: str) -> None:
     chosen = random.Random(3)

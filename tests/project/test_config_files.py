@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +78,7 @@ def test_the_dbas_file(tmp_path: Path) -> None:
     )
     assert config.budget == source.Budget()
     published = config.relations["orders"]
+    assert published.scan is None
     assert published.relation == Relation(
         "orders",
         table="public.orders",
@@ -114,6 +114,8 @@ key = ["a"]
 as_text = ["b"]
 types = {a = "int8", c = "numeric(15,2)"}
 fingerprint = "database"
+scan = ["22:00-05:00", "12:00-13:00"]
+rows_by_key = 50000
 allow = ["spiffe://driftline/warehouse/lake"]
 """
     config = load_source(tmp_path, text)
@@ -126,25 +128,17 @@ allow = ["spiffe://driftline/warehouse/lake"]
     assert (budget.scans_at_once, budget.rows_per_second, budget.bytes_per_second) == (1, 1000, 1e6)
     assert (budget.readers, source.Budget().readers) == (3, 1)
     assert (budget.pause_file, budget.snapshot_s) == (tmp_path / "pause", 300)
-    assert [str(q) for q in budget.quiet_hours][:2] == ["08:00-18:00", "22:30-06:00"]
+    hours = [str(span) for span in budget.quiet_hours]
+    assert hours == ["08:00-18:00", "22:30-06:00", "18:00-24:00"]
     published = config.relations["o 1"]
     assert published.relation.types == (("a", "int8"), ("c", "numeric(15,2)"))
     assert published.relation.fingerprint is Fingerprint.DATABASE
     assert published.relation.as_text == ("b",)
+    assert published.relation.rows_by_key == 50_000
+    assert published.scan is not None
+    assert str(published.scan) == "22:00-05:00, 12:00-13:00"
     assert not published.admits(frozenset({"spiffe://driftline/warehouse/other"}))
     assert published.admits(frozenset({"x", "spiffe://driftline/warehouse/lake"}))
-
-
-@pytest.mark.parametrize(
-    ("hours", "inside", "outside"),
-    [
-        (source.Quiet(time(8), time(18)), [time(8), time(17, 59)], [time(18), time(7, 59)]),
-        (source.Quiet(time(22), time(6)), [time(22), time(0), time(5, 59)], [time(6), time(12)]),
-    ],
-)
-def test_quiet_hours(hours: source.Quiet, inside: list[time], outside: list[time]) -> None:
-    assert all(hours.covers(t) for t in inside)
-    assert not any(hours.covers(t) for t in outside)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +170,20 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\ntypes = {a = "integer"}', "relations.r.types.a", "declared type"),
         ('table = "t"\nfingerprint = "databse"', "relations.r.fingerprint", "'database'"),
         ('table = "t"\nallowed = ["x"]', "relations.r.allowed", "'allow'"),
+        ('table = "t"\nscan = []', "relations.r.scan", "empty list"),
+        ('table = "t"\nscan = "nevr"', "relations.r.scan", '"never"'),
+        ('table = "t"\nscan = true', "relations.r.scan", "must be a list"),
+        ('table = "t"\nscan = [5]', "relations.r.scan", "Item 1 must be a string"),
+        ('table = "t"\nscan = ["22-5"]', "relations.r.scan", "'22-5' is not a time span"),
+        ('table = "t"\nscan = ["22:00-22:00"]', "relations.r.scan", "not a time span"),
+        (
+            'table = "t"\nscan = ["22:00-05:00", "04:59-06:00"]',
+            "relations.r.scan",
+            "22:00-05:00 and 04:59-06:00 overlap",
+        ),
+        ('table = "t"\nscan = ["00:00-12:00", "12:00-24:00"]', "relations.r.scan", "whole day"),
+        ('table = "t"\nrows_by_key = 0', "relations.r.rows_by_key", "at least 1000"),
+        ('table = "t"\nrows_by_key = "all"', "relations.r.rows_by_key", "an integer"),
         ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
         ("[limits]\nreaders = 0", "limits.readers", "at least 1"),
         ('[limits]\nquiet_hours = ["8-18"]', "limits.quiet_hours", "08:00-18:00"),

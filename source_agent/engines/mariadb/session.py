@@ -154,9 +154,11 @@ class MariadbSession(SnapshotSession):
                 yield batch
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
-    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
         self.note_consistency(shape)
-        for sql, values in _between(shape, within):
+        for sql, values in _between(shape, within, ROWS_MAX if rows_max is None else rows_max + 1):
             yield from self._read(shape, sql, values)
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
@@ -219,8 +221,10 @@ class MariadbSession(SnapshotSession):
         return cursor
 
 
-def _between(shape: Shape, within: KeyRange) -> Iterator[tuple[str, list[object]]]:
-    """Yield the statements that read a range of keys, with their values."""
+def _between(
+    shape: Shape, within: KeyRange, rows: int = ROWS_MAX
+) -> Iterator[tuple[str, list[object]]]:
+    """Yield the statements that read `rows` rows of a range of keys at most, with their values."""
     key = shape.recipe.key
     bounds = [bound(column) for column in key]
     lower, upper = (
@@ -229,7 +233,7 @@ def _between(shape: Shape, within: KeyRange) -> Iterator[tuple[str, list[object]
     )
     for place in null_places(shape, within):
         yield null_in_key_sql(shape, bounds[:place]), lower[:place]
-    yield between_sql(shape, bounds, within), [*bound_values(lower), *bound_values(upper)]
+    yield between_sql(shape, bounds, within), [*bound_values(lower), *bound_values(upper), rows]
 
 
 def _forget(cursor: SSCursor) -> None:

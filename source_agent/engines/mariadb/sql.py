@@ -13,7 +13,7 @@ from typing import Final
 from driftline.key_order import KeyRange
 
 from source_agent.engines.interface import Shape
-from source_agent.engines.relations import null_key_sql, plan_of, quote, scan_sql, select_sql
+from source_agent.engines.relations import null_key_sql, plan_of, quote, select_sql
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading
@@ -64,17 +64,17 @@ def page_sql(shape: Shape, *, is_first: bool) -> str:
 
 
 def between_sql(shape: Shape, bounds: Sequence[str], within: KeyRange) -> str:
-    """Return the SELECT of the keys in a range, of which only the presence of bounds matters.
+    """Return the SELECT of the keys in a range, of which only the presence of bounds matters, with
+    a limit of rows: the driver reads every result to its end.
 
     `bounds` are the expressions of a bound of each key column. MariaDB takes a comparison of rows
     for no range of an index: it is written out.
     """
     steps = [(">", ">=")] if within.lower is not None else []
     steps += [("<", "<")] if within.upper is not None else []
-    if not steps:  # a text without values is executed as it is
-        return bound_sql(shape, scan_sql(shape))
     found = [_keyset(shape, bounds, *operators) for operators in steps]
-    return _placed(shape, select_sql(shape, *(["\0"] * len(found))), *found)
+    sql = select_sql(shape, *(["\0"] * len(found)), tail="\nLIMIT \0")
+    return _placed(shape, sql, *found, "%s")
 
 
 def bound_values(key: Sequence[object]) -> list[object]:

@@ -201,7 +201,10 @@ class PostgresqlSession(SnapshotSession):
                 yield from self._copy(shape, ranges_sql)
             self._refuse_changed(shape.relation)
 
-    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        del rows_max  # as in `read_ranges`
         self.note_consistency(shape)
         with self._reading(shape.relation):
             before = str(self.ask(sql.SHOW_SEQUENTIAL)[0][0])

@@ -216,8 +216,10 @@ class SqliteSession(SnapshotSession):
         assert shape.recipe.integer_key, "only an integer key has ranges"
         return self._read(shape, _in_ranges(shape, first, last), rows_max)
 
-    def read_between(self, shape: Shape, within: KeyRange) -> Iterator[Rows]:
-        return self._read(shape, _between(shape, within))
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        return self._read(shape, _between(shape, within), rows_max)
 
     def _read(
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None = None

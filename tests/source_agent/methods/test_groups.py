@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,21 @@ def test_a_part_reads_what_is_named_and_its_ranges(source: AskedSource) -> None:
     said.grouping.rows_max = 10
     with pytest.raises(LimitExceeded):
         source.say(said, units(source, ours))
+
+
+def test_a_part_asks_for_as_many_rows_as_the_dba_allows(source: AskedSource) -> None:
+    """Refused before anything is read."""
+    source.shape = replace(source.shape, relation=replace(source.shape.relation, rows_by_key=11))
+    ours = ROWS[:8]
+    said = opening(source, ours, rows_max=11)
+    assert kinds(source.say(said, units(source, ours)))[-1] == "finished"
+    read = source.tally.rows_read
+    said.grouping.rows_max = 12
+    with pytest.raises(LimitExceeded, match="11 rows") as refused:
+        source.say(said, units(source, ours))
+    assert "rows_by_key" in refused.value.message
+    assert "read_at_most" in refused.value.remedy
+    assert source.tally.rows_read == read
 
 
 def test_too_many_hashes_are_units_shipped_whole(

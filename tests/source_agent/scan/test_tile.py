@@ -8,13 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
-from driftline.errors import ConfigurationError, MalformedMessage, SnapshotLost, VersionMismatch
+from driftline.errors import (
+    ConfigurationError,
+    LimitExceeded,
+    MalformedMessage,
+    SnapshotLost,
+    VersionMismatch,
+)
 from driftline.key_order import KeyRange
 from driftline.negotiation import check_features
 from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantiles
@@ -212,6 +219,31 @@ def test_reading_a_tile_takes_the_time_of_a_tile(tmp_path: Path) -> None:
     assert spent[1] < spent[0] / 5
 
 
+@pytest.mark.parametrize("wal", [True, False])
+@pytest.mark.parametrize("kind", ["positions", "keys"])
+@pytest.mark.parametrize("rows_by_key", [9, 10])
+def test_a_tile_has_as_many_rows_as_the_dba_allows(
+    kind: str, wal: bool, rows_by_key: int, tmp_path: Path
+) -> None:
+    """One row more is read at most, also where a tile is copied before it is used."""
+    integer = kind == "positions"
+    schema = INTEGER if integer else COMPOSITE
+    rows: Any = [(i, "a", None) if integer else ("k", i, None, None) for i in range(30)]
+    fill(tmp_path / "erp.db", schema, rows, wal=wal)
+    with closing(open_session(tmp_path / "erp.db")) as session:
+        shape = session.describe(replace(schema.relation, rows_by_key=rows_by_key))
+        tally, recipe = Tally(), shape.recipe.id
+        tiled = open_between(recipe, ["k", "10"], ["k", "20"])
+        message = open_within(10, 19, recipe) if integer else tiled
+        replies = Comparison(session, shape, message, tally).answer(iter(()))
+        if rows_by_key == 10:
+            assert [r.finished.count for r in replies if r.HasField("finished")] == [10]
+        else:
+            with pytest.raises(LimitExceeded, match=r"more than 9 rows.*rows_by_key"):
+                list(replies)
+        assert (tally.rows_read, tally.scans) == (10, 0)
+
+
 # Between keys.
 
 
@@ -335,7 +367,7 @@ class Returning:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def read_between(self, *_: Any) -> Any:
+    def read_between(self, *_: Any, **__: Any) -> Any:
         return iter([self._rows])
 
 

@@ -12,7 +12,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import time
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -568,6 +568,7 @@ def test_a_mistake_of_ours_gets_a_number_and_tells_nothing(
 
 # Time and budgets. One row a second makes a scan that is not over before the test is.
 
+NOON = datetime(2026, 3, 1, 12)  # noqa: DTZ001 - local time
 SLOW = "[limits]\nrows_per_second = 1\n"
 
 
@@ -617,7 +618,7 @@ def test_scans_at_once(running: Start, certs: Path) -> None:
 
 
 def test_the_pause_file_and_quiet_hours(running: Start, certs: Path) -> None:
-    at = [time(12)]
+    at = [NOON]
     limits = '[limits]\npause_file = "pause"\nquiet_hours = ["08:00-10:00"]\n'
     agent = running(limits, govern=lambda c: Governor(c.budget, wall=lambda: at[0]))
     (agent.folder / "pause").touch()
@@ -625,14 +626,14 @@ def test_the_pause_file_and_quiet_hours(running: Start, certs: Path) -> None:
         conversation.send(opening(RECIPE))
         assert "pause_file" in conversation.reply().refused.message
         (agent.folder / "pause").unlink()
-        at[0] = time(9)
+        at[0] = NOON.replace(hour=9)
         conversation.send(opening(RECIPE))
         assert "quiet_hours" in conversation.reply().refused.message
         with pytest.raises(grpc.RpcError) as caught:
             described(agent, certs)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert agent.engine.opened == 0
-        at[0] = time(10)
+        at[0] = NOON.replace(hour=10)
         conversation.send(opening(RECIPE))
         conversation.until("finished")
 
@@ -650,7 +651,7 @@ def test_a_statement_from_which_nothing_comes_is_ended(
     running: Start, certs: Path, switch: str
 ) -> None:
     """Between whose batches the budget is looked at, had it any."""
-    at = [time(12)]
+    at = [NOON]
     age = 0.5 if switch == "age" else 600
     limits = f'[limits]\nsnapshot_seconds = {age}\npause_file = "pause"\n'
     limits += 'quiet_hours = ["08:00-10:00"]\n'
@@ -667,7 +668,7 @@ def test_a_statement_from_which_nothing_comes_is_ended(
         if switch == "pause":
             (agent.folder / "pause").touch()
         if switch == "hours":
-            at[0] = time(9)
+            at[0] = NOON.replace(hour=9)
         refused = conversation.reply().refused
         assert refused.code == ("SNAPSHOT_LOST" if switch == "age" else "NOT_NOW")
         assert agent.engine.closed.acquire(timeout=3), "it is still read"
