@@ -32,7 +32,7 @@ from warehouse_agent.storage import data_files, formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.staging import Staging
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 
@@ -58,6 +58,7 @@ class Forecast:
     schema_changes: tuple[str, ...]
     tiles: int | None = None
     tiles_done: int | None = None
+    refused: str | None = None
     error: None = None
 
     def to_json(self) -> str:
@@ -72,6 +73,8 @@ class Forecast:
         for change in self.schema_changes:
             shown = one_line(change, LINE_CHARACTERS_MAX)
             lines.append(f"  a refresh will be refused without --accept-schema: {shown}")
+        if self.refused:
+            lines.append(f"  a refresh will be refused now: {self.refused}")
         if self.staged_bytes:
             staged = counted(self.staged_bytes, "byte")
             lines.append(f"  {staged} of an earlier attempt are staged and are not sent again")
@@ -164,6 +167,7 @@ def know(
         source_error=source_error,
         schema_changes=tuple(changes),
         tiled=auxiliary_table.tiled(store, fragment, base),
+        allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
     )
 
 
@@ -207,6 +211,7 @@ def predict(known: Known) -> Forecast:
         schema_changes=known.schema_changes,
         tiles=known.scope.tiles,
         tiles_done=known.scope.tiles_done,
+        refused=known.refusal.message if known.refusal is not None else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 Candidates are priced by the functions that decide in a refresh (`choice.choose` and
 `group_selection.grouping`), so a price is wrong only if its inputs are. Each opening returns its
-own candidates through this module (`methods.registry.refreshes`). Pure.
+own candidates through this module (`methods.registry.refreshes`). A way that the source's DBA does
+not allow now is known here, before anything is compared (`Allowance`). Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 from driftline.digests import Digest
+from driftline.errors import DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
 from driftline.sketches import HASHES, sampled
@@ -31,6 +33,7 @@ from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
 from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
 
+_BY_KEY = "`read_at_most` or `incremental`"
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
 
 
@@ -55,6 +58,66 @@ Scope = Whole | Tiled | Part
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """The source's word on what may be read of a relation now (protocol, section 9).
+
+    It stays valid as time goes by, because `begins` is compared with our clock.
+
+    Attributes:
+        scan: a scan may begin.
+        begins: when scans may begin next, if not when the source was asked; None: never.
+        rows_by_key: the most rows that an exchange may compare by key; None: no limit.
+    """
+
+    scan: bool
+    begins: datetime | None = None
+    rows_by_key: int | None = None
+
+    def may_scan(self, now: datetime) -> bool:
+        """Return True if a scan may begin now."""
+        return self.scan or (self.begins is not None and self.begins <= now)
+
+    def refusal(self, name: str, *, by_key: int | None, now: datetime) -> DriftlineError | None:
+        """Return the error of a refresh that the source would refuse now; None: it would not.
+
+        name: of the fragment; by_key: rows that an exchange compares by key, None for a scan.
+        """
+        if by_key is not None:
+            return None if self.allows(by_key) else self._too_many(name, by_key)
+        return None if self.may_scan(now) else self._no_scan(name)
+
+    def allows(self, rows: int) -> bool:
+        """Return True if an exchange may compare so many rows by key."""
+        return self.rows_by_key is None or rows <= self.rows_by_key
+
+    def _too_many(self, name: str, rows: int) -> LimitExceeded:
+        limit = self.rows_by_key or 0
+        return LimitExceeded(
+            f"The source's DBA allows {counted(limit, 'row')} of the relation to be read by key"
+            f" (rows_by_key), and this refresh would ask for {rows:,}.",
+            where=name,
+            remedy=f"Set `read_at_most`, or `rows` of `incremental`, to at most {limit}.",
+        )
+
+    def _no_scan(self, name: str) -> DriftlineError:
+        if self.begins is None:
+            return LimitExceeded(
+                "All rows would be compared, and the source's DBA allows no scan of the relation.",
+                where=name,
+                remedy=f"Refresh it by key ({_BY_KEY}). A first load and a complete refresh need a"
+                " scan: ask the DBA for hours in which one may begin.",
+            )
+        begins = f"{self.begins:%Y-%m-%dT%H:%M:%SZ}"
+        return NotNow(
+            "All rows would be compared, and the source's DBA allows a scan of the relation not"
+            f" before {begins}.",
+            where=name,
+            remedy=f"Run the refresh again then, or refresh it by key ({_BY_KEY}).",
+            details={"next scan": begins},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """Everything that a prediction depends on.
 
@@ -62,7 +125,7 @@ class Known:
     estimate, None if it gave none; `bounds` are the least and the greatest integer key; `now` is
     the time of the prediction; `files` has the rows and bytes of each data file; `rows_lost` rows
     of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
-    one exchange.
+    one exchange; `allowance` is None if the source did not say what it allows.
     """
 
     name: str
@@ -84,6 +147,25 @@ class Known:
     schema_changes: tuple[str, ...] = ()
     tiled: Tiled | None = None
     rows_lost: int = 0
+    allowance: Allowance | None = None
+
+    @property
+    def refusal(self) -> DriftlineError | None:
+        """Return why the source would refuse this refresh now; None: it would not, or says not."""
+        if self.allowance is None:
+            return None
+        scope, by_key = self.scope, None
+        if isinstance(scope, Part):
+            by_key = scope.rows_max
+        elif isinstance(scope, Tiled) and (scope.tiles > 1 or self.allowance.rows_by_key):
+            # One tile without a limit is a scan. Some tile has at least the mean.
+            by_key = -(-self.ours // scope.tiles)
+        return self.allowance.refusal(self.name, by_key=by_key, now=self.now)
+
+    def check_allowed(self) -> None:
+        """Raise NotNow or LimitExceeded if the source would refuse this refresh now."""
+        if (refusal := self.refusal) is not None:
+            raise refusal
 
     @property
     def scope(self) -> Scope:

@@ -30,7 +30,7 @@ from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice, notes, prices
-from warehouse_agent.planning.candidates import Known
+from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook
@@ -90,15 +90,17 @@ def expect_spark(steps: Steps, store: Store, name: str) -> None:
         steps.begin(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
 
 
-def prepare(job: Job, describe: Describe) -> Prepared:
+def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
     Args:
         describe: asks the source for a relation, at most once, and only for a first load, where
             a changed schema is accepted, or where views need other columns or rows.
+        allowance: what the source allows to be read; None: it did not say.
 
     Raises:
         ConfigurationError, DerivationRefused, RecipeChanged, WarehouseUnavailable: see the steps.
+        NotNow, LimitExceeded: the source would refuse this refresh now.
     """
     base = repair.published(job)
     record.complete(job.store, job.name, base)
@@ -125,13 +127,14 @@ def prepare(job: Job, describe: Describe) -> Prepared:
         lost = repair.to_be_told(base, files) if base else 0
         asked = rows_expected if lost or not (base or files) else None
     known = replace(
-        _known(job, base, layout, files, partition),
+        _known(job, base, layout, files, partition, allowance),
         rows_expected=asked,
         read_at_most=budget,
         runs=tuple(earlier),
         tiled=tiles.tiled if tiles else None,
         rows_lost=lost,
     )
+    known.check_allowed()
     changes = record.changes_expected(earlier, rows, now)
     expected = repair.grown(changes, lost, rows)
     if base is None:
@@ -166,6 +169,7 @@ def _known(
     layout: Layout,
     files: Sequence[DataFile],
     partition: Partition,
+    allowance: Allowance | None,
 ) -> Known:
     """Return what the cost model knows of our side and of the line."""
     remembered, rows = job.remembered(), sum(f.rows for f in files)
@@ -191,6 +195,7 @@ def _known(
         read_at_most=None,
         runs=(),
         files=tuple((f.rows, f.size) for f in files),
+        allowance=allowance,
     )
 
 

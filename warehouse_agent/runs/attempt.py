@@ -94,7 +94,8 @@ class Attempt:
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):
-                p = prepare(job, partial(_describe, link, job, described.get(job.name)))
+                allowance = link.allowance(job.fragment.relation)
+                p = prepare(job, partial(_describe, link, job, described.get(job.name)), allowance)
                 reporting.prepared(job.report, p)
                 self._prepared.append((job, p))
             if job.name in self.failed:

@@ -12,6 +12,7 @@ import contextlib
 import queue
 import threading
 import time
+from datetime import datetime
 from typing import Self, cast
 
 import grpc
@@ -32,6 +33,7 @@ from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 
 from warehouse_agent.config import Source
+from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import connect, diagnose, proxy_between
 from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
@@ -89,6 +91,7 @@ class Link:
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
         self._relations: frozenset[str] | None = None
+        self._allowances: dict[str, Allowance] = {}
         self._describing = threading.Lock()  # the source makes one description at a time for us
         self._stream: Stream | None = None  # the newest
         self._is_closed = False
@@ -120,8 +123,17 @@ class Link:
             DriftlineError: as `describe`.
         """
         if self._relations is None:
-            self._relations = frozenset(self.describe("").relations)
+            reply = self.describe("")
+            self._allowances = allowances(reply)
+            self._relations = frozenset(reply.relations)
         return self._relations
+
+    def allowance(self, relation: str) -> Allowance | None:
+        """Return what may be read of a relation, as the source said with its names (`relations`).
+
+        None if it was not asked, is older, or does not serve the relation.
+        """
+        return self._allowances.get(relation)
 
     def round_trip_s(self) -> float | None:
         """Return the seconds that a TCP connection takes; None if none can be made directly."""
@@ -200,6 +212,18 @@ class Link:
         if kind := _STATUS_OF_CALL.get(code.name):
             return kind(text, where=where)
         return InternalError(f"The source agent failed: {text}", where=where)
+
+
+def allowances(reply: pb.DescribeReply) -> dict[str, Allowance]:
+    """Return what may be read of each relation that a reply names; empty for an older source."""
+    return {
+        name: Allowance(
+            said.scan,
+            datetime.fromisoformat(said.begins) if said.begins else None,
+            said.rows_by_key or None,
+        )
+        for name, said in zip(reply.relations, reply.allowances, strict=False)
+    }
 
 
 def _lost(address: str, code: grpc.StatusCode, text: str) -> str:

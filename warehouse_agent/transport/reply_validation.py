@@ -62,6 +62,15 @@ def check_description(reply: pb.DescribeReply) -> None:
             raise MalformedMessage(
                 f"The source serves {one_line(name, WORD_CHARACTERS_MAX)!r}, which is no name."
             )
+    if reply.allowances and len(reply.allowances) != len(reply.relations):
+        raise MalformedMessage(
+            f"The source sent {counted(len(reply.allowances), 'allowance')} for"
+            f" {counted(len(reply.relations), 'relation')}."
+        )
+    for allowance in reply.allowances:
+        _check_counts(rows_by_key=allowance.rows_by_key)
+        for at in filter(None, (allowance.begins, allowance.ends)):
+            _check_instant(at, "allows scans from or until")
     if not reply.HasField("description"):
         return
     found = reply.description
@@ -101,15 +110,18 @@ def _check_finished(finished: pb.Finished) -> None:
     if finished.consistency not in CONSISTENCIES:
         shown = one_line(finished.consistency, WORD_CHARACTERS_MAX)
         raise MalformedMessage(f"The source finished with the consistency {shown!r}.")
+    _check_instant(finished.as_of, "finished as of")
+
+
+def _check_instant(text: str, what: str) -> None:
+    """Raise MalformedMessage if a text is no instant. what: the source did with it."""
     try:
-        if not _INSTANT.fullmatch(finished.as_of):
+        if not _INSTANT.fullmatch(text):
             raise ValueError
-        datetime.fromisoformat(finished.as_of)
+        datetime.fromisoformat(text)
     except ValueError:
-        shown = one_line(finished.as_of, WORD_CHARACTERS_MAX)
-        raise MalformedMessage(
-            f"The source finished as of {shown!r}, which is no instant."
-        ) from None
+        shown = one_line(text, WORD_CHARACTERS_MAX)
+        raise MalformedMessage(f"The source {what} {shown!r}, which is no instant.") from None
 
 
 def _check_counts(**counts: int) -> None:

@@ -64,6 +64,10 @@ def described(**fields: object) -> pb.DescribeReply:
     return pb.DescribeReply(description=pb.Description(**fields))  # type: ignore[arg-type]
 
 
+def allowing(**facts: object) -> pb.DescribeReply:
+    return pb.DescribeReply(relations=["a"], allowances=[pb.Allowance(**facts)])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -100,6 +104,12 @@ def test_a_rate_that_is_none(name: str, rate: float) -> None:
     [
         described(rows_expected=2**63),
         described(key_columns=1),
+        pb.DescribeReply(relations=["a", "b"], allowances=[pb.Allowance(scan=True)]),
+        pb.DescribeReply(allowances=[pb.Allowance(scan=True)]),
+        allowing(rows_by_key=2**63),
+        allowing(begins="tonight"),
+        allowing(begins="2026-13-01T22:00:00Z"),
+        allowing(ends=HOSTILE),
         pb.DescribeReply(relations=[""]),
         pb.DescribeReply(relations=["orders", "a\x1b[31m"]),
         pb.DescribeReply(relations=["x" * (NAME_BYTES_MAX + 1)]),
@@ -113,6 +123,8 @@ def test_a_description_that_no_source_can_mean(reply: pb.DescribeReply) -> None:
 
 def test_what_a_source_says_is_left_as_it_is() -> None:
     reply = described(rows_per_second=0.0, bytes_per_second=1e9, rows_expected=7, notes=["a: é"])
+    check_description(reply)
+    reply.MergeFrom(allowing(begins=AS_OF, ends=AS_OF, rows_by_key=1000))
     before = reply.SerializeToString()
     check_description(reply)
     assert reply.SerializeToString() == before
