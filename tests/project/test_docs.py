@@ -523,14 +523,14 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    from warehouse_agent import config as warehouse_configure
+    from warehouse_agent.config import file, fragments, sources, views
 
     known = {
         **TABLES_OF_SOURCE,
-        "warehouse": warehouse_configure._WAREHOUSE,
-        "sources.NAME": warehouse_configure._SOURCE,
-        "fragments.NAME": warehouse_configure._FRAGMENT,
-        "views.NAME": warehouse_configure._VIEW,
+        "warehouse": file.SETTINGS,
+        "sources.NAME": sources.SETTINGS,
+        "fragments.NAME": fragments.SETTINGS,
+        "views.NAME": views.SETTINGS,
     }
     expected = {f"{table}.{key}" for table, keys in known.items() for key in keys}
     listed = {

@@ -94,12 +94,11 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
     """Read the published version, build the working copy and reduce it.
 
     Args:
-        describe: asks the source for a relation, at most once, and only for a first load, where
-            a changed schema is accepted, or where views need other columns or rows.
+        describe: asks the source for a relation, once at most: for a first load, where a changed
+            schema is accepted, or where views need other columns or rows.
         allowance: what the source allows to be read; None: it did not say.
 
-    Raises:
-        ConfigurationError, DerivationRefused, RecipeChanged, WarehouseUnavailable: see the steps.
+    Raises: as its steps do, and
         NotNow, LimitExceeded: the source would refuse this refresh now.
     """
     base = repair.published(job)

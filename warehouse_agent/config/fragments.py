@@ -1,0 +1,120 @@
+"""The tables [fragments.NAME]: which relation of which source to copy, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+from driftline.settings import TomlTable, nearest
+
+from warehouse_agent.columns.arrow import Carrier
+from warehouse_agent.config.choices import choice
+from warehouse_agent.config.names import check_name
+from warehouse_agent.config.settings import Fragment, Require, Source
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.tiling import Incremental
+
+SETTINGS = (
+    "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
+    "staging_at_most", "priority",
+)  # fmt: skip
+READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
+_INCREMENTAL = ("rows", "pause_s")
+
+
+def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragment:
+    """Return the fragment of one table. Raises ConfigurationError, with the key."""
+    check_name(name, table, "fragment")
+    source = table.text("source")
+    if source not in sources:
+        raise table.error(
+            "source", f"There is no [sources.{source}].", nearest(source, tuple(sources))
+        )
+    relation = table.text("relation", default=name)
+    if len(relation.encode()) > NAME_BYTES_MAX:
+        raise table.error("relation", f"It has more than {NAME_BYTES_MAX} bytes.")
+    carriers = {
+        column: choice(table, f"carriers.{column}", text, Carrier)
+        for column, text in table.text_map("carriers").items()
+    }
+    method = table.optional_text("method")
+    fragment = Fragment(
+        name=name,
+        source=sources[source],
+        relation=relation,
+        carriers=carriers,
+        method=None if method is None else choice(table, "method", method, Method),
+        require=choice(table, "require", table.text("require", default="exact"), Require),
+        read_at_most=_read_at_most(table),
+        incremental=_incremental(table),
+        staging_at_most=_staging_at_most(table),
+        priority=table.integer("priority", default=0, least=None),
+    )
+    _check_part(table, fragment)
+    _check_incremental(table, fragment)
+    return fragment
+
+
+def _read_at_most(table: TomlTable) -> int | None:
+    if not table.has("read_at_most"):
+        return None
+    found = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
+    if found > GROUP_KEYS_MAX:
+        raise table.error(
+            "read_at_most",
+            f"Groups name at most {GROUP_KEYS_MAX:,} rows, and it is {found:,}.",
+            "Make it smaller, or remove it: a refresh of all rows has no such limit.",
+        )
+    return found
+
+
+def _staging_at_most(table: TomlTable) -> int | None:
+    if not table.has("staging_at_most"):
+        return None
+    # One frame has up to MESSAGE_BYTES_MAX.
+    return table.integer("staging_at_most", default=MESSAGE_BYTES_MAX, least=MESSAGE_BYTES_MAX)
+
+
+def _check_part(table: TomlTable, fragment: Fragment) -> None:
+    """Refuse `read_at_most` with other methods than groups, or where consistency must be exact."""
+    if fragment.read_at_most is None:
+        return
+    is_grouped = fragment.method in {None, Method.GROUP}
+    if fragment.require is not Require.FUZZY or not is_grouped:
+        raise table.error(
+            "read_at_most",
+            "A partial refresh keeps rows of earlier times, and only groups can compare a part of "
+            "the rows.",
+            'Add `require = "fuzzy"`, and leave out `method`.',
+        )
+    if fragment.incremental is not None:
+        raise table.error(
+            "incremental",
+            "A refresh in tiles compares every row.",
+            "Remove `read_at_most`, or `incremental`.",
+        )
+
+
+def _incremental(table: TomlTable) -> Incremental | None:
+    if not table.has("incremental"):
+        return None
+    inner, default = table.table("incremental", _INCREMENTAL), Incremental()
+    rows = inner.integer("rows", default=default.rows, least=1)
+    pause_s = inner.number_or("pause_s", "auto", default=default.pause_s)
+    return Incremental(rows, pause_s or default.pause_s, adapts=pause_s is None)
+
+
+def _check_incremental(table: TomlTable, fragment: Fragment) -> None:
+    """Refuse `incremental` with other methods than ranges, or where consistency must be exact."""
+    if fragment.incremental is None:
+        return
+    if fragment.require is not Require.FUZZY:
+        raise table.error(
+            "incremental",
+            "A refresh in tiles publishes rows of different instants.",
+            'If that is good enough: `require = "fuzzy"` in the fragment.',
+        )
+    if fragment.method not in (None, Method.RANGE):
+        raise table.error(
+            "method", "Tiles are compared by ranges.", "Remove `method`, or `incremental`."
+        )

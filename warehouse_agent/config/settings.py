@@ -1,0 +1,143 @@
+"""What warehouse.toml says: sources, the copies to keep of their relations, and views over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from warehouse_agent.columns.arrow import Carrier
+from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.tiling import Incremental
+
+if TYPE_CHECKING:
+    from warehouse_agent.decomposition.wishes import Wish
+
+SMALL_BYTES = 32 << 20
+AHEAD = 4  # fragments
+SOURCES_AT_ONCE = 4
+EXECUTORS_WAIT_S = 120.0
+
+
+class Maintain(Enum):
+    """Ways in which a view follows its inputs."""
+
+    AUTO = "auto"  # the cheaper way
+    INCREMENTAL = "incremental"  # by affected keys, wherever that is possible
+    RECOMPUTE = "recompute"
+
+
+class OnFailure(Enum):
+    """Choices for the inputs of a view that fails: they move without it, or wait for it."""
+
+    STALE = "stale"
+    HOLD = "hold"
+
+
+class Require(Enum):
+    """The weakest consistency that may be published."""
+
+    EXACT = "exact"
+    FUZZY = "fuzzy"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source agent at `HOST:PORT`. The three files of mutual TLS are all set, or all None if it
+    is `insecure`, on loopback.
+
+    `server_name`: the name in its certificate, if it is not the host of the address.
+    `objective`: what refreshes over this line minimize.
+    """
+
+    name: str
+    address: str
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    server_name: str | None = None
+    objective: Objective = Objective.SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A copy to keep of one relation of one source.
+
+    `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
+    changed, and some in turn; None: all rows are compared.
+    `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
+    `priority`: fragments with a higher one are refreshed first.
+    `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
+    `wishes`: of a kept fragment, what each occurrence in each view needs of it.
+    """
+
+    name: str
+    source: Source
+    relation: str
+    carriers: dict[str, Carrier] = field(default_factory=dict)
+    method: Method | None = None
+    require: Require = Require.EXACT
+    read_at_most: int | None = None
+    incremental: Incremental | None = None
+    staging_at_most: int | None = None
+    priority: int = 0
+    is_kept: bool = False
+    wishes: tuple[Wish, ...] = ()
+
+    def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
+        """Return what identifies an unfinished exchange: what it compared, and where."""
+        return {
+            "base_version": base_version,
+            "recipe": recipe_id.hex(),
+            "source": self.source.name,
+            "address": self.source.address,
+            "relation": self.relation,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A select-project-join over fragments and views, published as a table of its own.
+
+    `query`: Spark SQL, as the data engineer wrote it; `views.query` reads it.
+    `inputs`: the fragment or view of each table in it, in order; `views.inputs.load` finds them.
+    `max_lag_s`: seconds for which changes of its fragments may wait for it; 0: for no refresh.
+    `chunk_rows`: changed rows that are gathered before they are propagated; None: the optimum.
+    """
+
+    name: str
+    query: str
+    inputs: tuple[str, ...] = ()
+    maintain: Maintain = Maintain.AUTO
+    on_failure: OnFailure = OnFailure.STALE
+    max_lag_s: int = 0
+    chunk_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseConfig:
+    """The contents of warehouse.toml.
+
+    Attributes:
+        path: a folder, or any Hadoop path (with `://`).
+        fragments, views: by name; `views.inputs.load` adds the kept fragments that views need.
+        small_bytes: the most bytes that a step reads or writes without Spark.
+        ahead: the most fragments of a source that share a snapshot; None: all of a command.
+        sources_at_once: sources that are refreshed side by side.
+        executors_wait_s: the longest time without an executor of Spark, in seconds.
+    """
+
+    file: Path
+    path: str
+    small_bytes: int
+    spark: Mapping[str, str]
+    sources: Mapping[str, Source]
+    fragments: Mapping[str, Fragment]
+    views: Mapping[str, View] = field(default_factory=dict)
+    ahead: int | None = AHEAD
+    sources_at_once: int = SOURCES_AT_ONCE
+    executors_wait_s: float = EXECUTORS_WAIT_S
