@@ -19,7 +19,9 @@ from sqlalchemy.engine import make_url
 from source_agent.budgets.budget import local_now
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import ServedRelation, SourceConfig
+from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
+from source_agent.engines.registry import KINDS
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"
@@ -84,6 +86,7 @@ class CheckReport:
     privileges: list[Privilege]
     limits: list[LimitReport]
     server: list[EndpointReport]
+    plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
 
     @property
     def failed(self) -> bool:
@@ -133,6 +136,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         privileges=engine.privileges(relations),
         limits=limits,
         server=server,
+        plug_ins=plug_ins.refused(KINDS),
     )
 
 
@@ -225,6 +229,7 @@ def as_text(report: CheckReport) -> str:
         f"  reads    {report.consistency}; {report.read_only}",
         f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
         *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
+        *(f"  note     {text}" for text in report.plug_ins),
     ]
     for relation in report.relations:
         lines += ["", *_relation_lines(relation)]

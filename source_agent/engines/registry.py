@@ -2,7 +2,8 @@
 
 An engine is a package with a function `from_url`, and one line in `KINDS`; it implements
 `interface`, and `tests/conformance` tests it. It is imported when a URL names it, because its
-driver may not be installed. SQLAlchemy only parses the URL.
+driver may not be installed. What is not in `KINDS` may be an engine of another package
+(`plug_ins`). SQLAlchemy only parses the URL.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Limits
 
 _WHERE = "database.url"
@@ -58,7 +60,8 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
         limits: for the sessions of the engine.
 
     Raises:
-        ConfigurationError: not a URL, an unknown database or driver, or a driver not installed.
+        ConfigurationError: not a URL, an unknown database or driver, a driver not installed, or an
+            engine of another package that cannot be used.
     """
     try:
         parsed = make_url(url)
@@ -71,7 +74,9 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
     scheme, _, driver = parsed.drivername.partition("+")
     kind = KINDS.get(scheme)
     if kind is None:
-        *others, last = KINDS
+        if (plugged := plug_ins.connect(scheme, parsed, password, limits)) is not None:
+            return plugged
+        *others, last = [*KINDS, *plug_ins.schemes()]
         raise ConfigurationError(
             f"The database {scheme!r} is not supported.",
             remedy=f"Use {', '.join(others)} or {last}.",

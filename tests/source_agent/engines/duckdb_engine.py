@@ -1,6 +1,7 @@
 """A minimal engine: DuckDB, in one module, which `test_duckdb` registers.
 
-It shows the least that an engine needs: a session, its engine and `from_url`. Every column is read
+It shows the least that an engine needs: a session, its engine and `from_url`. As a plug-in, it
+needs `ENGINE_API` as well. Every column is read
 as the text that DuckDB writes, and encoded by the contract. DuckDB locks its file against other
 processes, so the owner of a test writes through another connection of this process.
 
@@ -60,6 +61,8 @@ from source_agent.engines.relations import (
     unknown_table,
 )
 from source_agent.engines.sessions import SnapshotSession, attempted
+
+ENGINE_API = 1
 
 BEGIN = "BEGIN TRANSACTION READ ONLY"
 AS_OF = "SELECT strftime(now() AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
