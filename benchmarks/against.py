@@ -68,7 +68,8 @@ class Side:
         self._source = self._stack.enter_context(
             SourceProcess(folder / "source.toml", tree=self._tree)
         )
-        is_known = "small_bytes" in (self._tree / "warehouse_agent/config.py").read_text()
+        modules = (self._tree / "warehouse_agent").rglob("*.py")
+        is_known = any("small_bytes" in module.read_text() for module in modules)
         small = f"small_bytes = {self._small}\n" if self._small is not None and is_known else ""
         (folder / "warehouse.toml").write_text(
             f'[warehouse]\npath = "warehouse"\n{small}[spark]\n"spark.master" = "local[2]"\n'
