@@ -1,0 +1,262 @@
+"""What refreshes told about change: counts of intervals of time, bounded for ever.
+
+A refresh tells how many rows differ between two snapshots, so an interval reaches from the `as_of`
+of one complete refresh to that of the next, both by the source's clock. The counts are net: a row
+that changed twice counts once. Counts of parts are added to the complete refresh that follows. An
+interval that the clock of the source makes impossible is dropped and counted.
+
+The newest RECENT_MAX intervals are kept as they are. Older ones are folded into sums for each hour
+of the week; they outlive the rotation of the history and reloads. The rows of a folded interval are
+given to its hours in proportion to the rates so far, one step of an online EM (O. Cappé,
+E. Moulines, J. Royal Statist. Soc. B 71(3), 2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from driftline.arrays import Floats
+
+from warehouse_agent.planning.notes import GREATEST
+from warehouse_agent.schedule.week import HOURS, Week
+
+RECENT_MAX = 400  # intervals; about 20 kB of JSON
+INTERVAL_DAYS_MAX = 400  # a longer one tells nothing about hours, and is rather a wrong clock
+PRIOR_HOURS = 0.25  # of the mean rate, added to every segment
+TAIL = 0.99  # quantile of positive counts, at which a folded count is cut
+_DAY_S = 86_400.0
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading what is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Rows that changed from `start` to `end`, seconds since 1970 by the source's clock.
+
+    `rows`: of the relation at its start.
+    """
+
+    start: float
+    end: float
+    inserted: float
+    updated: float
+    deleted: float
+    rows: float = 0.0
+
+    @property
+    def changed(self) -> float:
+        """Return D, the number of changed rows."""
+        return self.inserted + self.updated + self.deleted
+
+    @property
+    def hours(self) -> float:
+        """Return the length in hours."""
+        return (self.end - self.start) / 3600
+
+
+def _zeros() -> Floats:
+    return np.zeros(HOURS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """Sums over older intervals, by hours of the week of `zone`; float64 [168] each.
+
+    Attributes:
+        hours: hours of exposure.
+        rows: changed rows that are expected to have been of this hour.
+        intervals: their number.
+        pearson: the sum of (D − Λ)² / Λ.
+    """
+
+    zone: str = "UTC"
+    hours: Floats = field(default_factory=_zeros)
+    rows: Floats = field(default_factory=_zeros)
+    intervals: int = 0
+    pearson: float = 0.0
+
+    def plus(self, one: Interval, rows: float) -> Folded:
+        """Return the sums with one interval more, of which `rows` are counted."""
+        exposure = Week(self.zone).exposures([one.start], [one.end])[0]
+        total = float(self.hours.sum())
+        mean = (float(self.rows.sum()) + rows) / (total + one.hours)
+        rates = (self.rows + PRIOR_HOURS * mean) / (self.hours + PRIOR_HOURS)
+        expected = exposure * rates
+        amount = float(expected.sum())
+        share = expected / amount if amount > 0 else exposure / one.hours
+        return Folded(
+            self.zone,
+            self.hours + exposure,
+            self.rows + rows * share,
+            self.intervals + 1,
+            self.pearson + ((rows - amount) ** 2 / amount if amount > 0 else 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Everything that refreshes of one fragment told about change.
+
+    Attributes:
+        recent: the newest intervals, oldest first.
+        folded: older ones.
+        until: the source's instant of the last complete refresh; None: never.
+        parts: rows inserted, updated and deleted that parts found since then.
+        dropped: intervals that the clock of the source made impossible.
+        line: `as_of` and `checked_at` of the newest report that is in it.
+    """
+
+    recent: tuple[Interval, ...] = ()
+    folded: Folded = field(default_factory=Folded)
+    until: float | None = None
+    parts: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    dropped: int = 0
+    line: tuple[str, str] | None = None
+
+    def after(self, reports: Iterable[Mapping[str, Any]]) -> Memory:
+        """Return the memory with the reports that are not in it yet.
+
+        Args:
+            reports: of refreshes that went well, oldest first; those up to `line` are skipped, or,
+                if it is not among them, those that are not later than `until`.
+        """
+        known, all_ = self, [(line, r) for r in reports if (line := _line(r)) is not None]
+        if self.line in [line for line, _ in all_]:
+            newest = max(n for n, (line, _) in enumerate(all_) if line == self.line)
+            new = all_[newest + 1 :]
+        else:
+            until = self.until
+            new = [one for one in all_ if until is None or _seconds(one[0][0]) > until]
+        for line, report in new:
+            known = known._with(line, report)
+        return known
+
+    def _with(self, line: tuple[str, str], report: Mapping[str, Any]) -> Memory:
+        try:
+            found = np.array([_amount(report[f"rows_{what}"]) for what in _COUNTS])
+            at, total = _instant(line[0], report), _amount(report["rows_total"])
+        except DAMAGED:
+            return self
+        inserted, updated, deleted = (self.parts + found).tolist()
+        if report.get("rows_left"):  # a part: it ends no interval
+            return replace(self, parts=(inserted, updated, deleted), line=line)
+        before = replace(self, until=at, parts=(0.0, 0.0, 0.0), line=line)
+        is_load = report.get("previous_version") is None
+        if self.until is None or is_load:
+            return before
+        if not 0 < at - self.until <= INTERVAL_DAYS_MAX * _DAY_S:
+            return replace(before, dropped=self.dropped + 1)
+        if report.get("schema_changed") or report.get("repaired_files"):
+            return before  # its counts are not changes of the source
+        rows = max(total - float(found[0]) + float(found[2]), 0.0)
+        return before._remember(Interval(self.until, at, inserted, updated, deleted, rows))
+
+    def _remember(self, one: Interval) -> Memory:
+        recent, folded = (*self.recent, one), self.folded
+        while len(recent) > RECENT_MAX:
+            tail = cut_at(np.array([i.changed for i in recent]), TAIL)
+            folded = folded.plus(recent[0], min(recent[0].changed, tail))
+            recent = recent[1:]
+        return replace(self, recent=recent, folded=folded)
+
+    def in_zone(self, zone: str) -> Memory:
+        """Return the memory for a time zone; sums of hours of another zone are forgotten."""
+        if zone == self.folded.zone:
+            return self
+        return replace(self, folded=Folded(zone))
+
+    def to_json(self) -> dict[str, object]:
+        """Return what `from_json` reads."""
+        folded = self.folded
+        return {
+            "recent": [astuple(one) for one in self.recent],
+            "folded": {
+                "zone": folded.zone,
+                "hours": np.round(folded.hours, 4).tolist(),
+                "rows": np.round(folded.rows, 4).tolist(),
+                "intervals": folded.intervals,
+                "pearson": folded.pearson,
+            },
+            "until": self.until,
+            "parts": self.parts,
+            "dropped": self.dropped,
+            "line": self.line,
+        }
+
+
+_COUNTS = ("inserted", "updated", "deleted")
+
+
+def from_json(body: Mapping[str, Any]) -> Memory:
+    """Return the memory that `to_json` wrote; an empty one if it is damaged."""
+    try:
+        folded, until, line = body["folded"], body["until"], body["line"]
+        recent = tuple(Interval(*map(_amount, one)) for one in body["recent"])
+        if any(one.end <= one.start for one in recent) or len(recent) > RECENT_MAX:
+            return Memory()
+        inserted, updated, deleted = map(_amount, body["parts"])
+        return Memory(
+            recent,
+            Folded(
+                str(folded["zone"]),
+                _hours(folded["hours"]),
+                _hours(folded["rows"]),
+                int(_amount(folded["intervals"])),
+                _amount(folded["pearson"]),
+            ),
+            None if until is None else _amount(until),
+            (inserted, updated, deleted),
+            int(_amount(body["dropped"])),
+            None if line is None else (str(line[0]), str(line[1])),
+        )
+    except DAMAGED:
+        return Memory()
+
+
+def cut_at(counts: Floats, quantile: float) -> float:
+    """Return the quantile of the positive counts, [n]; infinite if there is none.
+
+    With a quantile over all counts a table that seldom changes would be cut at nothing.
+    """
+    positive = counts[counts > 0]
+    return float(np.quantile(positive, quantile)) if len(positive) else math.inf
+
+
+def _line(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what identifies a report; None if it does not say when its snapshot was."""
+    try:
+        _seconds(report["as_of"])
+        return report["as_of"], str(report["checked_at"])
+    except DAMAGED:
+        return None
+
+
+def _instant(as_of: str, report: Mapping[str, Any]) -> float:
+    """Return the instant of a snapshot; of a pass over tiles, the middle of its reading."""
+    at = _seconds(as_of)
+    if report.get("tiles"):
+        at += _amount(report.get("seconds", {}).get("exchange", 0.0)) / 2
+    return at
+
+
+def _seconds(text: str) -> float:
+    at = datetime.fromisoformat(text)
+    return _amount((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+
+
+def _amount(found: Any) -> float:
+    value = float(found)
+    if not 0 <= value <= GREATEST:
+        raise ValueError(found)
+    return value
+
+
+def _hours(found: Any) -> Floats:
+    values = np.array([_amount(value) for value in found])
+    if values.shape != (HOURS,):
+        raise ValueError(found)
+    return values

@@ -1,0 +1,78 @@
+"""The week of a time zone: its 168 hours, and how long an interval of time lies in each of them.
+
+Jobs of a source run by its wall clock, so hours are local, and their lengths are real: a week in
+which the clock is changed has 167 or 169 hours. Moments are seconds since 1970 in UTC.
+
+Hour 0 begins on Monday at midnight. Offsets of a zone are multiples of a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from driftline.arrays import Floats, Integers
+
+HOURS = 168
+HOUR_S = 3600.0
+_QUARTER_S = 900
+_DAY = 96  # quarters
+_THURSDAY = 3 * 24  # the hour of the week in which the year 1970 began
+
+
+@dataclass(frozen=True, slots=True)
+class Week:
+    """The week of the time zone `zone`, a name such as `Europe/Vienna`."""
+
+    zone: str = "UTC"
+
+    def hour_of(self, at: float) -> int:
+        """Return the local hour of the week, 0..167, of a moment."""
+        return int(self._hours(math.floor(at / _QUARTER_S), 1)[0])
+
+    def exposures(self, starts: Sequence[float], ends: Sequence[float]) -> Floats:
+        """Return how many hours of each interval lie in each hour of the week, [n, 168].
+
+        Args:
+            starts, ends: moments; no interval ends before it starts.
+        """
+        found = np.zeros((len(starts), HOURS))
+        for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            first, last = math.floor(start / _QUARTER_S), math.ceil(end / _QUARTER_S)
+            if last <= first:
+                continue
+            edges = np.arange(first, last + 1) * float(_QUARTER_S)
+            lengths = np.diff(np.clip(edges, start, end)) / HOUR_S
+            found[n] = np.bincount(self._hours(first, last - first), lengths, HOURS)
+        return found
+
+    def _hours(self, first: int, count: int) -> Integers:
+        """Return the local hour of the week of `count` quarters of an hour from `first` on, [n]."""
+        quarters = np.arange(first, first + count)
+        offsets = np.empty(count, np.int64)
+        for day in range(first // _DAY, (first + count - 1) // _DAY + 1):
+            a, b = max(day * _DAY, first) - first, min((day + 1) * _DAY, first + count) - first
+            offsets[a:b] = _offsets(self.zone, day)[a + first - day * _DAY : b + first - day * _DAY]
+        found: Integers = ((quarters + offsets) // 4 + _THURSDAY) % HOURS
+        return found
+
+
+@functools.lru_cache(maxsize=20_000)
+def _offsets(zone: str, day: int) -> Integers:
+    """Return the offset of local time in each quarter of a day of UTC, in quarters, [96]."""
+    rules, quarters = ZoneInfo(zone), range(day * _DAY, (day + 1) * _DAY + 1)
+    ends = [_offset(rules, quarters[0]), _offset(rules, quarters[-1])]
+    if ends[0] == ends[1]:
+        return np.full(_DAY, ends[0], np.int64)
+    return np.array([_offset(rules, quarter) for quarter in quarters[:-1]], np.int64)
+
+
+def _offset(rules: ZoneInfo, quarter: int) -> int:
+    offset = datetime.fromtimestamp(quarter * _QUARTER_S, rules).utcoffset()
+    assert offset is not None
+    return int(offset.total_seconds()) // _QUARTER_S
