@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.databases",
     "tests.fixtures.disk",
+    "tests.fixtures.installation",
     "tests.fixtures.selection",
     "tests.fixtures.spark",
     "tests.fixtures.wan",
