@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -309,12 +310,24 @@ def run(load: Callable[[], SourceConfig], *, port_file: Path | None = None) -> N
             beside.replace(port_file)
         host = config.server.address.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", file=sys.stderr, flush=True)
+        _tell_supervisor("READY=1")
         # The bytes do not say which signals came: the buffer may be too small for all of them.
         while asked.recv(4096) and not is_over:
             server.reload()
         server.stop(STOP_GRACE_S)
     finally:
         signal.set_wakeup_fd(-1)
+
+
+def _tell_supervisor(state: str) -> None:
+    """Send a state to the supervisor that asked for it in NOTIFY_SOCKET (systemd: sd_notify(3))."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        path = f"\0{address[1:]}" if address.startswith("@") else address  # an abstract socket
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as supervisor,
+        ):
+            supervisor.sendto(state.encode(), path)
 
 
 def agent_version() -> str:

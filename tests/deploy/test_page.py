@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from tests.project.test_docs import of
+from tests import ROOT
+from tests.project.test_docs import coded, of, page, rows_of_tables, scenario
 
-# `deploy/release` is run by the fixture of the release, into a folder of its own.
-FOLLOWED = {"release": ["deploy/release dist"]}
+FOLLOWED = {
+    "release": "by the fixture of the release, into a folder of its own",
+    "deploy-source": "tests/deploy/test_systemd.py",
+    "deploy-warehouse": "tests/deploy/test_systemd.py",
+}
 
 
 def test_every_command_is_followed() -> None:
     blocks = [b for b in of("sh") if b.page == "deployment.md" and b.runs]
-    found = {b.attributes.get("scenario", ""): b.commands for b in blocks}
-    assert found == FOLLOWED
+    assert {b.attributes.get("scenario", "") for b in blocks} == set(FOLLOWED)
+    assert scenario("release") == ["deploy/release dist"]
+
+
+def test_the_page_names_all_that_is_there() -> None:
+    rows = rows_of_tables(page("deployment.md").split("## ")[0])
+    listed = {name.rstrip("/") for row in rows for name in coded(row[0])} - {"deploy"}
+    tracked = {path.name for path in (ROOT / "deploy").iterdir()}
+    assert listed == tracked

@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 from tests import ROOT
 from tests.harness.installation import Installation, Release
 
+pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
+
 PACKAGES = {"driftline": "proto", "source_agent": "", "warehouse_agent": ""}  # and their parents
 PINNED = ROOT / "deploy" / "source-requirements.txt"
 SOURCE_EXTRAS = ("", "postgresql", "mariadb", "enroll")
@@ -76,7 +78,8 @@ def test_the_source_archive(release: Release) -> None:
         (license_,) = (archive.extractfile(m) for n, m in members.items() if n == "LICENSE")
         assert license_ is not None
         assert license_.read() == (ROOT / "LICENSE").read_bytes()
-    assert not [name for name in members if PRIVATE.search(name.removeprefix("deploy/systemd/"))]
+    private = {name for name in members if PRIVATE.search(name)}
+    assert private == {"deploy/systemd/source.toml", "deploy/systemd/warehouse.toml"}, "examples"
     packages = {f"{PACKAGES[p]}/{n}".lstrip("/") for p in PACKAGES for n in in_tree(p)}
     assert packages <= set(members)
     deploy = {str(p.relative_to(ROOT)) for p in (ROOT / "deploy").rglob("*") if p.is_file()}

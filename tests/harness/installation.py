@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +77,23 @@ class Installation:
         return done.stdout
 
 
-def install(wheel: Path, folder: Path, *, interpreter: str = sys.executable) -> Installation:
-    """Install the wheel, and no other package, into a new environment; asks no index."""
+def install(
+    wheel: Path,
+    folder: Path,
+    *,
+    interpreter: str = sys.executable,
+    packages: Sequence[str] | None = None,
+) -> Installation:
+    """Install the wheel, and no other package, into a new environment; asks no index.
+
+    Args:
+        packages: the folders of all other packages, by default those of this environment.
+    """
     subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    ours = [path for path in sys.path if path.endswith("-packages")]
-    (packages / "packages-of-the-tests.pth").write_text("".join(f"{path}\n" for path in ours))
+    (ours,) = folder.glob("lib/python*/site-packages")
+    if packages is None:
+        packages = [path for path in sys.path if path.endswith("-packages")]
+    (ours / "packages-of-the-tests.pth").write_text("".join(f"{path}\n" for path in packages))
     pip: list[str | Path] = [
         sys.executable,
         "-m",

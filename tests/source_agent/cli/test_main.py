@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -302,6 +303,28 @@ def test_serve_says_where_it_listens_and_ends_on_sigterm(
         process.wait()
         if process.stderr is not None:
             process.stderr.close()
+
+
+@pytest.mark.parametrize("place", ["supervisor", "@driftline-supervisor-{}"])
+def test_serve_tells_its_supervisor_when_it_listens(folder: Path, place: str) -> None:
+    """The datagram of sd_notify(3), on a socket with a path or an abstract one."""
+    address = place.format(os.getpid()) if place.startswith("@") else str(folder / place)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(address.replace("@", "\0", 1) if place.startswith("@") else address)
+        supervisor.settimeout(60)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "source_agent.cli", "serve", "--port-file", "port"],
+            cwd=folder,
+            stderr=subprocess.DEVNULL,
+            env={**environment(), "NOTIFY_SOCKET": address},
+        )
+        try:
+            assert supervisor.recv(100) == b"READY=1"
+            port = int((folder / "port").read_text())
+            socket.create_connection(("127.0.0.1", port)).close()
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 def test_a_key_is_printed_short_and_harmless() -> None:

@@ -1,0 +1,230 @@
+"""The units: how tight systemd calls them, and both walks of docs/deployment.md on a machine that
+systemd has booted, from an unpacked sdist to a published table."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests import ROOT
+from tests.harness.absent import absent
+from tests.harness.booted import INTERPRETER, Machine, boot
+from tests.harness.installation import Release
+from tests.project.test_docs import scenario
+
+pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
+
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("driftline-*"))
+SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
+EXPOSURE_MAX = 20  # tenths, of 100
+ROWS = 500  # of the table, as it is made
+SOURCE, REFRESH = "driftline-source.service", "driftline-refresh.service"
+
+# Not run as written: the packages come from the tests' environment, and not from an index.
+ELSEWHERE = re.compile(r"^python3 -m venv |/pip install ")
+# What the reader is told to edit.
+OURS = {
+    "/etc/driftline-source/source.toml": {
+        "postgresql://driftline@localhost/erp": "sqlite:////srv/erp.db",
+        "0.0.0.0:7443": "127.0.0.1:7443",
+    },
+    "/etc/driftline/warehouse.toml": {
+        '"erp.example:7443"': '"127.0.0.1:7443"\nserver_name = "erp.example"'
+    },
+}
+
+
+def analyze(*words: str | Path) -> str:
+    if shutil.which("systemd-analyze") is None:
+        absent("SYSTEMD", "no systemd-analyze", is_required_in_ci=False)
+    done = subprocess.run(
+        ["systemd-analyze", "--no-pager", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
+def test_a_unit_is_tight(unit: Path) -> None:
+    said = analyze("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", unit)
+    exposure = re.search(r"Overall exposure level for .*: ([\d.]+) ", said)
+    assert exposure is not None
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    assert f"`systemd-analyze security` says {exposure[1]}" in page
+
+
+def test_units_are_well_formed(tmp_path: Path) -> None:
+    """A key that systemd does not know is a warning at most: nothing may be said at all."""
+    for unit in UNITS:  # the programs are not installed here
+        text = unit.read_text(encoding="utf-8").replace("/opt/driftline/bin/", "/bin/sh #")
+        (tmp_path / unit.name).write_text(re.sub(r"(?m)^(ExecStart=/bin/sh) .*", r"\1", text))
+    assert analyze("verify", "--man=no", *(tmp_path / unit.name for unit in UNITS)) == ""
+
+
+@dataclass
+class Site:
+    """A machine on which both walks were followed, and what their commands said."""
+
+    machine: Machine
+    folder: Path  # of the test, with a copy of the database
+    said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "erp.db"
+
+    def change(self, *statements: str) -> None:
+        """Change the database that the source reads."""
+        with closing(sqlite3.connect(self.database)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+        shutil.copyfile(self.database, self.machine.path("/srv/erp.db"))
+
+    def rows(self) -> list[tuple[int, str]]:
+        """Published rows."""
+        copy = self.folder / "published"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.machine.path("/var/lib/driftline/warehouse/orders"), copy)
+        table = DeltaTable(str(copy)).to_pyarrow_table(columns=["id", "note"])
+        return sorted((row["id"], row["note"]) for row in table.to_pylist())
+
+    def rows_there(self) -> list[tuple[int, str]]:
+        with closing(sqlite3.connect(self.database)) as connection:
+            return connection.execute("SELECT id, note FROM orders ORDER BY id").fetchall()
+
+    def refresh(self) -> None:
+        self.machine.run(f"systemctl start {REFRESH} || (journalctl -u {REFRESH}; false)")
+
+
+def follow(machine: Machine, name: str, folder: Path, wheel: Path) -> dict[str, str]:
+    """Follow a walk of the page in a folder; return what its commands printed."""
+    said = {}
+    for command in scenario(name):
+        if ELSEWHERE.search(command):
+            if not machine.path("/opt/driftline").exists():
+                machine.install(wheel)
+            continue
+        said[command] = machine.run(command, cwd=folder)
+        for place, edits in OURS.items():
+            if command.startswith("cp ") and Path(place).name in command:
+                file = machine.path(place)
+                text = file.read_text(encoding="utf-8")
+                for old, new in edits.items():
+                    assert old in text
+                    text = text.replace(old, new)
+                file.write_text(text, encoding="utf-8")
+    return said
+
+
+@pytest.fixture(scope="module")
+def site(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("machine")
+    (folder / "log").mkdir()
+    with tarfile.open(release.sdist) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
+        archive.extractall(folder)
+    (unpacked,) = folder.glob("driftline-*")
+    (unpacked / "dist").mkdir()
+    shutil.copy2(release.wheel, unpacked / "dist")
+    (unpacked / "database.password").write_text("not needed by SQLite\n")
+    with boot(folder / "log") as machine:
+        site = Site(machine, folder)
+        site.change(
+            "CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)",
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"
+            " INSERT INTO orders SELECT i, 'note ' || i FROM n",
+        )
+        for unit in (SOURCE, REFRESH):  # an interpreter built for another prefix
+            drop_in = machine.path(f"/etc/systemd/system/{unit}.d/test.conf")
+            drop_in.parent.mkdir()
+            drop_in.write_text(f"[Service]\nEnvironment=LD_LIBRARY_PATH={INTERPRETER}/lib\n")
+        site.said |= follow(machine, "deploy-source", unpacked, release.wheel)
+        given = "cp /etc/driftline-source/certs/{ca.pem,warehouse.pem,warehouse.key} ."
+        machine.run(given, cwd=unpacked)
+        site.said |= follow(machine, "deploy-warehouse", unpacked, release.wheel)
+        yield site
+
+
+def test_the_walks_lead_to_a_published_table(site: Site) -> None:
+    (check,) = (text for command, text in site.said.items() if command.endswith(" check"))
+    assert "1 of 1 relation can be served" in check
+    assert site.rows() == site.rows_there()
+    assert len(site.rows()) == ROWS
+    timers = site.machine.run("systemctl list-timers --all --no-pager")
+    assert "driftline-refresh.timer" in timers
+    assert site.machine.property("driftline-refresh.timer", "ActiveState") == "active"
+
+
+def test_a_change_is_refreshed(site: Site) -> None:
+    site.change(
+        "UPDATE orders SET note = 'changed' WHERE id % 100 = 7", "DELETE FROM orders WHERE id = 5"
+    )
+    site.refresh()
+    assert site.rows() == site.rows_there()
+    command = "/opt/driftline/bin/driftline --config /etc/driftline/warehouse.toml status"
+    assert "orders" in site.machine.run(
+        f"LD_LIBRARY_PATH={INTERPRETER}/lib runuser -u driftline -- {command}"
+    )
+
+
+def test_the_source_has_no_rights(site: Site) -> None:
+    pid = site.machine.property(SOURCE, "MainPID")
+    status = dict(
+        line.split(":\t", 1)
+        for line in site.machine.run(f"cat /proc/{pid}/status").splitlines()
+        if ":\t" in line
+    )
+    assert "0" not in status["Uid"].split()
+    assert "0" not in status["Gid"].split()
+    assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), "filtered system calls"
+
+
+@pytest.mark.parametrize("place", ["/etc", "/srv", "/usr", "/opt/driftline", "/var/lib/driftline"])
+def test_what_the_source_sees_cannot_be_written(site: Site, place: str) -> None:
+    """Not even by root, in the mounts that the unit has."""
+    pid = site.machine.property(SOURCE, "MainPID")
+    refused = f"! nsenter -t {pid} -m touch {place}/new 2>&1"
+    assert "Read-only file system" in site.machine.run(refused)
+
+
+def test_what_the_source_writes(site: Site) -> None:
+    places = site.machine.run("find /var/log/private/driftline-source -type f -printf '%P %m\\n'")
+    assert places.split() == ["audit.jsonl", "600"]
+    assert '"outcome": "sent"' in site.machine.run("cat /var/log/driftline-source/audit.jsonl")
+
+
+def test_secrets_are_for_their_service_alone(site: Site) -> None:
+    said = site.machine.run(f"find /run/credentials/{SOURCE} -type f -printf '%f %m '")
+    assert sorted(said.split()) == ["400", "400", "database.password", "source.key"]
+    for place in ("/etc/driftline/warehouse.key", "/etc/driftline-source/certs/source.key"):
+        assert site.machine.run(f"stat -c '%U %a' {place}").split() == ["root", "600"]
+    user = "setpriv --reuid=driftline --regid=driftline --clear-groups"
+    secret = f"/run/credentials/{SOURCE}/source.key"
+    assert "Permission denied" in site.machine.run(f"! {user} cat {secret} 2>&1")
+
+
+def test_a_reload_is_heard_and_a_stop_is_clean(site: Site) -> None:
+    limits = (
+        "sed -i 's/^pause_file.*/&\\nrows_per_second = 100000/' /etc/driftline-source/source.toml"
+    )
+    site.machine.run(f"{limits} && systemctl reload {SOURCE}")
+    pid = site.machine.property(SOURCE, "MainPID")
+    site.refresh()
+    assert site.machine.property(SOURCE, "MainPID") == pid, "it was not started again"
+    site.machine.run(f"systemctl stop {SOURCE}")
+    assert site.machine.property(SOURCE, "Result") == "success"
+    said = site.machine.run(f"systemctl start {REFRESH} 2>&1", status=1)
+    assert "failed" in said
+    assert site.machine.property(REFRESH, "ExecMainStatus") == "4", "UNREACHABLE"
