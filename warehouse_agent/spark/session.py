@@ -49,6 +49,9 @@ _DEFAULTS = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.parquet.compression.codec": "zstd",
 }
+# Nobody else talks to a driver whose tasks run in its own JVM, and its ports ask for no password:
+# by default it listens on the machine's address.
+_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _INTERPRETERS = {
     "PYSPARK_PYTHON": "spark.pyspark.python",
     "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python",
@@ -85,7 +88,8 @@ def start(
     else:
         log = files("warehouse_agent") / "log4j2.properties"
         quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file://{log}"}
-        chosen = {**_DEFAULTS, **quiet, **settings, **_SESSION}
+        loopback = _LOCAL if is_local(settings) else {}
+        chosen = {**_DEFAULTS, **loopback, **quiet, **settings, **_SESSION}
     for key, value in chosen.items():
         builder = builder.config(key, value)
     written, master = diverted_bytes(), chosen.get("spark.master", "")

@@ -61,6 +61,43 @@ def test_spark_that_does_not_start(tmp_path: Path, setting: str, says: str) -> N
         assert "\n" not in report["error"]["message"]
 
 
+LISTENING = """
+import json, os, sys
+from pathlib import Path
+from warehouse_agent.spark import session
+
+spark = session.start({"spark.master": "local[1]", "spark.driver.memory": "512m"})
+assert spark.range(10).count() == 10
+jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+links = []
+for pid in (os.getpid(), jvm):
+    links += [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir() if f.is_symlink()]
+sockets = "".join(Path(f"/proc/net/{f}").read_text() for f in ("tcp", "tcp6"))
+lines = map(str.split, sockets.splitlines())
+found = [x[1] for x in lines if x[3] == "0A" and f"socket:[{x[9]}]" in links]
+print(json.dumps([address.rpartition(":")[0] for address in found]))
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc/net writes 127.0.0.1
+
+
+@pytest.mark.slow
+def test_a_local_spark_listens_on_loopback_alone(tmp_path: Path) -> None:
+    """Its ports ask for no password."""
+    inherited = {k: v for k, v in environment().items() if k != "SPARK_LOCAL_IP"}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING],
+        capture_output=True,
+        text=True,
+        env=inherited,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) >= 3, "of Python's bridge, the driver and its block manager"
+    assert set(found) <= LOOPBACK
+
+
 @pytest.mark.parametrize(
     ("named", "inherited", "used"),
     [
