@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, DerivationRefused, MalformedMessage
+from driftline.hours import DAY, Hours, overlapping
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
@@ -24,7 +25,7 @@ from sqlalchemy.exc import ArgumentError
 
 from source_agent.engines.interface import Fingerprint, Limits, Relation, Shape
 from source_agent.engines.registry import is_file
-from source_agent.hours import DAY, Hours, ScanHours, overlapping
+from source_agent.hours import ScanHours
 
 _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 

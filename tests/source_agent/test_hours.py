@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime, time, timedelta
 
 import pytest
+from driftline.hours import DAY, Hours, overlapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.hours import DAY, Hours, ScanHours, overlapping
+from source_agent.hours import ScanHours
 
 MIDNIGHT = datetime(2026, 3, 1)  # noqa: DTZ001 - local time
 TIMES = st.tuples(st.integers(0, 23), st.sampled_from([0, 1, 30, 59]))

@@ -153,9 +153,10 @@ class Memory:
         if report.get("schema_changed") or report.get("repaired_files"):
             return before  # its counts are not changes of the source
         rows = max(total - float(found[0]) + float(found[2]), 0.0)
-        return before._remember(Interval(self.until, at, inserted, updated, deleted, rows))
+        return before.plus(Interval(self.until, at, inserted, updated, deleted, rows))
 
-    def _remember(self, one: Interval) -> Memory:
+    def plus(self, one: Interval) -> Memory:
+        """Return the memory with one interval more."""
         recent, folded = (*self.recent, one), self.folded
         while len(recent) > RECENT_MAX:
             tail = cut_at(np.array([i.changed for i in recent]), TAIL)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from driftline.arrays import Floats
+from driftline.arrays import Floats, Integers
 
 from warehouse_agent.schedule.week import HOURS
 
@@ -151,12 +151,39 @@ def obsolescence(
         weights: c, the weight of each hour, [168].
         deaths: deletions per tuple and hour, [168]; None: what changed stays.
     """
+    if deaths is not None:
 
-    def cost(t: float) -> float:
-        lives = 1.0 if deaths is None else math.exp(-integral(deaths, t, f))
-        return _at(rates, t) * lives * integral(weights, t, f)
+        def cost(t: float) -> float:
+            lives = math.exp(-integral(deaths, t, f))
+            return _at(rates, t) * lives * integral(weights, t, f)
 
-    return _integrate(s, f, cost)
+        return _integrate(s, f, cost)
+    hours, lengths = _pieces(s, f)
+    weight, rows = weights[hours] * lengths, rates[hours] * lengths
+    after = weight.sum() - np.cumsum(weight)
+    return float((rows * (after + weight / 2)).sum())
+
+
+def stale(events: Floats, s: float, f: float) -> float:
+    """Return the expected hours of (s, f] that lie after the first event in it: the integral of
+    1 − exp(−Λ(s, t)).
+
+    Args:
+        events: per hour, [168].
+    """
+    hours, lengths = _pieces(s, f)
+    exposure = events[hours] * lengths
+    before = np.cumsum(exposure) - exposure
+    # The mean of e^-x over a piece, x from 0 to its exposure.
+    safe = np.maximum(exposure, 1e-9)
+    none = np.exp(-before) * np.where(exposure > 1e-9, -np.expm1(-safe) / safe, 1.0)
+    return float((lengths * (1 - none)).sum())
+
+
+def _pieces(s: float, f: float) -> tuple[Integers, Floats]:
+    """Return the hour of the week and the length of each part of an hour in (s, f], [n] each."""
+    edges = np.unique(np.clip(np.arange(math.floor(s), math.ceil(f) + 1), s, f))
+    return np.floor(edges[:-1]).astype(np.int64) % HOURS, np.diff(edges)
 
 
 def _at(rates: Floats, t: float) -> float:

@@ -13,6 +13,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.digests import Digest
 from driftline.errors import DriftlineError, LimitExceeded, NotNow
+from driftline.hours import DAY, Hours
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from driftline.wire_pb2_grpc import SourceStub
 from hypothesis import given
@@ -22,7 +23,7 @@ from source_agent.budgets.allowance import allowance, check_scan, instant, needs
 from source_agent.budgets.budget import Governor
 from source_agent.config import ServedRelation
 from source_agent.engines.interface import Relation
-from source_agent.hours import DAY, Hours, ScanHours
+from source_agent.hours import ScanHours
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening
 from tests.harness.exchange_pair import open_session

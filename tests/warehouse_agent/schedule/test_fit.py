@@ -173,7 +173,7 @@ def test_sums_outlive_the_intervals() -> None:
     whole = remembered(THREE, every(6, weeks=22), rng)
     folded = Memory()
     for one in whole.recent:
-        folded = folded._remember(one)
+        folded = folded.plus(one)
     assert len(folded.recent) == 400
     assert folded.folded.intervals == len(whole.recent) - 400
     model, expected = fitted(folded, TRUE), fitted(Memory(whole.recent), TRUE)

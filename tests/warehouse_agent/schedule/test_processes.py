@@ -125,6 +125,16 @@ def test_obsolescence(events: list[np.ndarray]) -> None:
     assert processes.obsolescence(flat, one, S, F) == pytest.approx(2.0 * (F - S) ** 2 / 2)
 
 
+def test_stale_hours(events: list[np.ndarray]) -> None:
+    """The time after the first event."""
+    rates = np.full(HOURS, 0.05)
+    first = S + RNG(10).exponential(1 / 0.05, RUNS)
+    assert near(np.maximum(F - first, 0), processes.stale(rates, S, F))
+    seen = np.array([F - at.min() if len(at) else 0.0 for at in events])
+    assert near(seen, processes.stale(RATES, S, F))
+    assert processes.stale(np.zeros(HOURS), S, F) == 0
+
+
 def test_modifications() -> None:
     """Prop. 5 against a simulated chain; Examples 8 and 9: unchanged, or changed without return."""
     generator = np.array([[-1.0, 0.7, 0.3], [0.2, -0.5, 0.3], [1.0, 1.0, -2.0]])

@@ -1,0 +1,204 @@
+"""Decisions: what wins, within which limits, and what is said; no clock runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from driftline.hours import WeekSpan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.warehouse_agent.schedule.weeks import HOUR, MONDAY, OFFICE, every, remembered
+from warehouse_agent.schedule.decide import Circumstances, Decision, decide
+from warehouse_agent.schedule.fit import fit
+from warehouse_agent.schedule.memory import Memory
+from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
+from warehouse_agent.schedule.timing import Policy, Timing
+from warehouse_agent.schedule.week import HOUR_S, HOURS
+
+DAY_S = 86_400
+FLAT = remembered(np.full(HOURS, 2.0), every(24), np.random.default_rng(1))
+OFFICE_ONLY = remembered(np.where(OFFICE, 4.0, 0.0), every(3, weeks=16), np.random.default_rng(2))
+LAST = MONDAY + 60 * DAY_S + 5 * HOUR_S
+DAILY = Timing("orders", refreshes_per_day=1, interval_max_s=4 * DAY_S)
+
+
+def decided(
+    hours: float, timing: Timing = DAILY, memory: Memory = FLAT, **given: Any
+) -> tuple[Decision, float]:
+    """The decision `hours` after the last refresh, and the hours from then on until it is due."""
+    found = decide(memory, [timing], Circumstances(LAST, **given), LAST + hours * HOUR_S)
+    return found, (found.at - LAST) / HOUR_S
+
+
+def test_never_refreshed() -> None:
+    found = decide(Memory(), [DAILY], Circumstances(None), LAST)
+    assert (found.due, found.why) == (True, "never refreshed")
+
+
+@pytest.mark.parametrize(
+    ("timing", "hours"),
+    [
+        (DAILY, 24),
+        (replace(DAILY, refreshes_per_day=4), 6),
+        (Timing(freshness_s=3600), 1),
+        (Timing(), 24),
+        (Timing(interval_max_s=7200), 2),
+        (Timing(refreshes_per_day=100, interval_min_s=3600), 1),
+        (Timing(refreshes_per_day=0.1), 24),
+    ],
+)
+def test_fixed_intervals(timing: Timing, hours: float) -> None:
+    before, at = decided(hours - 0.1, timing, Memory())
+    assert not before.due
+    assert at == pytest.approx(hours)
+    assert decided(hours, timing, Memory())[0].due
+    assert decided(hours + 5, timing, Memory())[0].due
+
+
+def test_freshness_counts_the_time_of_a_refresh() -> None:
+    assert decided(0.1, Timing(freshness_s=7200), duration_s=1800.0)[1] == pytest.approx(1.5)
+
+
+def test_a_refresh_is_worth_its_price() -> None:
+    """√(2m/λ): 576 row-hours at 2 rows an hour are a day."""
+    timing = Timing(refresh_worth=576, policy=Policy.FIXED, interval_max_s=9 * DAY_S)
+    assert decided(1, timing)[1] == pytest.approx(24, rel=0.1)
+
+
+def test_the_source_says_that_nothing_changed() -> None:
+    found, at = decided(30, probe=Probe(Answer.UNCHANGED))
+    assert not found.due
+    assert at == 96
+    assert "nothing changed" in found.why
+    assert "longest interval is 4.0 days" in found.why
+    assert decided(96, probe=Probe(Answer.UNCHANGED))[0].due
+
+
+def test_the_source_counts_changes() -> None:
+    """At √(2mλ) = λ·24 h = 48 rows, less a batch."""
+    model = fit(FLAT, "UTC")
+    assert model is not None
+    enough = pending_enough(DAILY.price(model), 1.0, model)
+    assert enough == pytest.approx(48 - model.batch, rel=0.15)
+    few, at = decided(5, probe=Probe(Answer.CHANGED, 20))
+    assert not few.due
+    assert at == pytest.approx(5 + (enough - 20) / model.mean)
+    assert decided(5, probe=Probe(Answer.CHANGED, math.ceil(enough)))[0].due
+
+
+def test_the_source_says_that_something_changed() -> None:
+    found, at = decided(5, probe=Probe(Answer.CHANGED))
+    assert found.why.startswith("about 10 rows changed")
+    assert at > 5
+    assert decided(5, memory=Memory(), probe=Probe(Answer.CHANGED))[0].due
+    timing = Timing(freshness_s=2 * 3600)
+    assert decided(1, timing, probe=Probe(Answer.CHANGED))[1] == 2
+    assert decided(3, timing, probe=Probe(Answer.CHANGED))[0].due
+    assert not decided(3, timing, probe=Probe(Answer.UNCHANGED))[0].due
+
+
+@pytest.mark.parametrize("answer", [Answer.UNKNOWN, Answer.CONTRADICTED])
+def test_a_source_that_is_not_believed(answer: Answer) -> None:
+    found, at = decided(1, probe=Probe(answer))
+    assert at == 24
+    assert ("not believed" in found.why) == (answer is Answer.CONTRADICTED)
+
+
+def test_pending_rows_of_a_flag() -> None:
+    """E[D | D > 0]: at least a batch."""
+    model = fit(FLAT, "UTC")
+    assert model is not None
+    assert pending(Probe(Answer.CHANGED), 1e-6, model) == pytest.approx(model.batch, rel=0.01)
+    assert pending(Probe(Answer.CHANGED), 100, model) == pytest.approx(model.mean * 100, rel=0.01)
+    assert pending(Probe(Answer.UNCHANGED), 100, model) == 0
+
+
+def test_the_model_where_a_replay_says_that_it_gains() -> None:
+    found, _ = decided(1, memory=OFFICE_ONLY)
+    assert found.policy == "model"
+    assert "less in a replay" in found.why
+    assert OFFICE[(int(found.at - MONDAY) // 3600 - 1) % HOURS]  # right after office hours
+    assert decided(1, memory=FLAT)[0].policy == "fixed"
+    assert decided(1, replace(DAILY, policy=Policy.FIXED), OFFICE_ONLY)[0].policy == "fixed"
+
+
+@pytest.mark.parametrize("policy", [Policy.OPTIMAL, Policy.THRESHOLD, Policy.FIRST_ALTERATION])
+def test_policies_that_are_named(policy: Policy) -> None:
+    """Also against a probe: who names a policy gets it."""
+    timing = replace(DAILY, policy=policy)
+    found, _ = decided(1, timing, OFFICE_ONLY, probe=Probe(Answer.UNCHANGED))
+    assert found.policy == policy.value
+
+
+def test_the_strictest_wish_wins() -> None:
+    given = Circumstances(LAST)
+    view = Timing("report", freshness_s=3600)
+    found = decide(FLAT, [DAILY, view], given, LAST + 10)
+    assert (found.by, found.at) == ("report", LAST + 3600)
+
+
+def test_allowed_hours() -> None:
+    """In Vienna, where it is one hour later than in UTC."""
+    span = WeekSpan.parse("20:00-06:00")
+    assert span is not None
+    timing = replace(DAILY, refreshes_per_day=24 / 10, zone="Europe/Vienna")
+    found, at = decided(1, timing, allowed=(span,))
+    assert at == 14  # at 05:00 + 14 h = 19:00 UTC
+    assert "refresh_hours begin then" in found.why
+
+
+@given(st.floats(1e-6, 20))
+def test_many_changes_are_due_at_any_moment(days: float) -> None:
+    assert decided(days * 24, probe=Probe(Answer.CHANGED, 1e6))[0].due
+
+
+timings = st.builds(
+    Timing,
+    refreshes_per_day=st.floats(0.05, 500),
+    interval_min_s=st.integers(0, 7200),
+    interval_max_s=st.integers(7200, 10 * DAY_S),
+    policy=st.sampled_from(Policy),
+)
+probes = st.builds(Probe, st.sampled_from(Answer), st.none() | st.integers(0, 1000).map(float))
+
+
+@settings(max_examples=40)
+@given(timings, probes, st.floats(0, 20), st.sampled_from([FLAT, OFFICE_ONLY, Memory()]))
+def test_limits_hold_whatever_is_said(
+    timing: Timing, probe: Probe, days: float, memory: Memory
+) -> None:
+    found, at = decided(days * 24, timing, memory, probe=probe)
+    now = days * 24
+    assert found.due == (found.at <= LAST + now * HOUR_S)
+    assert max(timing.interval_min_s / HOUR_S, now) <= at + 1e-6
+    assert at <= max(timing.interval_max_s / HOUR_S, now) + 1e-6
+    assert found.why
+    if memory is not Memory() and found.rows is not None:
+        assert found.row_hours is not None
+        assert found.stale_hours is not None
+        assert 0 <= found.stale_hours <= min(at, HOURS) + 1e-6
+
+
+def test_expected_staleness_of_a_constant_rate() -> None:
+    found, _ = decided(1)
+    model = fit(FLAT, "UTC")
+    assert model is not None
+    assert found.rows == pytest.approx(model.mean * 24)
+    assert found.row_hours == pytest.approx(model.mean * 24**2 / 2)
+
+
+def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
+    """Of changes in the night, with readers in office hours."""
+    span = WeekSpan.parse("Mon-Fri 09:00-18:00")
+    assert span is not None
+    timing = replace(DAILY, policy=Policy.OPTIMAL, weights=((span, 20.0),))
+    assert timing.hourly_weights().tolist() == np.where(OFFICE, 20.0, 1.0).tolist()
+    rates, rng = np.where(HOUR % 24 < 6, 4.0, 0.0), np.random.default_rng(3)
+    nights = remembered(rates, every(3, weeks=16), rng)
+    found, at = decided(0, timing, nights)
+    assert 6 <= (5 + at) % 24 <= 9, found

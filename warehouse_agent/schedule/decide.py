@@ -1,0 +1,233 @@
+"""Decide when a fragment is due, and why: from its memory, what its source said, and timings.
+
+In this order: the longest interval bounds all; a probe, where there is one, tells whether anything
+is to be refreshed; else the plan of the model, where a replay of this fragment's own history says
+that it costs GAIN less than the fixed interval, wherever in their intervals the changes were; else
+the fixed interval. Of several timings the strictest wins: the one that is due first.
+
+Pure: no I/O and no clock. Moments are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from driftline.arrays import Integers
+from driftline.hours import WeekSpan, next_open
+
+from warehouse_agent.schedule import policies, processes, replay
+from warehouse_agent.schedule.fit import FINER, Model, fit
+from warehouse_agent.schedule.memory import Memory
+from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
+from warehouse_agent.schedule.timing import Policy, Timing, hours_allowed
+from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
+
+GAIN = 0.95  # cost over that of the fixed interval, from which the model may choose
+PLANNED_MIN_H = 2.0  # plans are in whole hours, so shorter intervals stay fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The moment at which a fragment is due; `at` is now if it is.
+
+    Attributes:
+        due: refresh it now.
+        at: else not before this moment, as far as is known now.
+        why: in words.
+        by: the fragment or view whose timing it is.
+        policy: what chose the moment.
+        rows, row_hours, stale_hours: expected from the last refresh until one at `at` is published;
+            None: no model. Row-hours are weighted.
+        bytes: that a refresh is expected to send; None: not known.
+    """
+
+    due: bool
+    at: float
+    why: str
+    by: str = ""
+    policy: str = ""
+    rows: float | None = None
+    row_hours: float | None = None
+    stale_hours: float | None = None
+    bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Facts that a decision is made from, beside memory and timings.
+
+    Attributes:
+        last: the source's instant that the published version shows; None: none is published.
+        allowed: hours in which refreshes may begin; none: always.
+        duration_s: seconds from a snapshot until its version is published.
+        bytes: that a refresh sends.
+    """
+
+    last: float | None
+    probe: Probe = field(default_factory=Probe)
+    allowed: tuple[WeekSpan, ...] = ()
+    duration_s: float = 0.0
+    bytes: float | None = None
+
+
+def decide(memory: Memory, timings: Sequence[Timing], given: Circumstances, now: float) -> Decision:
+    """Decide whether a fragment is due now, else when it will be.
+
+    Args:
+        timings: at least one.
+        now: by the clock of the warehouse.
+    """
+    if given.last is None:
+        return Decision(True, now, "never refreshed", timings[0].by, bytes=given.bytes)
+    found = [_one(memory, timing, given, now, _fit(memory, timing.zone)) for timing in timings]
+    return min(found, key=lambda one: one.at)
+
+
+def _one(
+    memory: Memory, timing: Timing, given: Circumstances, now: float, model: Model | None
+) -> Decision:
+    assert given.last is not None
+    last = min(given.last, now)  # the source's clock may be ahead
+    at, why, policy = _moment(memory, timing, given, now, model)
+    latest = last + timing.interval_max_s
+    if at >= latest:
+        at, why = latest, f"{why}; the longest interval is {_hours(timing.interval_max_s / HOUR_S)}"
+    at = max(at, last + timing.interval_min_s, now)
+    local = datetime.fromtimestamp(at, ZoneInfo(timing.zone))
+    if (opened := next_open(given.allowed, local)) != local:
+        at, why = opened.timestamp(), f"{why}; refresh_hours begin then"
+    decision = Decision(at <= now, at, why, timing.by, policy, bytes=given.bytes)
+    return decision if model is None else _expected(decision, model, timing, given, last)
+
+
+def _moment(
+    memory: Memory, timing: Timing, given: Circumstances, now: float, model: Model | None
+) -> tuple[float, str, str]:
+    """Return the moment that a timing names, why, and the policy; limits are not applied yet."""
+    assert given.last is not None
+    if given.probe.is_known and timing.policy is Policy.AUTO:
+        return (*_by_probe(timing, given, now, model), "probe")
+    note = ""
+    if given.probe.answer is Answer.CONTRADICTED:
+        note = "; its source said that nothing changed when something had, so it is not believed"
+    interval = timing.interval_h(model, given.duration_s)
+    if model is not None and (found := _plan(memory, timing, given, model, interval)) is not None:
+        plan, why, policy = found
+        return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
+    return given.last + interval * HOUR_S, f"every {_hours(interval)}{note}", Policy.FIXED.value
+
+
+def _by_probe(
+    timing: Timing, given: Circumstances, now: float, model: Model | None
+) -> tuple[float, str]:
+    assert given.last is not None
+    if given.probe.answer is Answer.UNCHANGED:
+        return math.inf, "its source says that nothing changed"
+    if timing.freshness_s is not None:
+        at = given.last + timing.freshness_s - given.duration_s
+        return at, "its source says that it changed"
+    rows = pending(given.probe, (now - given.last) / HOUR_S, model)
+    weight = float(timing.hourly_weights().mean())
+    enough = pending_enough(timing.price(model), weight, model) if model is not None else 1.0
+    told = "" if given.probe.rows is not None else "about "
+    why = f"{told}{rows:,.0f} rows changed, and {enough:,.0f} are worth a refresh"
+    if rows >= enough or model is None:
+        return now, why
+    return now + (enough - rows) / model.mean * HOUR_S, why
+
+
+def _plan(
+    memory: Memory, timing: Timing, given: Circumstances, model: Model, interval: float
+) -> tuple[Integers, str, str] | None:
+    """Return the plan of a model, why, and its name; None: the interval is fixed."""
+    is_bound = timing.freshness_s is not None or timing.policy is Policy.FIXED
+    if is_bound or model.mean <= 0 or interval < PLANNED_MIN_H:
+        return None
+    if timing.policy is not Policy.AUTO:
+        return (
+            _planned(timing, given.allowed, model)[0],
+            f"by the policy {timing.policy.value}",
+            (timing.policy.value),
+        )
+    if len(model.rates) == 1:
+        return None
+    ratio = _gain(memory, timing, given.allowed, interval)
+    if ratio is None or ratio > GAIN:
+        return None
+    why = f"by the model, which costs {1 - ratio:.0%} less in a replay of its history"
+    return _planned(timing, given.allowed, model)[0], why, "model"
+
+
+_fit = functools.lru_cache(maxsize=16)(fit)  # a memory is the same one only if it is this object
+
+
+@functools.lru_cache(maxsize=16)
+def _gain(
+    memory: Memory, timing: Timing, allowed: tuple[WeekSpan, ...], interval: float
+) -> float | None:
+    """Return what the model costs over what the fixed interval costs, as `replay.gain` does."""
+    return replay.gain(
+        memory,
+        timing.zone,
+        timing.hourly_weights(),
+        lambda learned: _planned(timing, allowed, learned),
+        interval,
+    )
+
+
+def _planned(timing: Timing, allowed: tuple[WeekSpan, ...], model: Model) -> tuple[Integers, float]:
+    """Return the plan of a timing under a model, hours [168], and the price of a refresh."""
+    price, weights = timing.price(model), timing.hourly_weights()
+    most = max(1, int(timing.interval_max_s / HOUR_S))
+    least = min(max(1, math.ceil(timing.interval_min_s / HOUR_S), _finest(model)), most)
+    if timing.policy is Policy.THRESHOLD:
+        plan = policies.threshold(model.hourly, weights, price, most)
+    elif timing.policy is Policy.FIRST_ALTERATION:
+        expected = float(model.events.mean()) * timing.interval_h(model)
+        plan = policies.first_alteration(model.events, processes.alteration(expected), most)
+    else:
+        plan = policies.optimal(
+            model.hourly,
+            weights,
+            price,
+            least=least,
+            most=most,
+            allowed=hours_allowed(allowed),
+        )
+    return np.maximum(plan, least), price
+
+
+def _finest(model: Model) -> int:
+    """Return the least hours of an interval of which the model says something."""
+    return max(1, math.ceil(model.shortest_h / FINER))
+
+
+def _expected(
+    decision: Decision, model: Model, timing: Timing, given: Circumstances, last: float
+) -> Decision:
+    """Add what is expected to be unseen until the refresh is published."""
+    week, weights = Week(timing.zone), timing.hourly_weights()
+    hours = min((decision.at - last) / HOUR_S, HOURS)  # more than a week is as certain
+    start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
+    rows = processes.integral(model.hourly, start, start + hours)
+    row_hours = processes.obsolescence(model.hourly, weights, start, start + hours)
+    late = given.duration_s / HOUR_S
+    return replace(
+        decision,
+        rows=rows,
+        row_hours=row_hours + rows * late * float(weights.mean()),
+        stale_hours=processes.stale(model.events, start, start + hours)
+        + late * processes.alteration(rows / model.batch),
+    )
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return f"{hours * 60:.0f} min"
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -1,0 +1,95 @@
+"""The timing that the user asks for: how fresh a table is to be, or what a refresh may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from driftline.arrays import Bools, Floats
+from driftline.hours import DAY, WeekSpan
+
+from warehouse_agent.schedule.fit import Model
+from warehouse_agent.schedule.policies import fixed_interval
+from warehouse_agent.schedule.week import HOUR_S, HOURS
+
+INTERVAL_MAX_S = 86_400
+
+
+class Policy(Enum):
+    """Ways to choose the moment of a refresh where no probe tells it."""
+
+    AUTO = "auto"  # the optimal plan where a replay says that it gains, else the fixed interval
+    FIXED = "fixed"
+    THRESHOLD = "threshold"
+    FIRST_ALTERATION = "first_alteration"
+    OPTIMAL = "optimal"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The timing of a fragment, or of a view that reads it. At most one of `freshness_s`,
+    `refreshes_per_day` and `refresh_worth` is set; none means every `interval_max_s`.
+
+    Attributes:
+        by: the fragment or view.
+        freshness_s: seconds after which a change is published, at most.
+        refreshes_per_day: about so many.
+        refresh_worth: m, the weighted row-hours that a refresh has to save.
+        interval_min_s, interval_max_s: seconds from one refresh to the next.
+        weights: of hours of the week; all others weigh 1.
+        zone: the time zone of these hours, and of the model's.
+    """
+
+    by: str = ""
+    freshness_s: int | None = None
+    refreshes_per_day: float | None = None
+    refresh_worth: float | None = None
+    interval_min_s: int = 0
+    interval_max_s: int = INTERVAL_MAX_S
+    policy: Policy = Policy.AUTO
+    weights: tuple[tuple[WeekSpan, float], ...] = ()
+    zone: str = "UTC"
+
+    def hourly_weights(self) -> Floats:
+        """Return the mean weight of each hour of the week, [168]."""
+        minutes = np.ones(7 * DAY)
+        for span, weight in self.weights:
+            minutes[list(span.minutes())] = weight
+        found: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
+        return found
+
+    def interval_h(self, model: Model | None, duration_s: float = 0.0) -> float:
+        """Return the fixed interval of this timing in hours.
+
+        Args:
+            duration_s: seconds from a snapshot until its version is published.
+        """
+        most = self.interval_max_s / HOUR_S
+        if self.freshness_s is not None:
+            wanted = (self.freshness_s - duration_s) / HOUR_S
+        elif self.refreshes_per_day is not None:
+            wanted = 24 / self.refreshes_per_day
+        elif self.refresh_worth is not None and model is not None:
+            wanted = fixed_interval(self.refresh_worth, self._flow(model))
+        else:
+            wanted = most
+        return max(min(wanted, most), self.interval_min_s / HOUR_S)
+
+    def price(self, model: Model) -> float:
+        """Return m, the price of a refresh in weighted row-hours, with which the interval of this
+        timing is the optimum of a constant rate: λ·c·g²/2."""
+        if self.refresh_worth is not None:
+            return self.refresh_worth
+        return self._flow(model) * self.interval_h(model) ** 2 / 2
+
+    def _flow(self, model: Model) -> float:
+        return model.mean * float(self.hourly_weights().mean())
+
+
+def hours_allowed(spans: tuple[WeekSpan, ...]) -> Bools:
+    """Return True for each hour of the week that begins in a span, [168]; all without a span."""
+    if not spans:
+        return np.ones(HOURS, np.bool_)
+    opened = set().union(*(span.minutes() for span in spans))
+    return np.array([hour * 60 in opened for hour in range(HOURS)])
