@@ -13,6 +13,7 @@ from warehouse_agent import config as warehouse
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.schedule.timing import Policy, Timing
 
 SOURCE = """
 [database]
@@ -348,6 +349,90 @@ def test_refusals_of_the_data_engineers_file(
     with pytest.raises(ConfigurationError) as caught:
         load_warehouse(tmp_path, WAREHOUSE.replace(old, new))
     assert caught.value.where == ": ".join(p for p in ("warehouse.toml", where) if p)
+    assert says in str(caught.value)
+
+
+TIMED = WAREHOUSE.replace(
+    'address = "erp.example:7443"',
+    """address = "erp.example:7443"
+time_zone = "Europe/Vienna"
+refresh_hours = ["20:00-06:00", "Sat,Sun 06:00-20:00"]""",
+)
+
+
+def test_every_setting_of_timing(tmp_path: Path) -> None:
+    text = """
+interval_max = "2d"
+interval_min = "15m"
+policy = "optimal"
+weights = { "Mon-Fri 09:00-18:00" = 4, "Sat,Sun" = 0.5 }
+time_zone = "Asia/Tokyo"
+"""
+    view = '[views.v]\nquery = "SELECT 1"\nfreshness = "1h"\n'
+    config = load_warehouse(tmp_path, f"{TIMED}refreshes_per_day = 2{text}{view}")
+    source, timing = config.sources["erp"], config.fragments["orders"].timing
+    assert source.time_zone == "Europe/Vienna"
+    assert [str(span) for span in source.refresh_hours] == [
+        "Mon,Tue,Wed,Thu,Fri,Sat,Sun 20:00-06:00", "Sat,Sun 06:00-20:00",
+    ]  # fmt: skip
+    assert timing is not None
+    assert timing.policy is Policy.OPTIMAL
+    assert [(str(span), w) for span, w in timing.weights] == [
+        ("Mon,Tue,Wed,Thu,Fri 09:00-18:00", 4), ("Sat,Sun", 0.5),
+    ]  # fmt: skip
+    assert (timing.by, timing.zone, timing.refreshes_per_day) == ("orders", "Asia/Tokyo", 2)
+    assert (timing.interval_min_s, timing.interval_max_s) == (900, 172_800)
+    assert config.fragments["orders"].time_zone == "Asia/Tokyo"
+    assert config.views["v"].timing == Timing("v", freshness_s=3600, zone="")
+    plain = load_warehouse(tmp_path, TIMED)
+    assert plain.fragments["orders"].timing is None
+    assert plain.fragments["orders"].time_zone == "Europe/Vienna"
+    daily = load_warehouse(tmp_path, f'{TIMED}freshness = "14h"\n').fragments["orders"]
+    assert daily.timing == Timing("orders", freshness_s=14 * 3600, zone="Europe/Vienna")
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "says"),
+    [
+        ('freshness = "1x"', "freshness", "no duration"),
+        ('freshness = "0s"', "freshness", "no duration"),
+        ('freshness = "20h"\nrefreshes_per_day = 2', "refreshes_per_day", "beside `freshness`"),
+        ('freshness = "2d"', "freshness", "longer than `interval_max`, 1d"),
+        ('freshness = "15h"\ninterval_min = "16h"', "freshness", "`interval_min` is 16h"),
+        ('freshness = "13h"', "freshness", "closed for 14h"),
+        ('freshness = "20h"\npolicy = "optimal"', "policy", "`freshness` has none"),
+        ("refreshes_per_day = 0.5", "refreshes_per_day", "Set `interval_max` to 2d"),
+        ('refreshes_per_day = 30\ninterval_min = "1h"', "refreshes_per_day", "one every 1h"),
+        ("refreshes_per_day = 0", "refreshes_per_day", "more than 0"),
+        ("refresh_worth = -1", "refresh_worth", "more than 0"),
+        ('interval_min = "2d"', "interval_min", "longer than `interval_max`, 1d"),
+        ('policy = "optimum"', "policy", "'optimal'"),
+        ('weights = { "Mon-Fri" = 4, "Fri 09:00-10:00" = 2 }', "weights", "overlap"),
+        ('weights = { "weekdays" = 4 }', "weights", "no hours of the week"),
+        ('weights = { "Mon" = "x" }', "weights.Mon", "a number"),
+        ('time_zone = "Mars/Olympus"', "time_zone", "no time zone"),
+        ('time_zone = "../x"', "time_zone", "no time zone"),
+    ],
+)
+def test_refusals_of_timing(tmp_path: Path, line: str, key: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_warehouse(tmp_path, f"{TIMED}{line}\n")
+    assert caught.value.where == f"warehouse.toml: fragments.orders.{key}"
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"Sat,Sun 06:00-20:00"', '"Sun 05:00-20:00"', "overlap"),
+        ('"Sat,Sun 06:00-20:00"', '"never"', "no hours of the week"),
+        ('["20:00-06:00", "Sat,Sun 06:00-20:00"]', "[]", "empty"),
+    ],
+)
+def test_refusals_of_refresh_hours(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_warehouse(tmp_path, TIMED.replace(old, new))
+    assert caught.value.where == "warehouse.toml: sources.erp.refresh_hours"
     assert says in str(caught.value)
 
 

@@ -8,6 +8,7 @@ from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, nearest
 
 from warehouse_agent.columns.arrow import Carrier
+from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
 from warehouse_agent.config.settings import Fragment, Require, Source
@@ -16,7 +17,7 @@ from warehouse_agent.planning.tiling import Incremental
 
 SETTINGS = (
     "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
-    "staging_at_most", "priority",
+    "staging_at_most", "priority", *schedule.SETTINGS,
 )  # fmt: skip
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
 _INCREMENTAL = ("rows", "pause_s")
@@ -49,6 +50,9 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         incremental=_incremental(table),
         staging_at_most=_staging_at_most(table),
         priority=table.integer("priority", default=0, least=None),
+        timing=schedule.parse(
+            name, table, sources[source].time_zone, sources[source].refresh_hours
+        ),
     )
     _check_part(table, fragment)
     _check_incremental(table, fragment)

@@ -8,10 +8,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driftline.hours import WeekSpan
+
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.tiling import Incremental
+from warehouse_agent.schedule.timing import Timing
 
 if TYPE_CHECKING:
     from warehouse_agent.decomposition.wishes import Wish
@@ -51,6 +54,8 @@ class Source:
 
     `server_name`: the name in its certificate, if it is not the host of the address.
     `objective`: what refreshes over this line minimize.
+    `time_zone`: of its wall clock, by which its jobs run.
+    `refresh_hours`: when scheduled refreshes may begin, by that clock; none: always.
     """
 
     name: str
@@ -61,6 +66,8 @@ class Source:
     insecure: bool = False
     server_name: str | None = None
     objective: Objective = Objective.SECONDS
+    time_zone: str = "UTC"
+    refresh_hours: tuple[WeekSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,7 @@ class Fragment:
     changed, and some in turn; None: all rows are compared.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
+    `timing`: when it is to be refreshed; None: as the views over it say, else once a day.
     `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
     `wishes`: of a kept fragment, what each occurrence in each view needs of it.
     """
@@ -85,8 +93,14 @@ class Fragment:
     incremental: Incremental | None = None
     staging_at_most: int | None = None
     priority: int = 0
+    timing: Timing | None = None
     is_kept: bool = False
     wishes: tuple[Wish, ...] = ()
+
+    @property
+    def time_zone(self) -> str:
+        """Return the time zone of its hours of change."""
+        return self.source.time_zone if self.timing is None else self.timing.zone
 
     def note(self, *, base_version: int | None, recipe_id: bytes) -> dict[str, object]:
         """Return what identifies an unfinished exchange: what it compared, and where."""
@@ -106,6 +120,7 @@ class View:
     `query`: Spark SQL, as the data engineer wrote it; `views.query` reads it.
     `inputs`: the fragment or view of each table in it, in order; `views.inputs.load` finds them.
     `max_lag_s`: seconds for which changes of its fragments may wait for it; 0: for no refresh.
+    `timing`: when what it reads is to be refreshed; without a zone: by those of its sources.
     `chunk_rows`: changed rows that are gathered before they are propagated; None: the optimum.
     """
 
@@ -116,6 +131,7 @@ class View:
     on_failure: OnFailure = OnFailure.STALE
     max_lag_s: int = 0
     chunk_rows: int | None = None
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from driftline.settings import TomlTable, is_loopback, split_address
 
+from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.settings import Source
 from warehouse_agent.planning.network import Objective
 
-SETTINGS = ("address", "ca", "certificate", "key", "insecure", "server_name", "objective")
+SETTINGS = (
+    *("address", "ca", "certificate", "key", "insecure", "server_name", "objective"),
+    *schedule.SOURCE_SETTINGS,
+)
 
 
 def parse(name: str, table: TomlTable) -> Source:
@@ -17,6 +21,7 @@ def parse(name: str, table: TomlTable) -> Source:
     if port == 0:
         raise table.error("address", "Port 0 is no port of a server.")
     objective = choice(table, "objective", table.text("objective", default="seconds"), Objective)
+    zone, hours = schedule.time_zone(table, schedule.UTC), schedule.refresh_hours(table)
     if not table.flag("insecure"):
         return Source(
             name,
@@ -26,6 +31,8 @@ def parse(name: str, table: TomlTable) -> Source:
             key=table.path("key"),
             server_name=table.optional_text("server_name"),
             objective=objective,
+            time_zone=zone,
+            refresh_hours=hours,
         )
     if not is_loopback(host):
         raise table.error(
@@ -38,4 +45,11 @@ def parse(name: str, table: TomlTable) -> Source:
             raise table.error(
                 key, "It has no effect beside `insecure = true`.", "Remove one of the two."
             )
-    return Source(name, table.text("address"), insecure=True, objective=objective)
+    return Source(
+        name,
+        table.text("address"),
+        insecure=True,
+        objective=objective,
+        time_zone=zone,
+        refresh_hours=hours,
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from driftline.settings import TomlTable, duration_s
 
+from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
 from warehouse_agent.config.settings import Maintain, OnFailure, View
 
-SETTINGS = ("query", "maintain", "on_failure", "max_lag", "chunk_rows")
+SETTINGS = ("query", "maintain", "on_failure", "max_lag", "chunk_rows", *schedule.SETTINGS)
 MAX_LAG_DAYS_MAX = 7  # the log of a table keeps its entries for 30 days
 _AUTO = "auto"  # of `chunk_rows`
 
@@ -25,6 +26,7 @@ def parse(name: str, table: TomlTable) -> View:
         on_failure=choice(table, "on_failure", on_failure, OnFailure),
         max_lag_s=_max_lag_s(table),
         chunk_rows=_chunk_rows(table),
+        timing=schedule.parse(name, table, zone=""),  # of each fragment: that of its source
     )
 
 

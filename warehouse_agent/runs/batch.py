@@ -27,6 +27,7 @@ from driftline.errors import DriftlineError
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history import record
+from warehouse_agent.history.intervals import IntervalHistory
 from warehouse_agent.history.record import RunHistory
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -59,10 +60,10 @@ class Runner:
     With a deferred session, Spark is started only when the source was reached and the lock of a
     fragment is held.
 
-    Each event goes to the history of runs, then to `listeners` in their order, one event after the
-    other, in a thread of its source. An exception of a listener is logged at debug level and
-    dropped: a refresh does not depend on its listeners. Only BrokenPipeError ends the command,
-    because its answers are not read any more.
+    Each event goes to the history of runs, to the memory of change, then to `listeners` in their
+    order, one event after the other, in a thread of its source. An exception of a listener is
+    logged at debug level and dropped: a refresh does not depend on its listeners. Only
+    BrokenPipeError ends the command, because its answers are not read any more.
     """
 
     spark: SparkSession | Deferred
@@ -89,7 +90,8 @@ class Runner:
         """
         selection = chosen if isinstance(chosen, Selection) else of_fragments(self.config, chosen)
         fragments = selection.fragments
-        announcer = _Announcer(RunHistory(self.store), self.listeners)
+        remembering = IntervalHistory(self.store, {f.name: f.time_zone for f in fragments})
+        announcer = _Announcer(RunHistory(self.store), (remembering, *self.listeners))
         deadline_s = options.deadline_s
         command = Command(
             steps=Steps(self.spark, self.config.small_bytes, store=self.store),

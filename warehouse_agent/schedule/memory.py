@@ -117,6 +117,11 @@ class Memory:
     dropped: int = 0
     line: tuple[str, str] | None = None
 
+    @property
+    def last(self) -> float | None:
+        """Return the source's instant of the last refresh, or part of one; None: never."""
+        return None if self.line is None else _seconds(self.line[0])
+
     def after(self, reports: Iterable[Mapping[str, Any]]) -> Memory:
         """Return the memory with the reports that are not in it yet.
 

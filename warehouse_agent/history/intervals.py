@@ -1,0 +1,84 @@
+"""The memory of change of each fragment, kept beside its history of runs.
+
+The history of runs removes its older half at its limit. `_driftline/schedule/NAME.json` has what
+the scheduler needs of all of it: the newest intervals and sums of the others
+(`schedule.memory`). A refresh brings it up to date; a reader adds lines that it lacks. If it is
+lost, the lines that are left tell the rest, and refreshes come by fixed intervals until there are
+enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from warehouse_agent.events import Event, RefreshCommitted
+from warehouse_agent.history.record import DAMAGED_LINE, amount, durations_s, succeeded
+from warehouse_agent.schedule.memory import Memory, from_json
+from warehouse_agent.storage.store import PRIVATE, Store
+
+LATEST = 8  # refreshes, whose seconds and bytes the next one is expected to take
+
+
+def remembered(store: Store, name: str, zone: str) -> Memory:
+    """Return what refreshes of a fragment told about change, up to the newest.
+
+    Args:
+        zone: the time zone of its source.
+    """
+    memory = from_json(store.read_json(PRIVATE, "schedule", f"{name}.json")).in_zone(zone)
+    new: list[dict[str, Any]] = []
+    for report in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        new.append(report)
+        if memory.line == (report.get("as_of"), report.get("checked_at")):
+            break
+    return memory.after(new[::-1])
+
+
+def remember(store: Store, name: str, zone: str) -> None:
+    """Bring the memory of a fragment up to date, after its report was appended to its history.
+
+    Raises:
+        WarehouseUnavailable: it cannot be written.
+    """
+    body = json.dumps(remembered(store, name, zone).to_json()).encode()
+    store.write(body, PRIVATE, "schedule", f"{name}.json")
+
+
+def habits(store: Store, name: str) -> tuple[float, float | None]:
+    """Return the seconds and the bytes sent that the next refresh is expected to take: medians of
+    the last ones since a load; 0 and None if there was none."""
+    seconds, sent = durations_s(store, name, LATEST), []
+    for report in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
+        with contextlib.suppress(*DAMAGED_LINE):
+            sent.append(amount(report["bytes_sent"]) + amount(report["bytes_received"]))
+            if report["previous_version"] is None or len(sent) == LATEST:
+                break
+    return (
+        statistics.median(seconds) if seconds else 0.0,
+        statistics.median(sent) if sent else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalHistory:
+    """A listener that keeps the memory of each fragment up to date, after its line was appended.
+
+    `zones`: the time zone of each fragment.
+    """
+
+    store: Store
+    zones: Mapping[str, str]
+
+    def __call__(self, event: Event) -> None:
+        """Remember what a refresh found; ignore other events.
+
+        Raises:
+            WarehouseUnavailable: the memory cannot be written.
+        """
+        if isinstance(event, RefreshCommitted) and (zone := self.zones.get(event.report.name)):
+            remember(self.store, event.report.name, zone)
