@@ -261,6 +261,22 @@ priority = -3
         assert config.fragments["a.b-c_1"].incremental == expected
 
 
+def test_the_weakest_proof(tmp_path: Path) -> None:
+    part, keys, total = warehouse.Proof
+    assert part < keys < total
+    for lines, expected in (
+        ("", total),
+        ('require = "fuzzy"', total),
+        ('proof = "total"', total),
+        ('proof = "keys"', keys),
+        ('require = "fuzzy"\nproof = "part"', part),
+        ('require = "fuzzy"\nread_at_most = 5000', part),
+        ('require = "fuzzy"\nread_at_most = 5000\nproof = "part"', part),
+    ):
+        config = load_warehouse(tmp_path, f"{WAREHOUSE}{lines}\n")
+        assert config.fragments["orders"].proof is expected, lines
+
+
 @pytest.mark.parametrize(
     ("old", "new", "where", "says"),
     [
@@ -272,6 +288,14 @@ priority = -3
         ('relation = "orders"', 'method = "rang"', "fragments.orders.method", "'range'"),
         ('relation = "orders"', 'require = "x"', "fragments.orders.require", "exact, fuzzy"),
         ('relation = "orders"', "read_at_most = 5000", "fragments.orders.read_at_most", "fuzzy"),
+        ('relation = "orders"', 'proof = "parts"', "fragments.orders.proof", "part, keys, total"),
+        ('relation = "orders"', 'proof = "part"', "fragments.orders.proof", 'require = "fuzzy"'),
+        (
+            'relation = "orders"',
+            'read_at_most = 5000\nrequire = "fuzzy"\nproof = "keys"',
+            "fragments.orders.proof",
+            "only the rows that it compared",
+        ),
         (
             'relation = "orders"',
             'read_at_most = 5000\nrequire = "fuzzy"\nmethod = "range"',

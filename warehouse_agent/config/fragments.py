@@ -11,13 +11,13 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
-from warehouse_agent.config.settings import Fragment, Require, Source
+from warehouse_agent.config.settings import Fragment, Proof, Require, Source
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
 
 SETTINGS = (
-    "source", "relation", "carriers", "method", "require", "read_at_most", "incremental",
-    "staging_at_most", "priority", *schedule.SETTINGS,
+    "source", "relation", "carriers", "method", "require", "proof", "read_at_most",
+    "incremental", "staging_at_most", "priority", *schedule.SETTINGS,
 )  # fmt: skip
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
 _INCREMENTAL = ("rows", "pause_s")
@@ -38,7 +38,8 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         column: choice(table, f"carriers.{column}", text, Carrier)
         for column, text in table.text_map("carriers").items()
     }
-    method = table.optional_text("method")
+    method, read_at_most = table.optional_text("method"), _read_at_most(table)
+    weakest = Proof.TOTAL if read_at_most is None else Proof.PART
     fragment = Fragment(
         name=name,
         source=sources[source],
@@ -46,7 +47,8 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         carriers=carriers,
         method=None if method is None else choice(table, "method", method, Method),
         require=choice(table, "require", table.text("require", default="exact"), Require),
-        read_at_most=_read_at_most(table),
+        proof=choice(table, "proof", table.text("proof", default=weakest.value), Proof),
+        read_at_most=read_at_most,
         incremental=_incremental(table),
         staging_at_most=_staging_at_most(table),
         priority=table.integer("priority", default=0, least=None),
@@ -55,6 +57,7 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         ),
     )
     _check_part(table, fragment)
+    _check_proof(table, fragment)
     _check_incremental(table, fragment)
     return fragment
 
@@ -96,6 +99,22 @@ def _check_part(table: TomlTable, fragment: Fragment) -> None:
             "incremental",
             "A refresh in tiles compares every row.",
             "Remove `read_at_most`, or `incremental`.",
+        )
+
+
+def _check_proof(table: TomlTable, fragment: Fragment) -> None:
+    """Refuse `proof = "part"` where consistency must be exact, and a budget that it forbids."""
+    if fragment.read_at_most is not None and fragment.proof is not Proof.PART:
+        raise table.error(
+            "proof",
+            "A refresh of at most `read_at_most` rows proves only the rows that it compared.",
+            'Write `proof = "part"` or nothing, or remove `read_at_most`.',
+        )
+    if fragment.proof is Proof.PART and fragment.require is not Require.FUZZY:
+        raise table.error(
+            "proof",
+            "A version that is proven in part holds rows of different instants.",
+            'If that is good enough: `require = "fuzzy"` in the fragment.',
         )
 
 

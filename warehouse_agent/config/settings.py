@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import total_ordering
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,22 @@ class Require(Enum):
     FUZZY = "fuzzy"
 
 
+@total_ordering
+class Proof(Enum):
+    """Parts of a version that are proven equal to the source, from the weakest to the strongest.
+
+    The table of a version records the value (docs/guarantees.md, "What a proof covers").
+    """
+
+    PART = "part"  # the rows that were compared; the others are as an earlier refresh left them
+    KEYS = "keys"  # all keys, and the rows that were read
+    TOTAL = "total"  # all rows
+
+    def __lt__(self, other: Proof) -> bool:
+        ascending = tuple(Proof)
+        return ascending.index(self) < ascending.index(other)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A source agent at `HOST:PORT`. The three files of mutual TLS are all set, or all None if it
@@ -76,6 +93,7 @@ class Fragment:
 
     `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
     changed, and some in turn; None: all rows are compared.
+    `proof`: the weakest proof that a refresh may publish; PART needs `Require.FUZZY`.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `timing`: when it is to be refreshed; None: as the views over it say, else once a day.
@@ -89,6 +107,7 @@ class Fragment:
     carriers: dict[str, Carrier] = field(default_factory=dict)
     method: Method | None = None
     require: Require = Require.EXACT
+    proof: Proof = Proof.TOTAL
     read_at_most: int | None = None
     incremental: Incremental | None = None
     staging_at_most: int | None = None
