@@ -76,7 +76,9 @@ class Report:
     rows_deleted: int = 0
     schema_changed: bool = False  # with this version; the number of changed rows is unknown
     rows_total: int | None = None
-    rows_left: int | None = None  # our rows that were not compared (`read_at_most`)
+    rows_left: int | None = None  # our rows that were not compared, in a part
+    updates_left: float | None = None  # rows among them that are expected to have been updated
+    allowed: str | None = None  # what the source's DBA allowed to be read; null: everything
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_rewritten: int = 0  # size of our files that were replaced or deleted

@@ -67,6 +67,10 @@ SINCE = {
     "staleness",
     "method_why",
     "derived",
+    "refused",
+    "updates_left",
+    "allowed",
+    "part",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

@@ -112,6 +112,10 @@ def text_of(report: Report) -> str:
     extra = ""
     if report.proof == "part" and report.rows_left is not None:
         extra = f", {counted(report.rows_left, 'row')} not compared"
+        if report.updates_left is not None:
+            extra += f", of which {report.updates_left:,.1f} are expected to have been updated"
+        if report.allowed is not None:
+            extra += f" (the source allows {report.allowed})"
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"

@@ -40,6 +40,7 @@ from warehouse_agent.cli.init import size_and_key
 from warehouse_agent.cli.verify import check_files
 from warehouse_agent.config import Fragment, Source, View, WarehouseConfig
 from warehouse_agent.refresh import derivation, schema_change
+from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.spark import cluster, java, session
@@ -49,7 +50,7 @@ from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.transport.certificates import certificates, context_of, validity
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.handshake import connect, diagnose, host_and_port, proxy_between
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 from warehouse_agent.views.inputs import load, query_of
@@ -247,7 +248,23 @@ def _relation(store: Store, fragment: Fragment, newest: Newest) -> str:
         told = PolicyDigests.from_message(reply.description)
         row_security.refuse_changed(row_security.known(base, notes), told, fragment.name)
     taken = derivation.said(layout)
-    return _described(reply.description) + ("" if taken is None else f"; taken: {taken}")
+    said = _described(reply.description) + ("" if taken is None else f"; taken: {taken}")
+    return said + _allowed(reply, fragment, base)
+
+
+def _allowed(reply: pb.DescribeReply, fragment: Fragment, base: Snapshot | None) -> str:
+    """Return what the source allows to be read, and what it means for a refresh now."""
+    allowance, now = allowances(reply).get(fragment.relation), datetime.now(UTC)
+    if allowance is None or not (said := allowance.told(now)):
+        return ""
+    rows = rows_of_part(fragment, allowance, now) if base is not None and base.rows else None
+    if rows is not None:
+        means = f"a refresh now compares at most {counted(rows, 'row')}"
+    elif allowance.may_scan(now) or fragment.incremental is not None:
+        means = "a refresh now compares all rows"
+    else:
+        means = "a refresh that compares all rows is refused now"
+    return f"; the source allows {said}: {means}"
 
 
 def _described(description: pb.Description) -> str:

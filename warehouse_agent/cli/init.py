@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from driftline import wire_pb2 as pb
@@ -34,7 +35,7 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
-from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
 USUAL = Path("warehouse.toml")
@@ -67,11 +68,15 @@ relation = "orders"                 # the name that the DBA gave it
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One relation that the source serves to us: its description, or why it has none."""
+    """One relation that the source serves to us: its description, or why it has none.
+
+    `allowed`: what its DBA allows to be read now; empty: everything.
+    """
 
     relation: str
     description: pb.Description | None
     reason: str = ""
+    allowed: str = ""
 
 
 def init(path: Path, source: Source | None, *, force: bool) -> int:
@@ -191,7 +196,9 @@ def offers(link: Link) -> Iterator[Offer]:
                 raise
             yield Offer(name, None, f"{error.message} {error.remedy}".strip())
         else:
-            yield Offer(name, reply.description)
+            allowance = allowances(reply).get(name)
+            told = allowance.told(datetime.now(UTC)) if allowance is not None else ""
+            yield Offer(name, reply.description, allowed=told)
 
 
 def size_and_key(description: pb.Description) -> str:
@@ -282,6 +289,11 @@ def _fragment_lines(name: str, source: Source, offer: Offer) -> Iterator[str]:
         yield f"# {_clean(note)}"
         if note.startswith(_FUZZY):
             yield '# require = "fuzzy"                 # required here: see docs/guarantees.md'
+    if offer.allowed:
+        yield f"# The source allows {_clean(offer.allowed)}."
+        yield "# To have a refresh compare a part while no scan is allowed:"
+        yield '# require = "fuzzy"'
+        yield '# proof = "part"                    # see docs/operating.md, "Parts"'
 
 
 def _source_name(host: str) -> str:

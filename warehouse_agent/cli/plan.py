@@ -18,7 +18,7 @@ from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
 from driftline.peer_text import one_line
 
-from warehouse_agent.config import Fragment
+from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import record
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice, notes, prices
@@ -26,6 +26,7 @@ from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
+from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import data_files, formats, row_security
@@ -34,6 +35,8 @@ from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
+
+PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ def know(
     expected = description.rows_expected if description is not None else 0
     line = record.line(store, fragment.source, noted)
     columns = len(recipe.columns) if recipe else 1
+    allowance = allowances(reply).get(fragment.relation) if reply is not None else None
+    now = datetime.now(UTC)
     return Known(
         name=fragment.name,
         version=base.version if base else None,
@@ -158,16 +163,16 @@ def know(
         integer_key=integer_key,
         bounds=bounds,
         line=line,
-        now=datetime.now(UTC),
+        now=now,
         forced=fragment.method,
-        read_at_most=fragment.read_at_most if rows else None,  # as `prepare` has it
+        read_at_most=rows_of_part(fragment, allowance, now) if rows else None,
         runs=tuple(record.runs(store, fragment.name)),
         files=tuple((f.rows, f.size) for f in base.files) if base else (),
         staged_bytes=Staging(store, fragment.name).frame_bytes(),
         source_error=source_error,
         schema_changes=tuple(changes),
         tiled=auxiliary_table.tiled(store, fragment, base),
-        allowance=allowances(reply).get(fragment.relation) if reply is not None else None,
+        allowance=allowance,
     )
 
 
@@ -229,7 +234,10 @@ def _why(known: Known, candidates: tuple[Candidate, ...], chosen: str) -> str:
     if known.rows is None:
         return "there is nothing to compare yet"
     if known.read_at_most and known.rows:
-        return f"read_at_most = {known.read_at_most}"
+        said = known.allowance
+        if said is None or said.may_scan(known.now):
+            return f"read_at_most = {known.read_at_most}"
+        return f"the source allows {said.told(known.now)} ({PROOF_OF_PART})"
     if known.tiled is not None:
         return "incremental"
     if known.forced is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.history import view_phases
-from warehouse_agent.history.record import checked
+from warehouse_agent.history.record import Left, checked, left
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.report import (
     counted,
@@ -73,6 +73,7 @@ class Status:
     stale: str | None = None  # of a view: why it stayed behind its inputs
     ahead: dict[str, Any] | None = None  # of a fragment: changed rows that no flip shows, and since
     staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
+    part: Left | None = None  # what the last refresh left, if it compared a part
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -119,6 +120,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     lines = _table([status.cells(now) for status in shown], width)
     if any(status.proof == "part" for status in shown):
         lines.append("part: only some rows were compared since the last full comparison")
+    lines += [_left(status.name, status.part) for status in shown if status.part is not None]
     if hidden := [status.name for status in shown if status.row_security]:
         lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
     lines += [f"{s.name} stays behind its inputs: {s.stale}" for s in shown if s.stale]
@@ -137,6 +139,14 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
             f"{worst.miss_probability:.0e} per refresh"
         )
     return lines
+
+
+def _left(name: str, part: Left) -> str:
+    """Return what the last refresh of a fragment left, and why."""
+    said = f"{name}: the last refresh left {counted(part.rows_left, 'row')}"
+    if part.updates_left is not None:
+        said += f", of which {part.updates_left:,.1f} are expected to have been updated"
+    return f"{said}; the source allowed {part.allowed}" if part.allowed else said
 
 
 def _waiting(status: Status, now: datetime) -> str:
@@ -299,6 +309,7 @@ def status_of(store: Store, name: str) -> Status:
         files=len(snapshot.files),
         bytes=sum(f.size for f in snapshot.files),
         row_security=None if security is None else security.hides,
+        part=left(notes, snapshot.version),
     )
 
 

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # `status` reads these records, and needs neither gRPC nor me
 # Keys of a fragment's notes.
 CHECKED = "checked"
 DAMAGED = "damaged"  # the damage of data files, by path (`repair`)
+PART = "part"  # what the last refresh left, if it compared a part
 HEAD = "head"  # the table, and its newest version after the last refresh (`restored`)
 _SPARK = "spark"  # of the places in a report
 _NOTING = threading.Lock()  # one run of a source is described while another is compared
@@ -85,6 +86,36 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
 def note_checked(version: int, found: Checked) -> dict[str, object]:
     """Return the note that `checked` reads."""
     return {CHECKED: {"version": version, **asdict(found)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Rows of ours that a refresh of a part did not compare, and the number of updates that are
+    expected among them; `allowed` is what the source allowed to be read then, None: everything."""
+
+    rows_left: int
+    updates_left: float | None
+    allowed: str | None
+
+
+def left(notes: Mapping[str, object], version: int) -> Left | None:
+    """Return what the last refresh left, if it compared a part and left this version."""
+    noted = notes.get(PART)
+    if not isinstance(noted, dict) or noted.get("version") != version:
+        return None
+    rows, updates, allowed = (noted.get(field.name) for field in fields(Left))
+    if type(rows) is not int:
+        return None
+    return Left(
+        rows,
+        float(updates) if isinstance(updates, int | float) else None,
+        allowed if isinstance(allowed, str) else None,
+    )
+
+
+def note_left(version: int, found: Left | None) -> dict[str, object]:
+    """Return the note that `left` reads; None: all rows were compared."""
+    return {PART: None if found is None else {"version": version, **asdict(found)}}
 
 
 @dataclass(frozen=True, slots=True)

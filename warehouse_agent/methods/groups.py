@@ -116,13 +116,14 @@ class Grouped:
 @dataclass(frozen=True, slots=True)
 class GroupSide:
     """Our side in units. `compared` is the digest of our rows that may be replaced, `rest` that of
-    all others, which only a part has."""
+    all others, which only a part has; `updates_left` of these are expected to have been updated."""
 
     grouped: Grouped
     compared: Digest
     lister: Lister
     rest: Digest = field(default_factory=Digest)
     notes: Mapping[str, object] = field(default_factory=dict)
+    updates_left: float = 0.0
 
     def open(self, talk: Talk) -> Step:
         """Open with units, and compare those that differ row by row."""

@@ -42,6 +42,7 @@ _ASSIGNED = pa.schema(
     [
         ("size", pa.int32()),
         *((name, pa.binary()) for name in ("ks", "digests", "ungrouped", "compared", "rest")),
+        ("updates_left", pa.float64()),
     ]
 )
 ROWS_PER_TASK = 500_000  # 24 MB, sorted in a task
@@ -59,12 +60,14 @@ class PartRows:
 @dataclass(frozen=True, slots=True)
 class AssignedRows:
     """Rows in units; `ungrouped` are the k of rows that are compared but in no unit, uint64 [n]
-    ascending. `compared` is the digest of the compared rows, `rest` that of all others."""
+    ascending. `compared` is the digest of the compared rows, `rest` that of all others, and
+    `updates_left` is the sum of P({±t}) of these."""
 
     pieces: tuple[UnitPiece, ...]
     ungrouped: U64
     compared: Digest
     rest: Digest
+    updates_left: float
 
 
 def histogram(steps: Steps, files: Files, layout: Layout, outlook: Outlook | None) -> Histogram:
@@ -126,7 +129,7 @@ def assign(
     found = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
     pieces: list[UnitPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
-    compared, rest = Digest(), Digest()
+    compared, rest, left = Digest(), Digest(), 0.0
     for row in found.to_pylist():
         if row["size"]:
             pieces.append(UnitPiece(row["size"], row["ks"], row["digests"]))
@@ -134,7 +137,8 @@ def assign(
             ungrouped.append(np.frombuffer(row["ungrouped"], np.uint64))
             compared += _digest(row["compared"])
             rest += _digest(row["rest"])
-    return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest)
+            left += row["updates_left"]
+    return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest, left)
 
 
 def _histogram(outlook: Outlook | None) -> Function:
@@ -175,7 +179,7 @@ def _assign(
 ) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         ks, hashes, likely = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0)]
-        compared, rest = Digest(), Digest()
+        compared, rest, left = Digest(), Digest(), 0.0
         for batch in (piece.batch for piece in pieces):
             where, hi, lo = (numbers(batch, i) for i in range(3))
             p = _probabilities(batch, outlook)
@@ -187,6 +191,7 @@ def _assign(
             ks.append(embedding.embed(where[chosen], salt)[0])
             hashes.append(inside.m0)
             likely.append(p[chosen])
+            left += float(p[~chosen].sum())
         runs, ungrouped = _runs(plan, np.concatenate(ks), np.concatenate(likely))
         sums = UnitSums(runs)
         sums.add(np.concatenate(ks), np.concatenate(hashes))
@@ -195,7 +200,8 @@ def _assign(
             for ks_bytes, digest_bytes in one.pieces(digests[at : at + one.units]):
                 yield _row(size=one.size, ks=ks_bytes, digests=digest_bytes)
             at += one.units
-        yield _row(ungrouped=ungrouped.tobytes(), compared=_bytes(compared), rest=_bytes(rest))
+        digests_of = {"compared": _bytes(compared), "rest": _bytes(rest)}
+        yield _row(ungrouped=ungrouped.tobytes(), updates_left=left, **digests_of)
 
     return run
 
@@ -227,7 +233,7 @@ def _chosen(part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt
 
 
 def _row(**values: object) -> pa.RecordBatch:
-    row = {"size": 0} | dict.fromkeys(_ASSIGNED.names[1:], b"") | values
+    row = {"size": 0, "updates_left": 0.0} | dict.fromkeys(_ASSIGNED.names[1:-1], b"") | values
     return pa.RecordBatch.from_pylist([row], schema=_ASSIGNED)
 
 

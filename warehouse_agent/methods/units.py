@@ -96,7 +96,7 @@ class UnitsPlan:
         found = unit_assignment.assign(*place, grouping, embedding, copy.salt, part=part)
         costs = round(self.row_bytes), round(self.wait_bytes)
         grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
-        return GroupSide(grouped, found.compared, copy, found.rest, noted)
+        return GroupSide(grouped, found.compared, copy, found.rest, noted, found.updates_left)
 
 
 def _part_of(window: tuple[int, int], bounds: tuple[int, int], rows_max: int) -> PartOf:

@@ -33,7 +33,7 @@ from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
 from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
 
-_BY_KEY = "`read_at_most` or `incremental`"
+_BY_KEY = '`proof = "part"` or `incremental`'
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
 
 
@@ -67,15 +67,41 @@ class Allowance:
         scan: a scan may begin.
         begins: when scans may begin next, if not when the source was asked; None: never.
         rows_by_key: the most rows that an exchange may compare by key; None: no limit.
+        has_hours: scans may begin in some hours only; False: always, or never.
     """
 
     scan: bool
     begins: datetime | None = None
     rows_by_key: int | None = None
+    has_hours: bool = False
 
     def may_scan(self, now: datetime) -> bool:
         """Return True if a scan may begin now."""
         return self.scan or (self.begins is not None and self.begins <= now)
+
+    def part(self, read_at_most: int | None, now: datetime) -> int | None:
+        """Return how many rows a refresh that may be partial compares by key; None: it compares
+        all.
+
+        Hours for scans decide if there are any: all rows are compared within them, a part outside.
+
+        Args:
+            read_at_most: the fragment's own limit; None: as many as the source allows.
+        """
+        if not self.may_scan(now):
+            return read_at_most or min(self.rows_by_key or GROUP_KEYS_MAX, GROUP_KEYS_MAX)
+        return None if self.has_hours else read_at_most
+
+    def told(self, now: datetime) -> str:
+        """Return when scans may begin, and the limit of rows by key, for people; empty if nothing
+        is limited."""
+        scans = ""
+        if not self.may_scan(now):
+            scans = f"no scan before {_instant(self.begins)}" if self.begins else "no scan"
+        elif self.has_hours:
+            scans = "scans in some hours, now one of them"
+        limit = f"{counted(self.rows_by_key, 'row')} by key" if self.rows_by_key else ""
+        return ", ".join(filter(None, (scans, limit)))
 
     def refusal(self, name: str, *, by_key: int | None, now: datetime) -> DriftlineError | None:
         """Return the error of a refresh that the source would refuse now; None: it would not.
@@ -107,7 +133,7 @@ class Allowance:
                 remedy=f"Refresh it by key ({_BY_KEY}). A first load and a complete refresh need a"
                 " scan: ask the DBA for hours in which one may begin.",
             )
-        begins = f"{self.begins:%Y-%m-%dT%H:%M:%SZ}"
+        begins = _instant(self.begins)
         return NotNow(
             "All rows would be compared, and the source's DBA allows a scan of the relation not"
             f" before {begins}.",
@@ -125,7 +151,8 @@ class Known:
     estimate, None if it gave none; `bounds` are the least and the greatest integer key; `now` is
     the time of the prediction; `files` has the rows and bytes of each data file; `rows_lost` rows
     of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
-    one exchange; `allowance` is None if the source did not say what it allows.
+    one exchange; `read_at_most` rows are compared by key, None: all are; `allowance` is None if the
+    source did not say what it allows.
     """
 
     name: str
@@ -406,3 +433,7 @@ def _seconds(known: Known, method: Method | None) -> float | None:
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
+
+
+def _instant(at: datetime) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"

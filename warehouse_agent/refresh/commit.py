@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.history.record import Checked, checked, note_checked
+from warehouse_agent.history.record import PART, Checked, Left, checked, note_checked, note_left
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.refresh import derivation, repair, restored, schema_change
@@ -129,12 +129,18 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
 
 def _notes(job: Job, compared: Compared, version: int) -> dict[str, object]:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
-    files, row security, wishes, where the next part goes on, and how fast the source read."""
+    files, row security, wishes, what a part left and where the next one goes on, and how fast the
+    source read."""
     p, rate = compared.prepared, compared.rows_per_s
     noted = note_checked(version, _checked(job, compared))
     noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
     noted |= row_security.note(compared.found.row_security, version)
     noted |= derivation.note(job, p.layout)
+    said, left = job.report, None
+    if p.is_part:
+        left = Left(p.ours.rest.count, said.updates_left, said.allowed)
+    if left is not None or job.remembered().get(PART) is not None:
+        noted |= note_left(version, left)
     return noted | dict(p.ours.notes) | ({} if rate is None else {"rows_per_s": rate})
 
 

@@ -26,12 +26,14 @@ from driftline.fingerprints import FRAGMENT_KEY_BYTES
 from driftline.ranges import Partition
 
 from warehouse_agent.columns.layout import Layout
+from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
+from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
@@ -117,7 +119,7 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
         rows, salt = base.rows, tiles.salt
         partition = tiles.tiling.partition(0)  # of any tile: a pass is priced by its tiles
     else:
-        budget = _budget(job, base, layout)
+        budget = _budget(job, base, layout, allowance)
         if base and schema_change.differs(layout, base.layout):
             files = _restate(job, base, layout)
         files = _take_up(job, base, layout, files, stamp, is_part=budget is not None)
@@ -210,8 +212,23 @@ def _layout(job: Job, base: Snapshot | None, describe: Describe) -> tuple[Layout
     return base.layout, base.rows
 
 
-def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
-    """Return how many rows of the source may be read; None: all.
+def rows_of_part(fragment: Fragment, allowance: Allowance | None, now: datetime) -> int | None:
+    """Return how many rows of a published version a refresh compares by key; None: all of them.
+
+    allowance: what the source allows; None: it did not say.
+    """
+    is_grouped = fragment.method in {None, Method.GROUP} and fragment.incremental is None
+    if fragment.proof is not Proof.PART or not is_grouped:
+        return None
+    if allowance is None:
+        return fragment.read_at_most
+    return allowance.part(fragment.read_at_most, now)
+
+
+def _budget(
+    job: Job, base: Snapshot | None, layout: Layout, allowance: Allowance | None
+) -> int | None:
+    """Return how many rows of the source are compared by key; None: all rows are compared.
 
     All rows are compared if those left out would be missing (a first version, an empty one, lost
     files), lack values of new columns, or fall under policies that no longer apply.
@@ -219,7 +236,9 @@ def _budget(job: Job, base: Snapshot | None, layout: Layout) -> int | None:
     is_new = (
         base is None or not base.rows or base.lost or schema_change.differs(layout, base.layout)
     )
-    return None if is_new or job.options.accept_schema else job.fragment.read_at_most
+    if is_new or job.options.accept_schema:
+        return None
+    return rows_of_part(job.fragment, allowance, datetime.now(UTC))
 
 
 def _outlook(base: Snapshot | None, changes: Expected | None, stamp: Stamp) -> Outlook | None:

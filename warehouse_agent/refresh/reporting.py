@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from warehouse_agent.methods.groups import GroupSide
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -25,6 +26,8 @@ def prepared(report: Report, p: Prepared) -> None:
     report.repaired_files = len(base.lost) if base else 0
     report.repaired_rows = base.rows_lost if base else 0
     report.derived = derivation.said(p.layout)
+    if (allowance := p.known.allowance) is not None:
+        report.allowed = allowance.told(p.known.now) or None
     report.predicted = asdict(predicted(p.known, p.expected))
     if p.changes is not None:
         report.changes_expected = (p.changes.low, p.changes.median, p.changes.high)
@@ -42,6 +45,8 @@ def exchanged(report: Report, done: Compared) -> None:
     report.source_scans, report.source_rows_read = found.scans, found.rows_read
     if p.is_part:
         report.rows_left = p.ours.rest.count
+    if p.is_part and isinstance(p.ours, GroupSide):
+        report.updates_left = round(p.ours.updates_left, 2)
 
 
 def walked(report: Report, tiles: Pass) -> None:

@@ -24,7 +24,7 @@ from driftline.errors import (
     WarehouseUnavailable,
 )
 
-from warehouse_agent.config import Fragment
+from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.events import (
     RefreshStarted,
 )
@@ -94,6 +94,8 @@ class Attempt:
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):
+                if job.fragment.proof is Proof.PART:
+                    link.relations()  # whether to compare a part depends on what it allows
                 allowance = link.allowance(job.fragment.relation)
                 p = prepare(job, partial(_describe, link, job, described.get(job.name)), allowance)
                 reporting.prepared(job.report, p)

@@ -221,6 +221,7 @@ def allowances(reply: pb.DescribeReply) -> dict[str, Allowance]:
             said.scan,
             datetime.fromisoformat(said.begins) if said.begins else None,
             said.rows_by_key or None,
+            bool(said.ends),
         )
         for name, said in zip(reply.relations, reply.allowances, strict=False)
     }

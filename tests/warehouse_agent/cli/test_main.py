@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow  # starts a process for most commands
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
-    "rows_deleted", "schema_changed", "rows_total", "rows_left", "bytes_sent", "bytes_received",
+    "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left", "allowed",
+    "bytes_sent", "bytes_received",
     "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
     "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
@@ -45,7 +46,7 @@ STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
-    "staleness",
+    "staleness", "part",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
@@ -113,6 +114,10 @@ def test_of_a_part_it_is_said_what_was_not_compared(version: int) -> None:
     assert "not compared" not in answers.text_of(report)
     said = answers.text_of(replace(report, proof="part", rows_left=1234))
     assert "as of then, 1,234 rows not compared (" in said
+    part = replace(report, proof="part", rows_left=1234, updates_left=5.25, allowed="no scan")
+    said = answers.text_of(part)
+    assert "1,234 rows not compared, of which 5.2 are expected to have been updated" in said
+    assert "(the source allows no scan)" in said
 
 
 def written(folder: Path, address: str = NOBODY, more: str = "") -> Path:

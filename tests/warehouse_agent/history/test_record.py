@@ -17,13 +17,16 @@ from driftline import wire_pb2 as pb
 from warehouse_agent.config import Source
 from warehouse_agent.history.record import (
     Checked,
+    Left,
     changes_expected,
     checked,
     durations_s,
     is_missing,
+    left,
     line,
     needed_spark,
     note_checked,
+    note_left,
     note_limits,
     note_line,
     parse,
@@ -303,3 +306,15 @@ def test_when_a_version_was_checked(has_time: bool) -> None:
     assert checked({}, version) == first
     later = Checked("b", "d", "fuzzy")
     assert checked(note_checked(3, later), version) == later
+
+
+def test_what_a_part_left() -> None:
+    """By the note of the last refresh that left this version; a damaged one counts as none."""
+    part = Left(1234, 5.5, "no scan")
+    assert left(note_left(3, part), 3) == part
+    assert left(note_left(3, part), 4) is None
+    assert left(note_left(3, None), 3) is None
+    assert left({}, 3) is None
+    assert left({"part": {"version": 3, "rows_left": "many"}}, 3) is None
+    damaged = {"version": 3, "rows_left": 7, "updates_left": "x", "allowed": 1}
+    assert left({"part": damaged}, 3) == Left(7, None, None)

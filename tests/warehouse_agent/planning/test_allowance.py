@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import LimitExceeded, NotNow
+from driftline.limits import GROUP_KEYS_MAX
 
 from tests.warehouse_agent.cli.test_plan import ROWS, known
 from warehouse_agent.cli.plan import predict
+from warehouse_agent.config import Fragment, Proof, Source
 from warehouse_agent.planning.candidates import Allowance
+from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, Tiled
+from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.transport.channel import allowances
 
 NOW = known().now
@@ -34,7 +39,7 @@ def test_a_scan_waits_for_its_hours() -> None:
 def test_no_scan_at_all() -> None:
     refusal = known(allowance=NEVER).refusal
     assert isinstance(refusal, LimitExceeded)
-    assert "read_at_most" in refusal.remedy
+    assert 'proof = "part"' in refusal.remedy
 
 
 @pytest.mark.parametrize("limit", [None, 999, 1000])
@@ -63,6 +68,63 @@ def test_tiles(tiles: int, limit: int | None, kind: type[Exception] | None) -> N
     allowance = Allowance(scan=False, begins=TONIGHT, rows_by_key=limit)
     refusal = known(tiled=Tiled(Incremental(), tiles), allowance=allowance).refusal
     assert refusal is None if kind is None else isinstance(refusal, kind)
+
+
+@pytest.mark.parametrize(
+    ("allowance", "read_at_most", "rows"),
+    [
+        (Allowance(scan=True), None, None),
+        (Allowance(scan=True), 1000, 1000),
+        (Allowance(scan=True, has_hours=True), 1000, None),
+        (Allowance(scan=False, begins=NOW, has_hours=True), 1000, None),
+        (LATER, 1000, 1000),
+        (LATER, None, GROUP_KEYS_MAX),
+        (NEVER, None, GROUP_KEYS_MAX),
+        (Allowance(scan=False, rows_by_key=5000), None, 5000),
+        (Allowance(scan=False, rows_by_key=5000), 9000, 9000),  # which is refused
+        (Allowance(scan=False, rows_by_key=2 * GROUP_KEYS_MAX), None, GROUP_KEYS_MAX),
+    ],
+)
+def test_the_rows_of_a_part(
+    allowance: Allowance, read_at_most: int | None, rows: int | None
+) -> None:
+    assert allowance.part(read_at_most, NOW) == rows
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows"),
+    [
+        ({"proof": Proof.PART}, 5000),
+        ({"proof": Proof.PART, "read_at_most": 1000}, 1000),
+        ({"proof": Proof.PART, "method": Method.GROUP}, 5000),
+        ({"proof": Proof.PART, "method": Method.SKETCH}, None),
+        ({"proof": Proof.PART, "incremental": Incremental()}, None),
+        ({"proof": Proof.KEYS}, None),
+        ({}, None),
+    ],
+)
+def test_only_a_fragment_that_says_so_is_compared_in_part(
+    lines: dict[str, Any], rows: int | None
+) -> None:
+    fragment = Fragment("orders", Source("erp", "127.0.0.1:1"), "orders", **lines)
+    now_allowed = Allowance(scan=False, rows_by_key=5000)
+    assert rows_of_part(fragment, now_allowed, NOW) == rows
+    assert rows_of_part(fragment, None, NOW) == lines.get("read_at_most"), "an older source"
+
+
+def test_an_allowance_in_words() -> None:
+    assert Allowance(scan=True).told(NOW) == ""
+    assert NEVER.told(NOW) == "no scan"
+    assert LATER.told(NOW) == f"no scan before {AT}"
+    assert LATER.told(TONIGHT) == ""
+    limited = Allowance(scan=True, rows_by_key=5000, has_hours=True)
+    assert limited.told(NOW) == "scans in some hours, now one of them, 5,000 rows by key"
+
+
+def test_plan_says_why_it_is_a_part() -> None:
+    found = predict(known(read_at_most=5000, allowance=LATER))
+    assert found.why == f'the source allows no scan before {AT} (proof = "part")'
+    assert found.refused is None
 
 
 def test_plan_says_it() -> None:
