@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -105,6 +106,21 @@ class PostgresLegacy:
                 (self.login,),
             ).fetchone()
         return found == (1,)
+
+    def sequential_scans(self, table: str) -> int:
+        """Return how often the table was read from end to end, by the server's own counter.
+
+        The counts of a session are added when it ends, so the sessions of the agent must have.
+        """
+        query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %s"
+        before = None
+        while True:
+            self.execute("SELECT pg_stat_force_next_flush()")
+            now = self._connection.execute(query, (table,)).fetchone()
+            if now is not None and now == before:
+                return int(now[0])
+            before = now
+            time.sleep(0.3)
 
     def signal(self, what: str) -> None:
         """Cancel or terminate the agent's sessions, as the DBA does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -92,15 +91,7 @@ class Site:
         """Sequential scans of the table so far, by the server's own counter; None: it has none."""
         if not isinstance(self.legacy, PostgresLegacy):
             return None
-        query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'orders'"
-        counted = []
-        for _ in range(2):  # the counters of a session are added when it ends
-            self.legacy.execute("SELECT pg_stat_force_next_flush()")
-            time.sleep(0.3)
-            counted.append(self.legacy._connection.execute(query).fetchone())
-        assert counted[0] == counted[1]
-        assert counted[1] is not None
-        return int(counted[1][0])
+        return self.legacy.sequential_scans("orders")
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

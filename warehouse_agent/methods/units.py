@@ -84,7 +84,8 @@ class UnitsPlan:
                 "Only a relation whose key is one integer, with all values within 2^31 of each "
                 "other, can be compared in part.",
                 where=copy.name,
-                remedy="Remove `read_at_most` from the fragment.",
+                remedy='Remove `read_at_most` and `proof = "part"` from the fragment; '
+                "`incremental` reads keys of other types by their index.",
             )
         else:
             window, turn = _window(copy, bounds, int(IN_TURN * self.rows_max))
