@@ -50,6 +50,13 @@ PART_RANGES_MAX = 64  # read beside the named keys
 PEELING_ROUNDS_MAX = 200  # of one decoding; a decodable table needs a few dozen
 BITMAP_SLACK_BYTES = 4096  # added by zstd to incompressible data
 
+# A differential of two files at the warehouse, for each file.
+DIFF_BLOCK_ROWS = 1 << 14  # numpy is efficient, and the arrays stay in the cache
+DIFF_AGING_ROWS = 1 << 16  # covers a mean displacement of as many rows
+DIFF_AGING_BYTES = 16 << 20  # 65,536 records of 150 bytes, and their hashes
+DIFF_LEFT_BYTES = 32 << 20  # of both files: 150,000 inserts or misplaced records of 150 bytes
+DIFF_KEYS_BYTES = 32 << 20  # 4 million keys; larger files must be sorted, or are joined by Spark
+
 # The source's memory, and its work at the same time.
 ROWS_HELD_BYTES = 32 << 20  # of rows, from sending their hashes to the reply
 TILE_HELD_BYTES = 32 << 20  # 100,000 rows of some 300 bytes

@@ -1,0 +1,158 @@
+"""Records of a snapshot in memory: position, fingerprint, number, and the bytes while they last.
+
+A record <K, B> (Labio, Garcia-Molina, section 1.1) is a row: its row bytes begin with the key. It
+is found by its position and compared by its fingerprint, 128 bits of keyed BLAKE3, which is the
+paper's compressed b (section 3.2) for a key that is chosen anew for each run. A deleted record
+needs no more than its key, so of the old file only rows cut behind the key are kept.
+
+Positions of keys that are not one integer are hashes and may collide. Equal fingerprints are equal
+rows, so keys are compared only where rows with one position differ; a collision starts the run
+again with other hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from driftline.arrays import U64, Bools, Integers, Positions
+from driftline.columns import Block, gather, pick
+from driftline.errors import NullKey
+from driftline.fingerprints import fingerprints, position_seed
+from driftline.frames import Fingerprints
+from driftline.keys import key_spans, null_keys, positions
+from driftline.types import Recipe
+
+ARRAYS_BYTES = 40  # of a record: its entries in the five arrays
+
+
+class Form(StrEnum):
+    """The three forms of a change (section 1.1)."""
+
+    UPDATE = "update"
+    DELETE = "delete"
+    INSERT = "insert"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One file of a relation.
+
+    `name` stands in errors. `read` returns row bytes in batches, as an engine yields them; it may
+    be called again, and then reads the same rows.
+    """
+
+    name: str
+    recipe: Recipe
+    read: Callable[[], Iterator[list[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records in the order of their file.
+
+    Attributes:
+        positions: int64 [records].
+        hi, lo: lanes of the fingerprint, uint64 [records] each.
+        numbers: places in the file from 0, int64 [records].
+        at: rows of `block`, int64 [records].
+        block: row bytes, whole or cut behind the key; it may hold rows of other records, too.
+    """
+
+    positions: Positions
+    hi: U64
+    lo: U64
+    numbers: Integers
+    at: Integers
+    block: Block
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that these records keep in use, in bytes."""
+        return len(self) * ARRAYS_BYTES + len(self.block.buffer)
+
+    def take(self, chosen: Integers | Bools) -> Records:
+        """Return some records, by numbers, int64 [n], or a mask, bool [records]; copy no row."""
+        return Records(
+            self.positions[chosen],
+            self.hi[chosen],
+            self.lo[chosen],
+            self.numbers[chosen],
+            self.at[chosen],
+            self.block,
+        )
+
+    def rows(self) -> Block:
+        """Return the row bytes of these records."""
+        return self.block.take(self.at)
+
+    def compact(self, recipe: Recipe, *, only_keys: bool) -> Records:
+        """Return these records without the rows of others, cut behind their keys if `only_keys`."""
+        rows = self.rows()
+        block = cut_behind_keys(rows, recipe) if only_keys else rows
+        return replace(self, at=np.arange(len(self), dtype=np.int64), block=block)
+
+
+def cut_behind_keys(rows: Block, recipe: Recipe) -> Block:
+    """Return each row as far as its key goes, so that `key_spans` still finds it."""
+    starts, lengths = key_spans(rows, recipe)
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths + 2, out=ends[1:])
+    return Block(pick(rows.buffer, starts - 2, lengths + 2), ends)
+
+
+def stacked(blocks: Sequence[Block]) -> Block:
+    """Return the rows of all blocks as one."""
+    sizes = [np.diff(block.starts) for block in blocks]
+    starts = np.zeros(sum(map(len, sizes)) + 1, np.int64)
+    if blocks:
+        np.cumsum(np.concatenate(sizes), out=starts[1:])
+    empty = np.zeros(0, np.uint8)
+    return Block(np.concatenate([empty, *(b.buffer[: b.starts[-1]] for b in blocks)]), starts)
+
+
+class Hashing:
+    """The hashes of one run, by a secret of 32 bytes."""
+
+    def __init__(self, recipe: Recipe, secret: bytes) -> None:
+        self._recipe = recipe
+        self._fingerprints: Fingerprints = fingerprints(secret, recipe)
+        self._seed = position_seed(secret)
+
+    def records(self, snapshot: Snapshot, rows: list[bytes], first: int) -> Records:
+        """Return the records of row bytes, the first of which has the number `first`.
+
+        Raises:
+            NullKey: a key is NULL; names the file and the record.
+        """
+        block = gather(rows)
+        null = null_keys(block, self._recipe)
+        if null.any():
+            raise NullKey(
+                f"The key of record {first + int(null.argmax()) + 1:,} is NULL.",
+                where=snapshot.name,
+                remedy="Name key columns that are never NULL.",
+            )
+        hi, lo = self._fingerprints(rows)
+        number = np.arange(len(rows), dtype=np.int64)
+        found = positions(block, self._recipe, self._seed)
+        return Records(found, hi, lo, number + first, number, block)
+
+
+def in_blocks(snapshot: Snapshot, hashing: Hashing, rows_min: int) -> Iterator[Records]:
+    """Yield the records of a file in blocks of at least `rows_min` records; the last has fewer."""
+    held: list[bytes] = []
+    first = 0
+    for rows in snapshot.read():
+        held = held + rows if held else rows
+        if len(held) >= rows_min:
+            yield hashing.records(snapshot, held, first)
+            first += len(held)
+            held = []
+    if held:
+        yield hashing.records(snapshot, held, first)

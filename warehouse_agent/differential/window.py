@@ -1,0 +1,318 @@
+"""The window algorithm: the changes between two files, each read once, in bounded memory.
+
+Labio and Garcia-Molina, section 4, Algorithm 4.1. Each file has an input buffer, here its newest
+block, and an aging buffer. Records of a new block are matched against both buffers of the other
+file; the rest ages, oldest first.
+
+What differs from the printed lines:
+
+- Blocks are not taken in step. Files drift apart by the net inserts so far, so the next block comes
+  from the file that is behind, by the median distance of the last matching records. (Rejected: the
+  file with fewer unmatched records. Where the window is full of inserts, the old file is read a
+  whole window ahead: with a fifth of the records inserted, half of all records missed theirs.)
+- The loop ends when both files have ended, and what the buffers still hold is reported.
+- A record that leaves an aging buffer is not reported at once: <K, b> is kept of the old file, the
+  row of the new one. They are joined at the end, so no useless pair is reported. Beyond
+  `left_bytes` the run gives up; a partitioned hash join needs no such memory.
+- Duplicate keys are found and refused, as far apart as they may be.
+
+It decides without I/O: files are iterators, changes go to a function.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from driftline.arrays import Bools, Integers
+from driftline.columns import Block
+from driftline.limits import (
+    DIFF_AGING_BYTES,
+    DIFF_AGING_ROWS,
+    DIFF_BLOCK_ROWS,
+    DIFF_KEYS_BYTES,
+    DIFF_LEFT_BYTES,
+)
+
+from warehouse_agent.differential.matching import Collision, DistinctKeys, GaveUp, match
+from warehouse_agent.differential.records import (
+    Form,
+    Hashing,
+    Records,
+    Snapshot,
+    cut_behind_keys,
+    in_blocks,
+    stacked,
+)
+
+Put = Callable[[Form, Block], None]  # whole rows; of deletes, rows cut behind their keys
+OLD, NEW = 0, 1
+MATCHED_SHARE = 4  # of a block, one in so many tells the drift; few may be records that moved
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The memory of the window algorithm, for each file.
+
+    Attributes:
+        block_records: the paper's n, in records; a block may be larger by a batch of the reader.
+        aging_records, aging_bytes: of an aging buffer; whichever is reached first.
+        left_bytes: of all records that left an aging buffer, both files together.
+        keys_bytes: of the keys that are kept to find duplicates, 8 bytes each.
+    """
+
+    block_records: int = DIFF_BLOCK_ROWS
+    aging_records: int = DIFF_AGING_ROWS
+    aging_bytes: int = DIFF_AGING_BYTES
+    left_bytes: int = DIFF_LEFT_BYTES
+    keys_bytes: int = DIFF_KEYS_BYTES
+
+
+@dataclass(slots=True)
+class Counts:
+    """The result of a differential in numbers.
+
+    Attributes:
+        old, new: records of each file.
+        same: records that are in both files, equal.
+        mended: pairs that the window missed and the join at the end found: without it, each were a
+            useless pair of an insert and a delete.
+        apart: sum of the distances between the places of matching records.
+    """
+
+    old: int = 0
+    new: int = 0
+    same: int = 0
+    updates: int = 0
+    deletes: int = 0
+    inserts: int = 0
+    mended: int = 0
+    apart: int = 0
+
+    @property
+    def distance(self) -> float:
+        """The distance of the files, 0 to 1 (section 4, Equation 3)."""
+        records = max(self.old, self.new)
+        return self.apart / (records**2 / 2) if records else 0.0
+
+
+@dataclass(slots=True)
+class _Side:
+    """One file: its blocks to come, its buffers, and what left them."""
+
+    number: int
+    blocks: Iterator[Records]
+    distinct: DistinctKeys
+    chunks: deque[Records] = field(default_factory=deque)  # the newest one is the input buffer
+    left: list[Records] = field(default_factory=list)
+    left_bytes: int = 0
+    has_ended: bool = False
+
+    @property
+    def unmatched(self) -> int:
+        """Records in both buffers."""
+        return sum(map(len, self.chunks))
+
+
+def window(
+    old: Snapshot, new: Snapshot, put: Put, *, secret: bytes, buffers: Buffers | None = None
+) -> Counts:
+    """Put the changes between two files, and return their counts.
+
+    Args:
+        old, new: with equal recipes.
+        put: takes the rows of one form at a time, in no order.
+        secret: 32 bytes, random for each run.
+        buffers: None for the default sizes.
+
+    Raises:
+        RepeatedPosition, Collision: keys come twice, or these hashes do not tell them apart.
+        GaveUp: the files need more memory.
+        NullKey: a key is NULL.
+    """
+    return _Window(old, new, put, Hashing(new.recipe, secret), buffers or Buffers()).run()
+
+
+class _Window:
+    """One run."""
+
+    def __init__(
+        self, old: Snapshot, new: Snapshot, put: Put, hashing: Hashing, buffers: Buffers
+    ) -> None:
+        self._put, self._buffers, self._recipe = put, buffers, new.recipe
+        self._counts = Counts()
+        self._drift = 0.0  # places of the new file less those of the old, of the last matches
+        rows = buffers.block_records
+        self._sides = tuple(
+            _Side(i, in_blocks(file, hashing, rows), DistinctKeys(i, buffers.keys_bytes))
+            for i, file in enumerate((old, new))
+        )
+
+    def run(self) -> Counts:
+        old, new = self._sides
+        while not (old.has_ended and new.has_ended):
+            side = min((s for s in self._sides if not s.has_ended), key=self._progress)
+            if (block := next(side.blocks, None)) is None:
+                side.has_ended = True
+            else:
+                self._take(side, block)
+        for side in self._sides:
+            side.distinct.check()
+        self._report_rest()
+        return self._counts
+
+    def _progress(self, side: _Side) -> float:
+        """Return how far a file was read, in places of the old file."""
+        return self._counts.old if side.number == OLD else self._counts.new - self._drift
+
+    def _take(self, side: _Side, block: Records) -> None:
+        """Match a new block of a file, and put what is unmatched into the file's input buffer."""
+        if side.number == OLD:
+            self._counts.old += len(block)
+        else:
+            self._counts.new += len(block)
+        side.distinct.add(block.positions)
+        other = self._sides[1 - side.number]
+        mine, theirs = self._join(side.number, [block], list(other.chunks))
+        _remove(other.chunks, theirs)
+        self._age(side)
+        rest = np.ones(len(block), np.bool_)
+        rest[mine] = False
+        if rest.any():
+            unmatched = block.take(rest)
+            side.chunks.append(self._compact(side, unmatched))
+
+    def _compact(self, side: _Side, records: Records) -> Records:
+        return records.compact(self._recipe, only_keys=side.number == OLD)
+
+    def _age(self, side: _Side) -> None:
+        """Let the oldest records leave until the rest fits into the aging buffer."""
+        side.chunks = deque(
+            self._compact(side, c) if len(c) * 2 < len(c.block) else c for c in side.chunks
+        )
+        over = side.unmatched - self._room(side)
+        while over > 0:
+            oldest = side.chunks.popleft()
+            if len(oldest) > over:
+                side.chunks.appendleft(oldest.take(np.arange(over, len(oldest))))
+                oldest = oldest.take(np.arange(over))
+            over -= len(oldest)
+            self._leave(side, self._compact(side, oldest))
+
+    def _room(self, side: _Side) -> int:
+        """Return how many of the buffered records of a file fit into its aging buffer."""
+        held_bytes = sum(c.held_bytes for c in side.chunks)
+        if held_bytes <= self._buffers.aging_bytes:
+            return self._buffers.aging_records
+        by_bytes = self._buffers.aging_bytes * side.unmatched // held_bytes
+        return min(self._buffers.aging_records, by_bytes)
+
+    def _leave(self, side: _Side, records: Records) -> None:
+        side.left.append(records)
+        side.left_bytes += records.held_bytes
+        if sum(s.left_bytes for s in self._sides) > self._buffers.left_bytes:
+            raise GaveUp(
+                f"records without a partner in the window take more than "
+                f"{self._buffers.left_bytes >> 20} MiB; distance of the files so far: "
+                f"{self._counts.distance:.3f}"
+            )
+
+    def _join(
+        self, side: int, mine: Sequence[Records], theirs: Sequence[Records]
+    ) -> tuple[Integers, Integers]:
+        """Match records of a file, `side`, with records of the other, and put their updates.
+
+        Returns:
+            Indices of the matched records among mine, and among theirs, int64 [pairs] each.
+        """
+        one, two = _joined(mine), _joined(theirs)
+        if side == NEW:
+            i, j = match(two.positions, one.positions, (two.numbers, one.numbers))
+            i, j = j, i
+        else:
+            i, j = match(one.positions, two.positions, (one.numbers, two.numbers))
+        ahead = (one.numbers[i] - two.numbers[j]) * (1 if side == NEW else -1)
+        if len(i) * MATCHED_SHARE >= sum(map(len, mine)) and len(i):
+            self._drift = float(np.median(ahead))
+        differ = (one.hi[i] != two.hi[j]) | (one.lo[i] != two.lo[j])
+        self._counts.apart += int(np.abs(ahead).sum())
+        self._counts.same += len(i) - int(differ.sum())
+        if differ.any():
+            updated = (_rows_at(mine, i[differ]), _rows_at(theirs, j[differ]))
+            self._put_updates(updated[side], updated[1 - side])
+        return i, j
+
+    def _put_updates(self, old: Block, new: Block) -> None:
+        """Put the new rows of records with equal positions; raise Collision if a key differs."""
+        keys = [cut_behind_keys(rows, self._recipe) for rows in (old, new)]
+        if any(
+            not np.array_equal(a, b)
+            for a, b in ((keys[0].starts, keys[1].starts), (keys[0].buffer, keys[1].buffer))
+        ):
+            raise Collision
+        self._counts.updates += len(new)
+        self._put(Form.UPDATE, new)
+
+    def _report_rest(self) -> None:
+        """Join what was never matched; put what stays as deletes and inserts."""
+        rest = [[*side.left, *side.chunks] for side in self._sides]
+        pairs = self._join(OLD, rest[OLD], rest[NEW])
+        self._counts.mended = len(pairs[0])
+        self._counts.deletes = self._put_rest(Form.DELETE, rest[OLD], pairs[OLD])
+        self._counts.inserts = self._put_rest(Form.INSERT, rest[NEW], pairs[NEW])
+
+    def _put_rest(self, form: Form, chunks: Sequence[Records], matched: Integers) -> int:
+        stays = np.ones(sum(map(len, chunks)), np.bool_)
+        stays[matched] = False
+        for records, mask in _by_chunk(chunks, stays):
+            if mask.any():
+                self._put(form, records.take(mask).rows())
+        return int(stays.sum())
+
+
+def _joined(chunks: Sequence[Records]) -> Records:
+    """Return the arrays of all records; their rows stay where they are."""
+    if len(chunks) == 1:
+        return chunks[0]
+    ints, words = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    return Records(
+        np.concatenate([ints, *(c.positions for c in chunks)]),
+        np.concatenate([words, *(c.hi for c in chunks)]),
+        np.concatenate([words, *(c.lo for c in chunks)]),
+        np.concatenate([ints, *(c.numbers for c in chunks)]),
+        ints,
+        Block(np.zeros(0, np.uint8), np.zeros(1, np.int64)),
+    )
+
+
+def _rows_at(chunks: Sequence[Records], at: Integers) -> Block:
+    """Return the rows of joined records, in the order of their indices `at`, int64 [n]."""
+    order = np.argsort(at, kind="stable")
+    ends = np.cumsum([0, *map(len, chunks)])
+    bounds = np.searchsorted(at[order], ends)
+    parts = [
+        chunk.take(at[order[a:b]] - end).rows()
+        for chunk, end, a, b in zip(chunks, ends[:-1], bounds[:-1], bounds[1:], strict=True)
+        if b > a
+    ]
+    back = np.empty(len(at), np.int64)
+    back[order] = np.arange(len(at))
+    return stacked(parts).take(back)
+
+
+def _by_chunk(chunks: Sequence[Records], mask: Bools) -> Iterator[tuple[Records, Bools]]:
+    at = 0
+    for chunk in chunks:
+        yield chunk, mask[at : at + len(chunk)]
+        at += len(chunk)
+
+
+def _remove(chunks: deque[Records], matched: Integers) -> None:
+    """Remove matched records, indices into all chunks, int64 [n]."""
+    stays = np.ones(sum(map(len, chunks)), np.bool_)
+    stays[matched] = False
+    kept = [c if mask.all() else c.take(mask) for c, mask in _by_chunk(list(chunks), stays)]
+    chunks.clear()
+    chunks.extend(c for c in kept if len(c))
