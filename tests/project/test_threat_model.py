@@ -28,8 +28,12 @@ RUNS_DATA = {
     "run_module", "os.system", "os.popen", "pickle.load", "pickle.loads", "marshal.load",
     "marshal.loads", "shelve.open", "cloudpickle.loads", "yaml.load",
 }  # fmt: skip
-# The modules of the engines and their drivers, out of a table in the same file.
-BY_CONSTANT_NAME = {("source_agent/engines/registry.py", "import_module")}
+# The modules of the engines and their drivers, out of a table in the same file; and engines that
+# installed packages declare, by the scheme of the DBA's own URL.
+BY_CONSTANT_NAME = {
+    ("source_agent/engines/registry.py", "import_module"),
+    ("source_agent/engines/plug_ins.py", "entry_points"),
+}
 
 
 @cache
