@@ -17,7 +17,7 @@ from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
 from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
 from warehouse_agent.planning import group_selection, sketch_size
-from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part
+from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part, p_delete
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.storage import data_files
@@ -49,17 +49,19 @@ class GroupOpening:
     def plan(self, known: Known, expected: Expected | None) -> UnitsPlan:
         scope = known.scope
         rows_max = scope.rows_max if isinstance(scope, Part) else None
-        return UnitsPlan(known.prices.row, known.line.round_trip_bytes, rows_max)
+        wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
+        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
     """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
-    part, None where all rows are compared."""
+    part, None where all rows are compared; `p_delete` is the probability that a row is deleted."""
 
     row_bytes: float
     wait_bytes: float
     rows_max: int | None
+    p_delete: float = 0.0
 
     def reduce(self, copy: WorkingCopy) -> GroupSide:
         """Put the working copy into units; two or three steps.
@@ -74,7 +76,11 @@ class UnitsPlan:
         counted = unit_assignment.histogram(*place)
         key = group_selection.key_bytes(copy.rows, embedding.span)
         grouping = group_selection.grouping(
-            counted, row_bytes=self.row_bytes, key_bytes=key, wait_bytes=self.wait_bytes
+            counted,
+            row_bytes=self.row_bytes,
+            key_bytes=key,
+            wait_bytes=self.wait_bytes,
+            p_delete=self.p_delete,
         )
         part, part_of, noted = None, None, {}
         if self.rows_max is None:

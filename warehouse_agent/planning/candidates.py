@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
@@ -34,6 +34,7 @@ from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
 
 _BY_KEY = '`proof = "part"` or `incremental`'
+_P_DELETE_MAX = 0.99
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
 
 
@@ -317,6 +318,12 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
     return _priced(known, what, Method.GROUP, size, found.round_trips, 0, rows, changed)
 
 
+def p_delete(known: Known, expected: Expected | None) -> float:
+    """Return P({−t}), the probability that a row is deleted before this refresh."""
+    share = _planned_changes(known, expected) * _deleted_share(known.runs) / max(known.ours, 1)
+    return min(share, _P_DELETE_MAX)
+
+
 def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
     """Return a pass that finds nothing, a pass that finds `changed` rows, and the latter's name."""
     chosen, found, ours = f"in {counted(tiled.tiles, 'tile')}", [], known.ours
@@ -340,17 +347,37 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
     one = group_selection.Histogram.of(share)
     alike = group_selection.Histogram(one.counts * rows, one.updates * rows)
     row, key = known.prices.row, group_selection.key_bytes(rows, span)
+    gone = min(round(changed * _deleted_share(known.runs)), rows)
     sizes = group_selection.grouping(
-        alike, row_bytes=row, key_bytes=key, wait_bytes=known.line.round_trip_bytes
+        alike,
+        row_bytes=row,
+        key_bytes=key,
+        wait_bytes=known.line.round_trip_bytes,
+        p_delete=min(planned * _deleted_share(known.runs) / max(rows, 1), _P_DELETE_MAX),
     )
     n = int(sizes.rows.max())
     if not n:  # not worth comparing
         return Choice(Method.GROUP, int(rows * row), rows_read=0)
-    differing = rows * (1 - (1 - min(changed / max(rows, 1), 1)) ** n)
-    size = rows * (key + ROW_HASH_BYTES / n)
-    size += ROW_HASH_BYTES * differing + changed * row if sizes.is_refined else differing * row
+
+    def touched(count: int) -> float:
+        """Return the rows of the groups that so many changed rows are in."""
+        return rows * (1 - (1 - min(count / max(rows, 1), 1)) ** n)
+
+    updated, differing = changed - gone, touched(changed)
+    size = rows * (key + ROW_HASH_BYTES / n) + gone * key
+    if sizes.is_refined:  # a group that lost rows costs one hash
+        size += ROW_HASH_BYTES * (touched(updated) + touched(gone) / n) + updated * row
+    else:
+        size += max(differing - gone, 0) * row
     trips = 1 + (sizes.is_refined and changed > 0)
     return Choice(Method.GROUP, int(size), rows_read=math.ceil(differing), round_trips=trips)
+
+
+def _deleted_share(runs: Sequence[Run]) -> float:
+    """Return the share of deleted rows among the changed ones of earlier refreshes; 0 if nothing
+    is known."""
+    counted = [run for run in runs if run.counts_changes and not run.is_load]
+    return sum(run.deleted for run in counted) / max(sum(run.changed for run in counted), 1)
 
 
 def _candidate(

@@ -23,7 +23,7 @@ the key, whose sizes have a Poisson distribution, which costs another a·Φ_t a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -160,31 +160,47 @@ def plan_groups(histogram: Histogram, sizes: Sizes, p_delete: float) -> GroupPla
 
 
 def grouping(
-    histogram: Histogram, *, row_bytes: float, key_bytes: float, wait_bytes: float
+    histogram: Histogram,
+    *,
+    row_bytes: float,
+    key_bytes: float,
+    wait_bytes: float,
+    p_delete: float = 0.0,
 ) -> GroupPlan:
     """Return the cheaper plan of a table's groups: to ship differing groups whole, or to refine
-    them by row hashes for a round trip more. There is no factor for deletions, because a group that
-    lost rows is hashed again without them.
+    them by row hashes for a round trip more.
+
+    A deletion costs its key. Where groups are shipped whole, a group that lost rows is shipped too;
+    where they are refined, it costs one hash, of the group without them (regrouping; paper,
+    section VI).
 
     Args:
         row_bytes, key_bytes: of a row and of a key on the line.
         wait_bytes: that the line could carry during a round trip.
+        p_delete: P({−t}), the probability that a row is deleted.
     """
     hash_bytes = float(ROW_HASH_BYTES)
-    whole = plan_groups(histogram, Sizes(row_bytes, key_bytes, hash_bytes), 0.0)
+    whole = plan_groups(histogram, Sizes(row_bytes, key_bytes, hash_bytes), p_delete)
+    deleted = float(histogram.counts.sum()) * p_delete  # named, and not shipped with their groups
+    spent = whole.bytes_expected + deleted * (key_bytes - row_bytes)
+    whole = replace(whole, bytes_expected=spent)
     sizes = Sizes(REFINED_BYTES, key_bytes, hash_bytes)
     counts, mean = histogram.counts, histogram.means
     a = exponents(mean, 0.0)
 
     def each(n: Integers) -> Floats:
         """Return the bytes of a row in groups of n, float64 [classes]."""
-        differ = -np.expm1(-n * a)
-        return key_bytes + hash_bytes / n + differ * REFINED_BYTES + mean * row_bytes
+        differ, lost = -np.expm1(-n * a), -np.expm1(n * math.log1p(-p_delete)) / n
+        updated = differ * REFINED_BYTES + mean * row_bytes
+        named: Floats = key_bytes * (1 + p_delete) + hash_bytes * (1 / n + lost)
+        return named + updated
 
     # In a group, alone, or shipped: the best group may cost more than its rows.
     grouped = plan_groups(histogram, sizes, 0.0).rows
     ways = np.stack([np.maximum(grouped, 1), np.ones_like(grouped), np.zeros_like(grouped)])
-    costs = np.stack([each(ways[0]), each(ways[1]), np.full(len(counts), row_bytes)])
+    costs = np.stack(
+        [each(ways[0]), each(ways[1]), np.full(len(counts), row_bytes * (1 - p_delete))]
+    )
     best = np.argmin(costs, axis=0), np.arange(len(counts))
     rows = ways[best]
     cost = float((counts * costs[best]).sum())

@@ -462,6 +462,24 @@ def test_groups_are_a_candidate_and_can_be_forced() -> None:
     assert (by_groups.round_trips, by_groups.source_scans) == (2, 1)  # refined
 
 
+def test_deleted_rows_are_not_shipped_by_groups() -> None:
+    """Their keys and the hashes of their groups are."""
+    quiet, deleting = (
+        [
+            dataclasses.replace(run(1000, day=day), updated=1000 - gone, deleted=gone)
+            for day in (0, 1, 2)
+        ]
+        for gone in (0, 900)
+    )
+    sizes = []
+    for runs in (quiet, deleting):
+        found = by_name(predict(known(forced=Method.GROUP, runs=tuple(runs))))["by groups"]
+        assert found is not None
+        sizes.append(found)
+    updated, deleted = sizes
+    assert updated - deleted > 900 * 40 / 2
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_groups_are_a_candidate_of_as_many_rows_as_they_may_name(more: int) -> None:
     rows = GROUP_KEYS_MAX + more

@@ -444,6 +444,33 @@ def test_refining_makes_groups_larger() -> None:
     assert near.bytes_expected < far.bytes_expected
 
 
+@pytest.mark.parametrize("p_delete", [0.0, 0.002, 0.02, 0.2])
+@pytest.mark.parametrize("p_update", [0.001, 0.03])
+@pytest.mark.parametrize("wait", [0.0, 1e9], ids=["refined", "whole"])
+def test_deletions_and_regrouping_cost_what_they_are_priced(
+    p_delete: float, p_update: float, wait: float
+) -> None:
+    """Against bytes counted group by group: a deleted row costs its key; a group that lost rows one
+    hash, where groups are refined, and its other rows, where they are shipped whole."""
+    rows, row_bytes, key = 100_000, 200.0, 1.2
+    counted = Histogram.of(np.full(rows, p_update))
+    plan = grouping(counted, row_bytes=row_bytes, key_bytes=key, wait_bytes=wait, p_delete=p_delete)
+    assert plan.is_refined == (wait == 0)
+    size = int(plan.rows.max())
+    draw = np.random.default_rng(5)
+    groups = np.arange(rows) // size
+    gone, updated = draw.random(rows) < p_delete, draw.random(rows) < p_update
+    gone_of, updated_of = (np.bincount(groups, some) for some in (gone, updated & ~gone))
+    left_of = np.bincount(groups) - gone_of
+    spent = key * (rows + gone.sum()) + 8 * len(left_of)
+    if plan.is_refined:
+        spent += 8 * np.count_nonzero(gone_of)
+        spent += REFINED_BYTES * left_of[updated_of > 0].sum() + row_bytes * updated.sum()
+    else:
+        spent += row_bytes * left_of[(updated_of > 0) | (gone_of > 0)].sum()
+    assert plan.bytes_expected == pytest.approx(spent, rel=0.08)
+
+
 @given(st.lists(PROBABILITIES, min_size=1, max_size=80), st.integers(0, 100))
 def test_the_most_likely_rows(p: list[float], budget: int) -> None:
     counted = Histogram.of(np.array(p))
