@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.booted import INTERPRETER, Machine, boot
 from tests.harness.installation import Release
+from tests.harness.servers import PostgreSQL
 from tests.project.test_docs import scenario
 
 pytestmark = pytest.mark.xdist_group("deploy")  # one release for all
@@ -91,11 +92,11 @@ class Site:
             connection.commit()
         shutil.copyfile(self.database, self.machine.path("/srv/erp.db"))
 
-    def rows(self) -> list[tuple[int, str]]:
+    def rows(self, name: str = "orders") -> list[tuple[int, str]]:
         """Published rows."""
         copy = self.folder / "published"
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(self.machine.path("/var/lib/driftline/warehouse/orders"), copy)
+        shutil.copytree(self.machine.path(f"/var/lib/driftline/warehouse/{name}"), copy)
         table = DeltaTable(str(copy)).to_pyarrow_table(columns=["id", "note"])
         return sorted((row["id"], row["note"]) for row in table.to_pylist())
 
@@ -228,3 +229,37 @@ def test_a_reload_is_heard_and_a_stop_is_clean(site: Site) -> None:
     said = site.machine.run(f"systemctl start {REFRESH} 2>&1", status=1)
     assert "failed" in said
     assert site.machine.property(REFRESH, "ExecMainStatus") == "4", "UNREACHABLE"
+
+
+def test_two_processes_read_a_postgresql(site: Site, postgresql: PostgreSQL) -> None:
+    """In the sandbox: the driver, its socket, and a reader process with its pipe."""
+    database = postgresql.create_database("sandbox")
+    with postgresql.superuser(database) as admin:
+        admin.execute("CREATE TABLE wide (id INT PRIMARY KEY, note TEXT)")
+        admin.execute(
+            "INSERT INTO wide SELECT n, repeat(md5(n::text), 30) FROM generate_series(1, 20000) n"
+        )
+    postgresql.folder.chmod(0o755)
+    drop_in = site.machine.path(f"/etc/systemd/system/{SOURCE}.d/socket.conf")
+    drop_in.write_text(f"[Service]\nBindReadOnlyPaths={postgresql.folder}:/run/postgresql\n")
+    file = site.machine.path("/etc/driftline-source/source.toml")
+    text = file.read_text(encoding="utf-8")
+    url = f"postgresql://postgres@/{database}?host=/run/postgresql&port={postgresql.port}"
+    text = text.replace("sqlite:////srv/erp.db", url).replace('"orders"', '"wide"')
+    file.write_text(text.replace("[limits]", "[limits]\nreaders = 2"), encoding="utf-8")
+    warehouse = site.machine.path("/etc/driftline/warehouse.toml")
+    added = '[fragments.wide]\nsource = "erp"\nrelation = "orders"\n'
+    fragments = warehouse.read_text(encoding="utf-8")
+    warehouse.write_text(fragments.split("[fragments.")[0] + added, encoding="utf-8")
+    site.machine.run(f"systemctl daemon-reload && systemctl restart {SOURCE}")
+    site.refresh()
+    with postgresql.superuser(database) as admin:
+        admin.execute("UPDATE wide SET note = 'changed' WHERE id % 1000 = 7")
+        expected = admin.execute("SELECT id, note FROM wide ORDER BY id").fetchall()
+    site.refresh()
+    assert site.rows("wide") == expected
+    group = site.machine.property(SOURCE, "ControlGroup")
+    processes = site.machine.run(f"cat /sys/fs/cgroup{group}/cgroup.procs").split()
+    assert len(processes) == 2, "the agent and a reader"
+    site.machine.run(f"systemctl stop {SOURCE}")
+    postgresql.drop_database(database)
