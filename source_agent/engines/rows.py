@@ -181,17 +181,20 @@ class RowEncoder:
             ValueDoesNotFit: a value its declared type cannot hold.
             LimitExceeded: a row above ROW_BYTES_MAX.
         """
-        columns = list(zip(*block, strict=True))[: len(self._encoders)]
+        return self.of_columns(list(zip(*block, strict=True))[: len(self._encoders)])
+
+    def of_columns(self, columns: Sequence[Values]) -> Rows:
+        """Return the row bytes of at least one row, given by its columns. Raises as a call does."""
         try:
             rows = joined(columns, self._encoders, self._has_null)
         except _UNFIT:
-            rows = self._one_by_one(columns, block)
-        if max(map(len, rows)) > ROW_BYTES_MAX:
-            row, raw = max(zip(rows, block, strict=True), key=lambda pair: len(pair[0]))
-            raise _too_large(self._shape, self._key(raw), len(row))
+            rows = self._one_by_one(columns)
+        sizes = list(map(len, rows))
+        if (size := max(sizes)) > ROW_BYTES_MAX:
+            raise _too_large(self._shape, self._key(columns, sizes.index(size)), size)
         return rows
 
-    def _one_by_one(self, columns: Sequence[Values], block: Sequence[tuple[Any, ...]]) -> Rows:
+    def _one_by_one(self, columns: Sequence[Values]) -> Rows:
         """Encode a block with a value that did not fit.
 
         A NULL is noted for the next blocks. Other values are refused, in one error that names every
@@ -202,7 +205,7 @@ class RowEncoder:
             try:
                 self._encoders[number](values)
             except _UNFIT as error:
-                refused.append(self._explain(number, block, error))
+                refused.append(self._explain(number, columns, error))
             self._has_null[number] |= any(v is None for v in values)
         if refused:
             names = [error.where.removeprefix(f"{self._name}.") for error in refused]
@@ -210,28 +213,31 @@ class RowEncoder:
         return joined(columns, self._encoders, self._has_null)
 
     def _explain(
-        self, number: int, block: Sequence[tuple[Any, ...]], reason: Exception
+        self, number: int, columns: Sequence[Values], reason: Exception
     ) -> ValueDoesNotFit:
         column = self._shape.recipe.columns[number]
-        for row in block:
-            try:
-                self._encoders[number]((row[number],))
-            except _UNFIT:
-                break
-        else:
+        row = next((i for i, v in enumerate(columns[number]) if not self._fits(number, v)), None)
+        if row is None:
             raise reason
-        value = row[number]
+        value, key = columns[number][row], self._key(columns, row)
         kind = _STORED.get(type(value), "")
         return ValueDoesNotFit(
             f"The value {_printable(value)!r}{kind} is not one of the type {column.type}, "
-            f"in the row with key {self._key(row)}.",
+            f"in the row with key {key}.",
             remedy=_as_text([column.name]),
             where=f"{self._name}.{column.name}",
-            details={"value": _printable(value), "key": self._key(row)},
+            details={"value": _printable(value), "key": key},
         )
 
-    def _key(self, row: tuple[Any, ...]) -> str:
-        return ", ".join(map(_printable, row[: self._shape.recipe.key_columns]))
+    def _fits(self, number: int, value: Any) -> bool:
+        try:
+            self._encoders[number]((value,))
+        except _UNFIT:
+            return False
+        return True
+
+    def _key(self, columns: Sequence[Values], row: int) -> str:
+        return ", ".join(_printable(c[row]) for c in columns[: self._shape.recipe.key_columns])
 
 
 def row_encoder(
