@@ -20,11 +20,11 @@ from driftline.hours import DAY, Hours, overlapping
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
 from driftline.types import parse_type
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from source_agent.engines.interface import Fingerprint, Limits, Relation, Shape
-from source_agent.engines.registry import is_file
+from source_agent.engines.interface import Files, Fingerprint, Limits, Relation, Shape
+from source_agent.engines.registry import has_files, is_file
 from source_agent.hours import ScanHours
 
 _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
@@ -41,7 +41,7 @@ _LIMITS = (
 )  # fmt: skip
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
-    "derive", "scan", "rows_by_key",
+    "derive", "scan", "rows_by_key", "files", "format", "complete", "settle_s",
 )  # fmt: skip
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 _NEVER = "never"
@@ -158,9 +158,12 @@ def load(path: Path | str) -> SourceConfig:
     top = read(Path(path), _TOP)
     published = top.tables("relations", _RELATION)
     relations = {name: _served_relation(name, table) for name, table in published.items()}
+    database = _database(top.table("database", _DATABASE))
+    for table in published.values():
+        _check_kind(table, make_url(database.url))
     return SourceConfig(
         path=top.file,
-        database=_database(top.table("database", _DATABASE)),
+        database=database,
         server=_endpoint(top.table("server", _SERVER)),
         budget=_budget(top.table("limits", _LIMITS, required=False)),
         relations=MappingProxyType(relations),
@@ -250,9 +253,10 @@ def _hours(table: TomlTable, key: str) -> tuple[Hours, ...]:
 def _served_relation(name: str, table: TomlTable) -> ServedRelation:
     if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
         raise table.error("", f"A name is 1 to {NAME_BYTES_MAX} bytes of printable text.")
-    if table.has("table") == table.has("query"):
-        found = "both are given" if table.has("table") else "none is given"
-        raise table.error("", f"A relation is a `table` or a `query`; {found}.")
+    given = [setting for setting in ("table", "query", "files") if table.has(setting)]
+    if len(given) != 1:
+        found = " and ".join(given) + " are given" if given else "none is given"
+        raise table.error("", f"A relation is a `table`, a `query` or `files`; {found}.")
     if table.has("query") and table.has("where"):
         raise table.error("where", "It is for `table` only.", "Put the condition into the query.")
     columns = table.texts("columns")
@@ -274,6 +278,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         types=_types(table),
         fingerprint=_fingerprint(table),
         rows_by_key=table.integer("rows_by_key", default=0, least=BY_KEY_LEAST) or None,
+        files=_files(table),
     )
     allow = table.texts("allow")
     return ServedRelation(
@@ -282,6 +287,35 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         _derive(table, relation.fingerprint),
         _scan(table),
     )
+
+
+def _files(table: TomlTable) -> Files | None:
+    if not table.has("files"):
+        for setting in ("format", "complete", "settle_s"):
+            if table.has(setting):
+                raise table.error(setting, "It is for `files` only.", "Remove it.")
+        return None
+    if table.has("complete") == table.has("settle_s"):
+        found = "both are given" if table.has("complete") else "none is given"
+        raise table.error(
+            "complete",
+            f"A file is complete by its marker (`complete`) or after a time (`settle_s`); {found}.",
+            'Write complete = "{file}.done", or settle_s = 300.',
+        )
+    return Files(
+        table.text("files"),
+        table.path("format"),
+        table.optional_text("complete"),
+        table.optional_number("settle_s"),
+    )
+
+
+def _check_kind(table: TomlTable, url: URL) -> None:
+    """Raise ConfigurationError for a table of a folder, or for files of a database."""
+    if table.has("files") != has_files(url):
+        what = "files" if table.has("files") else "table" if table.has("table") else "query"
+        has = "files" if has_files(url) else "tables and queries"
+        raise table.error(what, f"{url.get_backend_name()} has {has}.", "Correct database.url.")
 
 
 def _scan(table: TomlTable) -> ScanHours | None:

@@ -137,7 +137,7 @@ def total(config: SourceConfig, engine: Engine, receipt: Receipt) -> Total:
         for rows in session.scan(shape):
             hi, lo = fingerprints(rows)
             digest += mix(receipt.salt, hi, lo).digest()
-        return Total(receipt, digest, session.as_of)
+        return Total(receipt, digest, shape.as_of or session.as_of)
     finally:
         session.close()
 

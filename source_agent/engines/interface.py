@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 from driftline.arrays import Positions
@@ -52,8 +53,23 @@ class Fingerprint(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """Files of a folder; the newest complete one is the relation (docs/dba-guide.md, Dump files).
+
+    `pattern`: of their names, with `*`, `?`, `[…]` and at most one `{%Y…}`, the time of the data.
+    `format`: the file that describes their columns. Exactly one of the others is set: `complete` is
+    the name of a marker, with `{file}`; `settle_s` the seconds in which a file did not change.
+    """
+
+    pattern: str
+    format: Path
+    complete: str | None = None
+    settle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation that the DBA published: a table, or a SELECT of hers. Exactly one of them is set.
+    """A relation that the DBA published: a table, a SELECT of hers, or files. Exactly one is set.
 
     `key` None means the primary key, `columns` None all columns.
     `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
@@ -71,6 +87,7 @@ class Relation:
     types: tuple[tuple[str, str], ...] = ()
     fingerprint: Fingerprint = Fingerprint.AGENT
     rows_by_key: int | None = None
+    files: Files | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,7 @@ class Shape:
     `notes`: facts for the DBA (such as columns read as text, and why), for `check`.
     `comparable`: of each column of the recipe.
     `row_security`: None if the engine has none.
+    `as_of`: the time of the relation's rows, if each relation of a session has its own; else empty.
     """
 
     relation: Relation
@@ -143,6 +161,7 @@ class Shape:
     plan: Plan | None = None
     row_security: RowSecurity | None = None
     unordered: str = ""
+    as_of: str = ""
 
     @property
     def not_by_key(self) -> str:
@@ -284,7 +303,8 @@ class Session(Protocol):
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         """Yield every row once, in batches; if `ordered`, by ascending integer key.
 
-        NULL keys are passed on: the caller finds and refuses them.
+        NULL keys are passed on: the caller finds and refuses them. An engine that sorts nothing
+        takes `ordered` only for a shape that is `ordered`.
 
         Raises:
             ValueDoesNotFit: a value that its declared type cannot hold; names column and key.

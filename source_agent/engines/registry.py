@@ -27,13 +27,15 @@ class EngineKind:
 
     `name` is also that of pip's extra. `opens` is the module that has `from_url(url, password,
     limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+` in a URL;
-    empty: none. `is_file`: the URL names a file, no host and no login.
+    empty: none. `is_file`: the URL names a file or a folder, no host and no login. `has_files`:
+    relations are files of a folder, not tables.
     """
 
     name: str
     opens: str
     driver: str = ""
     is_file: bool = False
+    has_files: bool = False
 
 
 _MARIADB = EngineKind("mariadb", "source_agent.engines.mariadb.session", "pymysql")
@@ -42,6 +44,7 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "mariadb": _MARIADB,
     "mysql": _MARIADB,
     "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
+    "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
 }
 
 
@@ -49,6 +52,12 @@ def is_file(url: URL) -> bool:
     """Return True if a URL names an engine whose databases are files."""
     kind = KINDS.get(url.get_backend_name())
     return kind is not None and kind.is_file
+
+
+def has_files(url: URL) -> bool:
+    """Return True if a URL names an engine whose relations are files of a folder."""
+    kind = KINDS.get(url.get_backend_name())
+    return kind is not None and kind.has_files
 
 
 def connect(url: str, password: str | None, limits: Limits) -> Engine:

@@ -170,7 +170,8 @@ def arrange(relation: Relation, known: Sequence[str], primary: Sequence[str]) ->
                 )
     key = tuple(relation.key or primary)
     if not key:
-        reason = "A query has no primary key" if relation.query else "The table has no primary key"
+        what = "A query" if relation.query else "A file" if relation.files else "The table"
+        reason = f"{what} has no primary key"
         raise ConfigurationError(
             f"{reason}, and the file names none.",
             remedy='Name columns that identify a row: key = ["…"].',

@@ -143,7 +143,7 @@ class Reader:
     @property
     def as_of(self) -> str:
         """Time of the snapshot, as text."""
-        return self._session.as_of
+        return self.shape.as_of or self._session.as_of
 
     def pause(self) -> None:
         """Release locks that would block writers while the agent waits for the network."""

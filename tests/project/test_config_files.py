@@ -164,7 +164,22 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
     ("line", "where", "says"),
     [
         ("", "relations.r", "none is given"),
-        ('table = "t"\nquery = "SELECT 1"', "relations.r", "both"),
+        ('table = "t"\nquery = "SELECT 1"', "relations.r", "table and query are given"),
+        ('files = "t-*"\nquery = "SELECT 1"', "relations.r", "query and files are given"),
+        ('files = "t-*"\nformat = "t.toml"', "relations.r.complete", "none is given"),
+        (
+            'files = "t-*"\nformat = "t.toml"\ncomplete = "{file}.done"\nsettle_s = 3',
+            "relations.r.complete",
+            "both are given",
+        ),
+        ('files = "t-*"\nsettle_s = 3', "relations.r.format", "missing"),
+        ('files = "t-*"\nformat = "t.toml"\nsettle_s = 0', "relations.r.settle_s", "more than 0"),
+        (
+            'files = "t-*"\nformat = "t.toml"\nsettle_s = 3',
+            "relations.r.files",
+            "sqlite has tables and queries",
+        ),
+        ('table = "t"\nsettle_s = 3', "relations.r.settle_s", "for `files` only"),
         ('query = "SELECT 1"\nwhere = "x"', "relations.r.where", "for `table` only"),
         ('table = "t"\nkey = []', "relations.r.key", "empty list"),
         ('table = "t"\nkey = ["ident"]\ncolumns = ["idents"]', "relations.r.key", "'idents'"),

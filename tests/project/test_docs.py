@@ -36,6 +36,7 @@ from driftline.types import WIDTHS, parse_type
 from source_agent import config as source_configure
 from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
+from source_agent.engines.dump import formats
 from source_agent.engines.interface import Limits
 from tests import ROOT
 from tests.harness.pair import plain
@@ -499,8 +500,10 @@ def test_toml_is_accepted_by_its_agent(block: Block, tmp_path: Path) -> None:
     file.write_text(block.text)
     if "warehouse" in parsed:
         assert warehouse_configure.load(file).fragments
-    else:
+    elif "server" in parsed:
         assert source_configure.load(file).relations
+    else:
+        assert formats.load(file).names
 
 
 # Lists that must be complete, and not longer than the truth.

@@ -1,0 +1,91 @@
+"""Dump files: the engine, made from a URL; it opens sessions and answers the DBA's commands.
+
+There is no login and no SQL: least privilege is that the agent's account reads the folder and
+writes nothing in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from driftline.errors import ConfigurationError
+from sqlalchemy.engine import URL
+
+from source_agent.engines.column_warnings import column_warnings, spark_warning
+from source_agent.engines.dump.folder import Folder
+from source_agent.engines.dump.session import DumpSession
+from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+
+
+class DumpEngine:
+    """Implement `interface.Engine`."""
+
+    name = "dump"
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self._path, self._limits = Path(path), limits
+
+    def open(self) -> DumpSession:
+        return DumpSession(self._path, self._limits)
+
+    def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
+        Folder(self._path).close()
+        found = [Privilege(f"list {self._path}", excess=False)]
+        if os.access(self._path, os.W_OK):
+            found.append(Privilege(f"create and replace files in {self._path}", excess=True))
+        return found
+
+    def scan_cost(self, shape: Shape) -> str:
+        with contextlib.closing(self.open()) as session:
+            file = session.file_of(shape)
+            return f"rows unknown in a file of {file.size / 2**20:,.1f} MiB: {file.name}"
+
+    def warnings(self, shape: Shape) -> list[str]:
+        return column_warnings(shape, lambda c, _: spark_warning(c, has_nan=True))
+
+    def grants(
+        self,
+        relations: Sequence[Relation],  # noqa: ARG002 - grants are those of the folder
+        *,
+        login: str,
+        connections: int,  # noqa: ARG002
+    ) -> str:
+        folder, user = shlex.quote(str(self._path)), shlex.quote(login)
+        return "\n".join(
+            (
+                "# Least privilege for driftline-source. Run as root. The agent's account may list",
+                "# the folder and read its files, also those to come, and nothing else.",
+                f"useradd --system --no-create-home --shell /usr/sbin/nologin {user}",
+                f"setfacl --modify u:{user}:rx {folder}",
+                f"setfacl --default --modify u:{user}:r {folder}",
+                f"find {folder} -maxdepth 1 -type f -exec setfacl --modify u:{user}:r {{}} +",
+                "",
+            )
+        )
+
+    def listed(self) -> list[Listed]:
+        raise ConfigurationError(
+            "Files do not say which columns and types they have, so `init` cannot propose them.",
+            remedy="Write source.toml and the formats yourself: docs/dba-guide.md, Dump files.",
+        )
+
+    def attempts(self, relation: Relation) -> list[str]:  # noqa: ARG002 - there is no SQL
+        return []
+
+    def templates(self, shapes: Sequence[Shape]) -> list[str]:  # noqa: ARG002 - there is no SQL
+        return []
+
+
+def from_url(url: URL, _password: str | None, limits: Limits) -> DumpEngine:
+    """Return the engine that a URL names. Raises ConfigurationError if it names no folder."""
+    if not url.database:
+        raise ConfigurationError(
+            "The URL names no folder.",
+            remedy="Write it as dump:////path/to/folder.",
+            where="database.url",
+        )
+    return DumpEngine(url.database, limits)

@@ -1,0 +1,269 @@
+"""Dump files: one session, which reads of each relation one file, however many newer ones come.
+
+Invariants: the file is chosen when the relation is described first, and stays open; every later
+read is of that file. Before a read and at its end the file must still be what it was, or the read
+ends with SnapshotLost; that comes before any other error, which the change may have caused.
+
+A file has no index. A read by key is a scan of which the other rows are dropped; `Shape` says so,
+and the warehouse plans without reads by key.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Final, TypeVar
+
+import numpy as np
+from driftline.arrays import Bools, Positions
+from driftline.columns import Block as RowBlock
+from driftline.columns import gather
+from driftline.derivations import Comparable
+from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, ValueDoesNotFit
+from driftline.key_order import KeyRange
+from driftline.keys import null_keys, positions
+
+from source_agent.engines.dump import choice, delimited, fixed_width, formats, streams, values
+from source_agent.engines.dump.blocks import Block
+from source_agent.engines.dump.folder import DumpFile, Folder
+from source_agent.engines.interface import BATCH_ROWS, Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, shape
+from source_agent.engines.rows import RowEncoder, row_encoder
+from source_agent.engines.sessions import SnapshotSession
+
+T = TypeVar("T")
+
+_TABLE_ONLY: Final = {
+    "where": "a file has no SQL",
+    "as_text": "declare the column `text` in its format",
+    "types": "the format has them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file that a relation is read from, and its format."""
+
+    file: DumpFile
+    format: formats.Format
+
+    def blocks(self, wanted: list[int]) -> Iterator[Block]:
+        """Yield the rows, of the columns with these numbers."""
+        name, format = self.file.name, self.format
+        if format.kind == "parquet":
+            found: Iterator[Block] = _parquet().blocks(self.file.reader(), format, wanted, name)
+            return found
+        packed = streams.pieces(self.file.reader(), name, self.file.size)
+        text = streams.in_utf8(packed, format.encoding, name)
+        parse = delimited.blocks if format.kind == "csv" else fixed_width.blocks
+        return parse(text, format, wanted, name)
+
+    def encoders(self) -> values.Encoders:
+        """Return the encoders of its values."""
+        if self.format.kind == "parquet":
+            found: values.Encoders = _parquet().encoders()
+            return found
+        return values.encoders(self.format)
+
+
+class DumpSession(SnapshotSession):
+    """Implement `interface.Session`."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        super().__init__()
+        self._limits = limits
+        self._folder = Folder(path)
+        self._sources: dict[object, _Source] = {}
+        self.as_of = choice.text_of(time.time_ns())
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        seconds = self._limits.statement_s
+        return [] if seconds is None else [TimeLimit("statement_timeout_s", seconds, is_idle=False)]
+
+    def answers(self, within_s: float) -> bool:  # noqa: ARG002 - there is no server
+        return True
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+
+    def close(self) -> None:
+        for source in self._sources.values():
+            source.file.close()
+        self._sources = {}
+        self._folder.close()
+
+    def describe(self, relation: Relation) -> Shape:
+        _refuse_settings(relation)
+        source = self._source(relation)
+        format = source.format
+        order = arrange(relation, format.names, ())
+        types = dict(zip(format.names, format.types, strict=True))
+        found = [
+            ReadColumn(
+                name,
+                types[name],
+                name,
+                values.form_of(types[name]),
+                nullable=format.kind == "parquet" or format.null is not None,
+                comparable=Comparable.NOTHING,
+            )
+            for name in order.names
+        ]
+        described = shape(relation, format.names, order, found, Access(source.file.name))
+        described = replace(
+            described,
+            as_of=source.file.as_of,
+            notes=(f"read from {source.file.name}, of {source.file.as_of}",),
+            unordered="a file has no index",
+        )
+        for _ in self._checked(source, self._blocks(described)):
+            break  # the first rows show whether the file is as its format says
+        return described
+
+    def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        assert not ordered, "no shape of a file is ordered"
+        source = self._source(shape.relation)
+        return self._checked(source, self._rows(shape, source))
+
+    def read_ranges(
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        assert shape.recipe.integer_key, "only an integer key has ranges"
+        if not len(first):
+            return
+        order = np.argsort(first)
+        first, last = first[order], last[order]
+        with_null = shape.may_be_null_in(first)
+        left = math.inf if rows_max is None else rows_max
+        for rows in self.scan(shape):
+            block = gather(rows)
+            null = null_keys(block, shape.recipe)
+            chosen = _within(block, shape, first, last, ~null)
+            if with_null and null.any():
+                chosen[int(np.flatnonzero(null)[0])] = True
+                with_null = False
+            found = [rows[i] for i in np.flatnonzero(chosen).tolist()]
+            if found:
+                yield found
+            left -= len(found)
+            if left < 0:
+                return
+
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        raise AssertionError(f"{shape.unordered}: {within}, {rows_max}")
+
+    def file_of(self, shape: Shape) -> DumpFile:
+        """Return the file that a described relation is read from."""
+        return self._source(shape.relation).file
+
+    def _source(self, relation: Relation) -> _Source:
+        files = relation.files
+        assert files is not None, "the settings were checked"
+        if files not in self._sources:
+            format = formats.load(files.format)
+            named = choice.pattern(files, relation.name)
+            self._sources[files] = _Source(self._folder.newest(files, named), format)
+        return self._sources[files]
+
+    def _blocks(self, shape: Shape) -> Iterator[Block]:
+        """Yield blocks of BATCH_ROWS rows at most."""
+        source = self._source(shape.relation)
+        wanted = [source.format.names.index(name) for name in plan_of(shape).reads]
+        for block in source.blocks(wanted):
+            self.refuse_interrupted()
+            self.pulse.beat()
+            if block.rows <= BATCH_ROWS:
+                yield block
+            else:
+                for start in range(0, block.rows, BATCH_ROWS):
+                    yield block.part(start, min(start + BATCH_ROWS, block.rows))
+
+    def _rows(self, shape: Shape, source: _Source) -> Iterator[Rows]:
+        encoder = row_encoder(shape, source.encoders())
+        ends_at = time.monotonic() + (self._limits.statement_s or math.inf)
+        for block in self._blocks(shape):
+            if time.monotonic() > ends_at:
+                raise DatabaseRefused(
+                    f"Reading {source.file.name!r} took longer than the file allows.",
+                    where=shape.relation.name,
+                    remedy="Raise `statement_timeout_s`.",
+                )
+            try:
+                yield encoder.of_columns(block.columns)
+            except ValueDoesNotFit:
+                raise _placed(encoder, block, source, shape) from None
+
+    def _checked(self, source: _Source, found: Iterator[T]) -> Iterator[T]:
+        """Yield what is found in a file that stays what it was."""
+        source.file.check()
+        try:
+            yield from found
+        except DriftlineError:
+            source.file.check()
+            raise
+        source.file.check()
+
+
+def _within(
+    block: RowBlock, shape: Shape, first: Positions, last: Positions, has_key: Bools
+) -> Bools:
+    """Return the rows, bool [rows], whose key lies in a range; ranges ascend and are disjoint."""
+    chosen = np.zeros(len(has_key), np.bool_)
+    rows = np.flatnonzero(has_key)
+    if len(rows):
+        keys = positions(block.take(rows), shape.recipe, 0)
+        at = np.searchsorted(first, keys, "right") - 1
+        chosen[rows] = (at >= 0) & (keys <= last[at])
+    return chosen
+
+
+def _placed(encoder: RowEncoder, block: Block, source: _Source, shape: Shape) -> ValueDoesNotFit:
+    """Return the error for the first row of a block with a value that does not fit, and where."""
+    for row in range(block.rows):
+        try:
+            encoder.of_columns([column[row : row + 1] for column in block.columns])
+        except ValueDoesNotFit as error:
+            place = block.place(row)
+            return ValueDoesNotFit(
+                f"{error.message} It is in {place} of the file {source.file.name!r}.",
+                remedy=f"Correct {source.format.file}: the type, `null`, `decimal`; or declare the"
+                " column `text`.",
+                where=error.where or shape.relation.name,
+                details={**error.details, "file": source.file.name, "place": place},
+            )
+    raise AssertionError("one of the rows does not fit")
+
+
+def _refuse_settings(relation: Relation) -> None:
+    if relation.files is None:
+        raise ConfigurationError(
+            "In a folder of dump files a relation is `files`.",
+            remedy='Write files = "accounts-*.csv" and format = "accounts.toml".',
+            where=relation.name,
+        )
+    for setting, why in _TABLE_ONLY.items():
+        if getattr(relation, setting):
+            raise ConfigurationError(
+                f"`{setting}` is for databases: {why}.",
+                remedy="Remove it.",
+                where=f"{relation.name}: {setting}",
+            )
+
+
+def _parquet() -> ModuleType:
+    """Return the module of Parquet; raise ConfigurationError if Arrow is not installed."""
+    try:
+        return import_module("source_agent.engines.dump.parquet")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Parquet needs pyarrow, which cannot be imported: {error}.",
+            remedy="pip install 'driftline[dump]'",
+        ) from None

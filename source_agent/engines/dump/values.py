@@ -1,0 +1,120 @@
+"""Dump files: the text of a value, as its format writes it, to the bytes of its declared type.
+
+Every text is the string form of its type (docs/types.md), with the decimal sign and the words for
+true and false of the format. Fast paths take blocks of values that can be nothing else, and give
+every other block to `string_encoder`: nothing is rounded, and no text is taken that is not a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Final
+
+from driftline.errors import ValueDoesNotFit
+from driftline.types import INTEGER_WIDTHS, DeclaredType
+from driftline.values import string_encoder
+
+from source_agent.engines import rows
+from source_agent.engines.dump.formats import Format
+from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
+
+DISTINCT_MAX: Final = 1 << 14  # values of a column whose bytes are kept: dates repeat
+_INTEGER: Final = b"0123456789-"
+_HEX: Final = b"0123456789abcdef"
+_REPEATING: Final = frozenset({"date", "time", "timestamp", "timestamptz", "timetz"})
+
+Encoders = Mapping[str, Callable[[DeclaredType], ColumnEncoder]]
+
+
+def form_of(type: DeclaredType) -> str:
+    """Return the name of a type's conversion."""
+    if type.kind in INTEGER_WIDTHS or type.kind == "oid":
+        return "integer"
+    if type.kind in {"numeric", "float4", "float8"}:
+        return type.kind.rstrip("48")
+    return type.kind if type.kind in {"bool", "text", "bytea"} else "string"
+
+
+def encoders(format: Format) -> Encoders:
+    """Return the encoders of a text file's values, by form."""
+    return {
+        "integer": lambda type: Fixed(type.kind, convert=int, check=_check_integers),
+        "numeric": partial(_decimals, sign=format.decimal.encode()),
+        "float": lambda type: _located_sign(rows.from_text(type), format.decimal.encode()),
+        "bool": lambda _: _bools(*format.truth),
+        "text": lambda _: Raw(),  # the whole file was checked
+        "bytea": lambda _: rows.variable(_bytes),
+        "string": _strings,
+    }
+
+
+def _check_integers(values: Values) -> None:
+    """Refuse what Python's `int` takes beyond digits and a minus sign."""
+    if _joined(values).translate(None, _INTEGER):
+        raise ValueDoesNotFit("not an integer")
+
+
+def _joined(values: Values) -> bytes:
+    try:
+        return b"".join(values)
+    except TypeError:
+        return b"".join([v for v in values if v is not None])
+
+
+def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
+    """Return the encoder of decimal numbers with this sign between whole part and decimals.
+
+    A double holds 15 digits: values of at most 16 characters take the way of `short_decimals`,
+    which refuses a decimal more than the type has; so does the exact way of all others.
+    """
+    exact = rows.from_text(type)
+    if type.precision is None or type.precision > rows.DOUBLE_DIGITS:
+        return _located_sign(exact, sign)
+    short = rows.short_decimals(type)
+    allowed = _INTEGER + b"."
+
+    def column(values: Values) -> list[bytes]:
+        is_short = max((len(v) for v in values if v is not None), default=0) <= 16
+        if is_short and not _joined(values).translate(None, allowed):
+            return short(values)
+        return exact(values)
+
+    return _located_sign(column, sign)
+
+
+def _located_sign(column: ColumnEncoder, sign: bytes) -> ColumnEncoder:
+    """Return an encoder of numbers with another decimal sign, in which a point is refused."""
+    if sign == b".":
+        return column
+
+    def converted(values: Values) -> list[bytes]:
+        if b"." in _joined(values):
+            raise ValueDoesNotFit("a point is not the decimal sign")
+        return column([None if v is None else v.replace(sign, b".") for v in values])
+
+    return converted
+
+
+def _bools(true: bytes, false: bytes) -> ColumnEncoder:
+    known = {true: b"\x01", false: b"\x00"}
+
+    def encode(value: bytes) -> bytes:
+        if value not in known:
+            raise ValueDoesNotFit("not a truth value")
+        return known[value]
+
+    return rows.variable(encode)
+
+
+def _bytes(value: bytes) -> bytes:
+    if value.translate(None, _HEX):  # `fromhex` takes blanks and upper case
+        raise ValueDoesNotFit("not lower-case hexadecimal digits")
+    return bytes.fromhex(value.decode())
+
+
+def _strings(type: DeclaredType) -> ColumnEncoder:
+    if type.kind not in _REPEATING:
+        return rows.from_text(type)
+    encode = string_encoder(type)
+    return rows.variable(lru_cache(DISTINCT_MAX)(lambda value: encode(value.decode())))

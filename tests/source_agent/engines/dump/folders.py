@@ -1,0 +1,39 @@
+"""A folder with one relation, for tests of the dump engine below the agent."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from source_agent.engines.interface import Files, Limits, Relation
+from source_agent.engines.registry import connect
+from tests.conformance.engine_reads import Read, decoded, flat
+
+ACCOUNTS = """
+null = ""
+[columns]
+id = "int8"
+name = "text"
+balance = "numeric(9,2)"
+"""
+
+
+class Accounts:
+    """Files named `a-*`, complete as soon as they are there, of the format `text`."""
+
+    def __init__(self, folder: Path, text: str = ACCOUNTS, pattern: str = "a-*") -> None:
+        self.folder = folder
+        self.format = folder / "accounts.toml"
+        self.format.write_text(text)
+        files = Files(pattern, self.format, settle_s=1e-9)
+        self.relation = Relation("accounts", key=("id",), files=files)
+
+    def put(self, data: bytes, name: str = "a-1.csv") -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def read(self) -> list[Read]:
+        with closing(connect(f"dump:///{self.folder}", None, Limits()).open()) as session:
+            shape = session.describe(self.relation)
+            return [decoded(row, shape) for row in flat(session.scan(shape))]
