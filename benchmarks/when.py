@@ -36,6 +36,7 @@ HISTORIES = {
 }
 INTERVALS_H = {"a day": 24, "a week": 168}
 RELEARN_H = 168
+INTERVAL_MAX_S = 28 * 86_400
 POLICIES = (
     "fixed",
     "threshold",
@@ -137,9 +138,7 @@ def costs(history: History, hours: float, zone: str) -> dict[str, tuple[float, f
     span = (history.split, history.end, weighted)
     grid = [replay.fixed(h, history.paid_at, history.paid_rows, *span) for h in hours * GRID]
     best = min(grid, key=lambda one: one.total(price))
-    timing = Timing(
-        "", refreshes_per_day=24 / hours, interval_max_s=int(4 * hours * HOUR_S), zone=zone
-    )
+    timing = Timing("", refreshes_per_day=24 / hours, interval_max_s=INTERVAL_MAX_S, zone=zone)
 
     def of(policy: Policy, probes: bool = False) -> Callable[[], Cost]:
         return lambda: closed_loop(history, replace(timing, policy=policy), probes)

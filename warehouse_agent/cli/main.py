@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -215,9 +216,10 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
         multiple=True,
         help="Leave a view, and the views over it, as they are. May be given again.",
     ),
+    click.option("--due", is_flag=True, help="Only what `driftline schedule` says is due."),
 )
 def refresh(
-    config: WarehouseConfig, _chosen: Chosen, without: Sequence[str], **options: Any
+    config: WarehouseConfig, _chosen: Chosen, without: Sequence[str], due: bool, **options: Any
 ) -> list[int]:
     """Make fragments, by default all, equal to their relations; prove it; publish.
 
@@ -228,7 +230,43 @@ def refresh(
 
     _leave_out_pandas()
     patterns: Sequence[str] = click.get_current_context().params["names"]
-    return commands.refresh(config, select(config, patterns, not patterns, without), **options)
+    selection = select(config, patterns, not patterns, without)
+    if due:
+        from warehouse_agent.cli.schedule import due as timetable
+
+        selection = timetable.due(config, selection, without, datetime.now(UTC))
+        if not selection.fragments:
+            return []
+    return commands.refresh(config, selection, **options)
+
+
+@_on_fragments()
+def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[int]:
+    """Show which fragments are due, why, and when the others will be.
+
+    No source is asked. Of a view that is named, all that it reads is shown.
+    """
+    from warehouse_agent.cli.schedule import due as timetable
+    from warehouse_agent.views.selection import select
+
+    patterns: Sequence[str] = click.get_current_context().params["names"]
+    selection = select(config, patterns, not patterns)
+    return timetable.schedule(config, selection, datetime.now(UTC), **options)
+
+
+@cli.command()
+@click.argument("name")
+@_json
+@click.pass_obj
+def fit(config: Path, name: str, as_json: bool) -> None:
+    """Show when a relation changes, as its refreshes tell, and what they cannot tell."""
+    from warehouse_agent.cli.schedule import fit as model
+    from warehouse_agent.config import select
+    from warehouse_agent.views.inputs import load
+
+    loaded = load(config)
+    for fragment in select(loaded, [name], False):
+        model.fitted(loaded, fragment, as_json=as_json)
 
 
 @cli.command()

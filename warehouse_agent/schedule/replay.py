@@ -16,8 +16,7 @@ from warehouse_agent.schedule.fit import Model, fit
 from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.week import HOUR_S, Week
 
-LEARNED = 2 / 3  # of a history; the rest is replayed
-REPLAYED_MIN = 10  # intervals
+REPLAYED_MIN = 10  # intervals in a third of a history
 PHASES = 8  # of a fixed interval, over which its cost is averaged
 _MOMENT_S = 1.0
 
@@ -119,33 +118,33 @@ def gain(
     planned: Callable[[Model], tuple[Integers, float]],
     hours: float,
 ) -> float | None:
-    """Return what a plan costs over what a fixed interval of `hours` costs, in the last third of
-    the history, if the model learns from the first two; None: the history is too short.
+    """Return what a plan costs over what a fixed interval of `hours` costs, in the second and in
+    the last third of the history, if the model learns from what was before; None: it is too short.
 
-    When changes happened within an interval is not known. The greater ratio counts of two: all at
-    the start of their interval, all at its end. Placing them by the model would flatter it.
+    The greatest of four ratios counts: of each third, with all changes at the start of their
+    interval, and all at its end. Where they lay is not known, and placing them by the model would
+    flatter it; one third may be luck.
 
     Args:
         weights: of each hour of the week, [168].
         planned: the plan of a model, and the price of a refresh in row-hours.
     """
-    known = int(len(memory.recent) * LEARNED)
-    rest = memory.recent[known:]
-    if len(rest) < REPLAYED_MIN or not any(one.changed for one in rest):
-        return None
-    model = fit(replace(memory, recent=memory.recent[:known]), zone)
-    assert model is not None
-    plan, price = planned(model)
-    week, start, end = Week(zone), rest[0].start, rest[-1].end
-    weighted = hours_of(week, weights)
-    ratios = []
-    for place in (_at_start, _at_end):
+    third = len(memory.recent) // 3
+    ratios: list[float] = []
+    for known in (third, 2 * third):
+        rest = memory.recent[known : known + third]
         changed = [one for one in rest if one.changed]
-        at = np.array([place(one) for one in changed])
-        rows = np.array([one.changed for one in changed])
-        by_model = cost(by_plan(plan, week, start, end), at, rows, end=end, weighted=weighted)
-        by_clock = fixed(hours, at, rows, start, end, weighted)
-        ratios.append(by_model.total(price) / by_clock.total(price))
+        model = fit(replace(memory, recent=memory.recent[:known]), zone) if known else None
+        if third < REPLAYED_MIN or not changed or model is None or model.mean <= 0:
+            return None
+        plan, price = planned(model)
+        week, start, end = Week(zone), rest[0].start, rest[-1].end
+        rows, weighted = np.array([one.changed for one in changed]), hours_of(week, weights)
+        for place in (_at_start, _at_end):
+            at = np.array([place(one) for one in changed])
+            by_model = cost(by_plan(plan, week, start, end), at, rows, end=end, weighted=weighted)
+            by_clock = fixed(hours, at, rows, start, end, weighted)
+            ratios.append(by_model.total(price) / by_clock.total(price))
     return max(ratios)
 
 

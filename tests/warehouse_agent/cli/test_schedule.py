@@ -1,0 +1,177 @@
+"""`schedule`, `refresh --due` and `fit`: on a real source and a real table, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from driftline.hours import DAYS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair
+from tests.warehouse_agent.schedule.weeks import OFFICE, THREE, every, remembered
+from warehouse_agent.cli.main import cli
+from warehouse_agent.cli.schedule import due as timetable
+from warehouse_agent.cli.schedule.fit import spans
+from warehouse_agent.schedule.timing import Timing
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.views.inputs import load
+from warehouse_agent.views.selection import select
+
+SETTINGS = 'refreshes_per_day = 4\n[views.report]\nquery = "SELECT id FROM orders"\n'
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    for table in ("orders", "items"):
+        legacy.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, note TEXT)")
+        legacy.execute(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
+    relations = {"items": 'table = "items"', "orders": 'table = "orders"'}
+    with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as made:
+        made.small_bytes = 32 << 20
+        yield made
+    legacy.close()
+
+
+def run(pair: Pair, *words: str, more: str = "") -> Result:
+    file = pair.warehouse_toml()
+    file.write_text(file.read_text() + more)
+    return CliRunner().invoke(cli, ["--config", str(file), *words])
+
+
+def at(pair: Pair, name: str, hours: float) -> timetable.Scheduled:
+    config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
+    return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp())
+
+
+def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
+    assert at(pair, "orders", 0).decision.why == "never refreshed"
+    pair.refresh("orders")
+    for hours, is_due in ((0, False), (23, False), (24.1, True), (100, True)):
+        found = at(pair, "orders", hours).decision
+        assert found.due == is_due
+        assert found.why.startswith("every 24 h")
+    assert at(pair, "items", 0).decision.due
+
+
+def test_refresh_of_what_is_due(pair: Pair) -> None:
+    pair.refresh("items")
+    first = run(pair, "refresh", "--due", "--json")
+    assert first.exit_code == 0, first.output
+    assert [json.loads(line)["name"] for line in first.stdout.splitlines()] == ["orders"]
+    again = run(pair, "refresh", "--due", "--json")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert "Nothing is due. Next: items: not before 20" in again.stderr
+    config = pair.config()
+    tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
+    chosen = timetable.due(config, select(config, [], True), (), tomorrow)
+    assert [fragment.name for fragment in chosen.fragments] == ["items", "orders"]
+
+
+def test_schedule_says_when_and_why(pair: Pair) -> None:
+    pair.refresh("orders")
+    said = run(pair, "schedule", more="refreshes_per_day = 4\n")
+    assert said.exit_code == 0, said.output
+    items, orders = said.stdout.splitlines()
+    assert items == "items: due now: never refreshed"
+    assert orders.startswith("orders: not before 20")
+    assert orders.endswith("Z (in 5 hours): every 6 h")
+    body = json.loads(run(pair, "schedule", "orders", "--json", more=SETTINGS).stdout)
+    assert (body["name"], body["due"], body["policy"]) == ("orders", False, "fixed")
+    assert datetime.fromisoformat(body["at"]) > datetime.now(UTC)
+
+
+def test_a_refresh_that_changes_rows_teaches(pair: Pair) -> None:
+    pair.refresh("orders")
+    pair.legacy.execute("UPDATE orders SET note = 'c' WHERE id = 1")
+    memory = pair.warehouse / PRIVATE / "schedule" / "orders.json"
+    # The snapshots of two refreshes have different milliseconds of the source's clock.
+    assert pair.refresh("orders").rows_updated == 1
+    kept = json.loads(memory.read_text())
+    assert len(kept["recent"]) + kept["dropped"] == 1
+    said = run(pair, "fit", "orders")
+    assert said.exit_code == 0, said.output
+
+
+def test_the_goal_of_a_view_passes_to_what_it_reads(tmp_path: Path) -> None:
+    file = tmp_path / "warehouse.toml"
+    file.write_text(
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
+        'time_zone = "Europe/Vienna"\n[fragments.orders]\nsource = "erp"\nrefreshes_per_day = 2\n'
+        '[fragments.items]\nsource = "erp"\n[fragments.alone]\nsource = "erp"\n'
+        '[views.lines]\nquery = "SELECT id FROM items"\n'
+        '[views.report]\nquery = "SELECT o.id FROM orders o JOIN lines l ON o.id = l.id"\n'
+        'freshness = "1h"\n'
+    )
+    config = load(file)
+    zone = "Europe/Vienna"
+    found = {n: timetable.timings_of(config, f) for n, f in config.fragments.items()}
+    report = Timing("report", freshness_s=3600, zone=zone)
+    assert found == {
+        "orders": [Timing("orders", refreshes_per_day=2, zone=zone), report],
+        "items": [report],
+        "alone": [Timing("alone", zone=zone)],
+    }
+
+
+def fitted(tmp_path: Path, *words: str, hours: float) -> str:
+    file = tmp_path / "warehouse.toml"
+    file.write_text(
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
+        '[fragments.orders]\nsource = "erp"\n'
+    )
+    memory = replace(remembered(THREE, every(hours), np.random.default_rng(1)), dropped=2)
+    body = json.dumps(memory.to_json()).encode()
+    Store(str(tmp_path / "w")).write(body, PRIVATE, "schedule", "orders.json")
+    said = CliRunner().invoke(cli, ["--config", str(file), "fit", "orders", *words])
+    assert said.exit_code == 0, said.output
+    return said.stdout
+
+
+def test_fit_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
+    said = fitted(tmp_path, hours=24)
+    assert "changed rows an hour, from 84 intervals" in said
+    assert "hours of the day are not known: all 84 refreshes were at about the same hour" in said
+    assert "  Mon-Fri: " in said
+    assert "dropped, because the clock of the source was set: 2" in said
+    assert "goodness of fit: not contradicted" in said
+    body = json.loads(fitted(tmp_path, "--json", hours=6))
+    assert body["not_known"] == []
+    assert body["rows_per_hour"] == pytest.approx(THREE.mean(), rel=0.1)
+    assert all(s["low"] <= s["rows_per_hour"] <= s["high"] for s in body["segments"])
+
+
+def test_fit_of_nothing(pair: Pair) -> None:
+    said = run(pair, "fit", "orders")
+    assert said.stdout == ("orders: no interval between two complete refreshes is known yet\n")
+    assert json.loads(run(pair, "fit", "orders", "--json").stdout)["model"] is None
+    assert run(pair, "fit", "ordrs").exit_code != 0
+
+
+def test_hours_in_words() -> None:
+    assert spans(OFFICE) == "Mon-Fri 09:00-18:00"
+    assert spans(OFFICE < 2) == "all hours"
+    assert spans(np.arange(168) % 24 == 23) == "Mon-Sun 23:00-24:00"
+
+
+@given(st.lists(st.booleans(), min_size=168, max_size=168))
+def test_hours_in_words_are_those_hours(chosen: list[bool]) -> None:
+    found = np.zeros((7, 24), np.bool_)
+    text = spans(np.array(chosen))
+    for part in text.split(", ") if text != "all hours" and text else []:
+        days, *hours = part.split(" ")
+        first, _, last = days.partition("-")
+        for day in range(DAYS.index(first), DAYS.index(last or first) + 1):
+            for span in hours or ["00:00-24:00"]:
+                found[day, int(span[:2]) : int(span[6:8])] = True
+    assert (found if text != "all hours" else ~found).reshape(-1).tolist() == chosen

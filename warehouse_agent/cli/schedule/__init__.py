@@ -1,0 +1,1 @@
+"""The commands about when to refresh."""

@@ -1,0 +1,138 @@
+"""`schedule`: what is due, why, and when the rest will be; `refresh --due` refreshes that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+
+from warehouse_agent.cli.status import age
+from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.history import intervals
+from warehouse_agent.report import counted, utc_at
+from warehouse_agent.runs.each_fragment import each
+from warehouse_agent.schedule.decide import Circumstances, Decision, decide
+from warehouse_agent.schedule.timing import Timing
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.views import graph
+from warehouse_agent.views.inputs import inputs_of
+from warehouse_agent.views.selection import Selection, select
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The decision about one fragment, and how many of its intervals a wrong clock made useless."""
+
+    name: str
+    decision: Decision
+    dropped: int = 0
+
+    def to_json(self) -> str:
+        """Return it as one JSON object; `at` is ISO 8601 in UTC."""
+        body = asdict(self.decision) | {"at": utc_at(self.decision.at)}
+        return json.dumps({"name": self.name, **body, "intervals_dropped": self.dropped})
+
+    def text(self, now: datetime) -> str:
+        """Return it as a line for people."""
+        found, at = self.decision, utc_at(self.decision.at)
+        when = "due now" if found.due else f"not before {at} ({age(at, now)})"
+        by = "" if found.by == self.name else f", for {found.by}"
+        return f"{self.name}: {when}: {found.why}{by}{_expected(found)}{self._dropped()}"
+
+    def _dropped(self) -> str:
+        if not self.dropped:
+            return ""
+        verb = "was" if self.dropped == 1 else "were"
+        return (
+            f"; {counted(self.dropped, 'interval')} {verb} dropped, because the clock of the source"
+            " was set"
+        )
+
+
+def _expected(found: Decision) -> str:
+    """Return in words what is expected of a refresh at the decided moment."""
+    if found.rows is None or found.row_hours is None or found.stale_hours is None:
+        return ""
+    sent = "" if found.bytes is None else f", {found.bytes:,.0f} bytes"
+    return (
+        f"; expected until then: {found.rows:,.1f} changed rows, {found.row_hours:,.1f} row-hours,"
+        f" {found.stale_hours:,.1f} stale hours{sent}"
+    )
+
+
+def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
+    """Return the timings of a fragment and of the views over it; a daily one if there is none.
+
+    The timing of a view has the time zone of the fragment's source, if it names none.
+    """
+    over = graph.above([fragment.name], inputs_of(config.views))
+    asked = [config.views[name].timing for name in config.views if name in over]
+    found = [one for one in (fragment.timing, *asked) if one is not None]
+    zone = fragment.source.time_zone
+    return [replace(one, zone=one.zone or zone) for one in found] or [
+        Timing(fragment.name, zone=zone)
+    ]
+
+
+def scheduled(config: WarehouseConfig, store: Store, fragment: Fragment, now: float) -> Scheduled:
+    """Return the decision about a fragment. The source is not asked.
+
+    Args:
+        now: seconds since 1970.
+
+    Raises:
+        WarehouseUnavailable: what is published, or its history, cannot be read.
+    """
+    memory = intervals.remembered(store, fragment.name, fragment.time_zone)
+    duration_s, sent = intervals.habits(store, fragment.name)
+    is_published = formats.head(store, fragment.name) is not None
+    given = Circumstances(
+        last=memory.last if is_published else None,
+        allowed=fragment.source.refresh_hours,
+        duration_s=duration_s,
+        bytes=sent,
+    )
+    found = decide(memory, timings_of(config, fragment), given, now)
+    return Scheduled(fragment.name, found, memory.dropped)
+
+
+def schedule(
+    config: WarehouseConfig, chosen: Selection, now: datetime, *, as_json: bool
+) -> list[int]:
+    """Print the decision about each fragment."""
+    store = Store.of(config)
+
+    def one(fragment: Fragment) -> None:
+        found = scheduled(config, store, fragment, now.timestamp())
+        print(found.to_json() if as_json else found.text(now), flush=True)
+
+    return each(chosen.fragments, one, as_json=as_json, command="schedule")
+
+
+def due(
+    config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
+) -> Selection:
+    """Return what of a selection is due now: fragments, and the views that move with them.
+
+    A fragment about which nothing can be decided is due: its refresh says what is wrong. If none is
+    due, the next moment is printed on stderr.
+    """
+    store = Store.of(config)
+    names: list[str] = []
+    later: list[Scheduled] = []
+
+    def one(fragment: Fragment) -> None:
+        found = scheduled(config, store, fragment, now.timestamp())
+        (names.append(found.name) if found.decision.due else later.append(found))
+
+    codes = each(chosen.fragments, one, as_json=False, command="schedule")
+    names += [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
+    if names:
+        return select(config, names, False, without)
+    if later:
+        first = min(later, key=lambda found: found.decision.at)
+        print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
+    return Selection(())
