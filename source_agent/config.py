@@ -37,13 +37,14 @@ _DATABASE = (
 _SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
 _LIMITS = (
     "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
-    "snapshot_seconds",
+    "snapshot_seconds", "activity_seconds",
 )  # fmt: skip
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
-    "derive", "scan", "rows_by_key", "files", "format", "complete", "settle_s",
+    "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
 )  # fmt: skip
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
+ACTIVITY_S = 60.0  # between two questions of a client about activity
 _NEVER = "never"
 
 
@@ -88,6 +89,8 @@ class Budget:
     `scans_at_once`: relations answered at the same time. `readers`: processes that read one scan,
     each over its own connection; all scans share the `readers` - 1 worker processes.
     `rows_per_second`: read. `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
+    `activity_s`: the shortest time between two questions of a client about activity; None: the
+    counters are never read.
     """
 
     scans_at_once: int = 2
@@ -97,6 +100,7 @@ class Budget:
     pause_file: Path | None = None
     quiet_hours: tuple[Hours, ...] = ()
     snapshot_s: float | None = None
+    activity_s: float | None = ACTIVITY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,14 @@ class ServedRelation:
     """A relation, and the clients that may read it: names of their certificates; None: all.
 
     `derive`: what a warehouse may choose of it. `scan`: when scans may begin; None: always.
+    `activity`: its counters may be read.
     """
 
     relation: Relation
     allow: frozenset[str] | None = None
     derive: frozenset[Part] = frozenset()
     scan: ScanHours | None = None
+    activity: bool = True
 
     def admits(self, names: frozenset[str]) -> bool:
         """Return True if a client with these names may read it."""
@@ -233,6 +239,7 @@ def _budget(table: TomlTable) -> Budget:
         pause_file=table.optional_path("pause_file"),
         quiet_hours=_hours(table, "quiet_hours"),
         snapshot_s=table.optional_number("snapshot_seconds"),
+        activity_s=table.number_or("activity_seconds", _NEVER, default=ACTIVITY_S),
     )
 
 
@@ -286,6 +293,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         None if allow is None else frozenset(allow),
         _derive(table, relation.fingerprint),
         _scan(table),
+        table.flag("activity") or not table.has("activity"),
     )
 
 

@@ -19,6 +19,85 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ActivityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    RELATIONS_FIELD_NUMBER: _builtins.int
+    protocol: _builtins.int
+    @_builtins.property
+    def relations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        protocol: _builtins.int = ...,
+        relations: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "relations", b"relations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityRequest: _TypeAlias = ActivityRequest  # noqa: Y015
+
+@_typing.final
+class ActivityReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def activities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Activity]:
+        """of the request's relations, in their order"""
+
+    def __init__(
+        self,
+        *,
+        activities: _abc.Iterable[Global___Activity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityReply: _TypeAlias = ActivityReply  # noqa: Y015
+
+@_typing.final
+class Activity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    identity: _builtins.bytes
+    """differs if counting began anew"""
+    changes: _builtins.int
+    """rows inserted, updated and deleted since counting began"""
+    flag: _builtins.bytes
+    """differs if something changed"""
+    unknown: _builtins.str
+    """nothing is known, and why"""
+    def __init__(
+        self,
+        *,
+        identity: _builtins.bytes = ...,
+        changes: _builtins.int = ...,
+        flag: _builtins.bytes = ...,
+        unknown: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "flag", b"flag", "unknown", b"unknown", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "flag", b"flag", "identity", b"identity", "unknown", b"unknown", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["changes", "flag", "unknown"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___Activity: _TypeAlias = Activity  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1034,6 +1113,7 @@ class Finished(_message.Message):
     VOUCHED_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     count: _builtins.int
     sum: _builtins.bytes
@@ -1049,6 +1129,10 @@ class Finished(_message.Message):
     def row_security(self) -> Global___RowSecurity:
         """under which the rows were read"""
 
+    @_builtins.property
+    def activity(self) -> Global___Activity:
+        """before the snapshot began; absent: not read, or the source is older"""
+
     def __init__(
         self,
         *,
@@ -1062,10 +1146,11 @@ class Finished(_message.Message):
         vouched: _builtins.bool = ...,
         changed: _builtins.bool = ...,
         row_security: Global___RowSecurity | None = ...,
+        activity: Global___Activity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["row_security", b"row_security"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,11 @@ class SourceStub:
                 request_serializer=driftline_dot_wire__pb2.Request.SerializeToString,
                 response_deserializer=driftline_dot_wire__pb2.Reply.FromString,
                 _registered_method=True)
+        self.Activity = channel.unary_unary(
+                '/driftline.Source/Activity',
+                request_serializer=driftline_dot_wire__pb2.ActivityRequest.SerializeToString,
+                response_deserializer=driftline_dot_wire__pb2.ActivityReply.FromString,
+                _registered_method=True)
 
 
 class SourceServicer:
@@ -63,6 +68,13 @@ class SourceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Activity(self, request, context):
+        """Tell cheaply, without a scan, whether relations may have changed: a hint, which proves nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SourceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_SourceServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=driftline_dot_wire__pb2.Request.FromString,
                     response_serializer=driftline_dot_wire__pb2.Reply.SerializeToString,
+            ),
+            'Activity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activity,
+                    request_deserializer=driftline_dot_wire__pb2.ActivityRequest.FromString,
+                    response_serializer=driftline_dot_wire__pb2.ActivityReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Source:
             '/driftline.Source/Exchange',
             driftline_dot_wire__pb2.Request.SerializeToString,
             driftline_dot_wire__pb2.Reply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Activity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/driftline.Source/Activity',
+            driftline_dot_wire__pb2.ActivityRequest.SerializeToString,
+            driftline_dot_wire__pb2.ActivityReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,9 +29,10 @@ _MODE = 0o640
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One request. `outcome` is `equal`, `sent`, `cancelled`, `described`, or an error code.
+    """One request. `outcome`: `equal`, `sent`, `cancelled`, `described`, `probed`, an error code.
 
-    `relation` is empty for a list of relations, and for a stream that ended before it named one.
+    `relation` is empty for a list of relations, for a stream that ended before it named one, and
+    for a question about the activity of several; `relations` is their number, 0 elsewhere.
     `chosen_columns` and `chosen_rows` are those of a derivation; empty: all.
     """
 
@@ -45,6 +46,7 @@ class AuditEntry:
     seconds: float = 0.0
     chosen_columns: str = ""
     chosen_rows: str = ""
+    relations: int = 0
 
     def choose(self, derivation: Derivation) -> None:
         """Note what a derivation chooses."""
@@ -82,10 +84,10 @@ class Audit:
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)
         for chosen in ("chosen_columns", "chosen_rows"):
-            if facts[chosen]:
-                facts[chosen] = facts[chosen][:DERIVATION_CHARACTERS_MAX]
-            else:
-                del facts[chosen]
+            facts[chosen] = facts[chosen][:DERIVATION_CHARACTERS_MAX]
+        for rare in ("chosen_columns", "chosen_rows", "relations"):
+            if not facts[rare]:
+                del facts[rare]
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": time, **facts}) + "\n"
         try:

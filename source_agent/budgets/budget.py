@@ -14,19 +14,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import NotNow
 from driftline.key_order import KeyRange
 from driftline.types import Column
 
 from source_agent.budgets.places import Places
+from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
 from source_agent.config import Budget
 from source_agent.engines.interface import (
@@ -120,6 +122,7 @@ class Governor:
         )
         self._rows = Bucket(budget.rows_per_second, clock)
         self._bytes = Bucket(budget.bytes_per_second, clock)
+        self.activity_turns = Turns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
 
     def adopt(self, budget: Budget) -> None:
@@ -199,6 +202,10 @@ class GovernedSession:
     @property
     def as_of(self) -> str:
         return self._session.as_of
+
+    @property
+    def activities(self) -> Mapping[str, Activity]:
+        return self._session.activities
 
     @property
     def generation(self) -> int:

@@ -14,12 +14,13 @@ and rounds some types.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from driftline.activity import Activity
 from driftline.arrays import Positions
 from driftline.derivations import Comparable, Comparison, Derivation
 from driftline.key_order import KeyRange
@@ -265,6 +266,10 @@ class Session(Protocol):
         """The pulse that beats when the database delivers something."""
 
     @property
+    def activities(self) -> Mapping[str, Activity]:
+        """The activity of relations, by name, from before the snapshot began (`Engine.open`)."""
+
+    @property
     def generation(self) -> int:
         """A number that grows when the session's next reads see other data than the last ones."""
 
@@ -403,8 +408,12 @@ class Engine(Protocol):
     def name(self) -> str:
         """The engine's name, such as `postgresql`."""
 
-    def open(self) -> Session:
-        """Open a session with a new read-only snapshot."""
+    def open(self, probed: Sequence[Relation] = ()) -> Session:
+        """Open a session with a new read-only snapshot.
+
+        Before it the activity of `probed` is read, by one statement; an engine that knows none, or
+        whose statement failed, says so or leaves it out.
+        """
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         """Return the login's privileges from the catalogues, without trying to write."""

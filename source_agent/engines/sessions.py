@@ -7,9 +7,10 @@ beyond it. Connections, statements and the errors of a driver are each engine's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import DatabaseUnavailable, DriftlineError
 from driftline.types import Column
@@ -32,6 +33,7 @@ class SnapshotSession:
     def __init__(self) -> None:
         self.consistency = Consistency.EXACT
         self.generation = 0
+        self.activities: Mapping[str, Activity] = {}
         self.pulse = Pulse()
         self._is_interrupted = False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from driftline import wire_pb2 as pb
+from driftline.activity_messages import to_message
 from driftline.errors import MalformedMessage
 from driftline.negotiation import check_fields
 
@@ -50,6 +51,7 @@ class Comparison:
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
         self._scan = Scan(reader, frames, parsed.ours, pool)
+        self._activity = session.activities.get(shape.relation.name)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
         """Yield every reply to the opening and to the requests that follow it.
@@ -86,5 +88,6 @@ class Comparison:
                 scans=reader.tally.scans,
                 rows_read=reader.tally.rows_read,
                 row_security=security.message() if security else None,
+                activity=to_message(self._activity) if self._activity else None,
             )
         )

@@ -7,10 +7,11 @@ at the same cost: no SQL. Descriptions contain names and types, never values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
+from driftline.activity import NotKnown
 from driftline.derivation_messages import from_message
 from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, LimitExceeded, NotFound
@@ -20,7 +21,7 @@ from driftline.negotiation import check_protocol
 from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
-from source_agent.engines.interface import Engine, Session, Shape
+from source_agent.engines.interface import Engine, Relation, Session, Shape
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")
@@ -56,6 +57,26 @@ class AgentState:
         if found is None or not found.admits(client.names):
             raise NotFound(f"No relation {name!a} is published to this certificate.")
         return found
+
+    def probed(self, client: Client) -> Sequence[Relation]:
+        """Return the relations whose activity may be read for this client."""
+        if self.config.budget.activity_s is None:
+            return ()
+        served = self.config.relations.values()
+        return [s.relation for s in served if s.activity and s.admits(client.names)]
+
+    def unprobed(self, name: str, client: Client) -> NotKnown:
+        """Return why nothing is known of the activity of a relation that no session probed.
+
+        As in `served_relation`, one that does not exist and one that the client may not have are
+        alike.
+        """
+        served = self.config.relations.get(name)
+        if served is None or not served.admits(client.names):
+            return NotKnown("no relation of this name is published to this certificate")
+        if self.config.budget.activity_s is None or not served.activity:
+            return NotKnown("the source's DBA has switched it off")
+        return NotKnown("the database says nothing of it")
 
     def reload(self) -> None:
         """Read the DBA's file again and adopt its limits and relations.

@@ -296,7 +296,7 @@ class Conversation:
             if self._stopping.is_set():
                 raise Stopped
             session = GovernedSession(
-                self._state.engine.open(),
+                self._state.engine.open(self._state.probed(self._client)),
                 self._state.governor,
                 self._stopping,
                 self._check_age,

@@ -46,9 +46,12 @@ def add_handlers(
     vital: health.HealthServicer,
     label_of: Callable[[grpc.ServicerContext], str],
 ) -> None:
-    """Register the two calls and those of health; `label_of` returns the client of a call."""
+    """Register the three calls and those of health; `label_of` returns the client of a call."""
     describe = grpc.stream_unary_rpc_method_handler(
         servicer.Describe, pb.DescribeRequest.FromString, pb.DescribeReply.SerializeToString
+    )
+    activity = grpc.stream_unary_rpc_method_handler(
+        servicer.Activity, pb.ActivityRequest.FromString, pb.ActivityReply.SerializeToString
     )
     exchange = grpc.stream_stream_rpc_method_handler(
         servicer.Exchange, pb.Request.FromString, pb.Reply.SerializeToString
@@ -58,7 +61,7 @@ def add_handlers(
     check = grpc.stream_unary_rpc_method_handler(_check(vital, label_of), parse, serialize)
     # It waits in the thread pool of health, where it can block only other watches.
     watch = grpc.unary_stream_rpc_method_handler(vital.Watch, parse, serialize)
-    source = {"Describe": describe, "Exchange": exchange}
+    source = {"Describe": describe, "Exchange": exchange, "Activity": activity}
     probes = {"Check": check, "Watch": watch}
     server.add_generic_rpc_handlers(
         (

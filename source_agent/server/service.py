@@ -1,4 +1,4 @@
-"""The gRPC service: the two calls, health, and the life of the process.
+"""The gRPC service: the three calls, health, and the life of the process.
 
 The agent listens with mutual TLS, or in plain text on loopback; without a certificate of the DBA's
 authority nobody reaches a handler. `conversation` answers an exchange; `transport` accepts calls.
@@ -14,19 +14,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import grpc
 from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
+from driftline.activity import Activity
+from driftline.activity_messages import to_message
 from driftline.derivations import Derivation
-from driftline.errors import DatabaseUnavailable, DriftlineError, NotNow
+from driftline.errors import DatabaseUnavailable, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
+    ACTIVITY_RELATIONS_MAX,
     CONTROL_S,
     DESCRIBE_RPCS_MAX,
     DESCRIBE_RPCS_PER_CLIENT_MAX,
@@ -35,7 +38,7 @@ from driftline.limits import (
     EXCHANGE_RPCS_PER_CLIENT_MAX,
     HEARTBEAT_S,
 )
-from driftline.negotiation import FEATURES, PROTOCOLS, check_fields
+from driftline.negotiation import FEATURES, PROTOCOLS, check_fields, check_protocol
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.allowance import allowance
@@ -43,7 +46,7 @@ from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
-from source_agent.engines.interface import Engine, Shape
+from source_agent.engines.interface import Engine, Relation, Session, Shape
 from source_agent.engines.registry import connect
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (
@@ -61,11 +64,13 @@ STOP_GRACE_S = 30.0
 WATCH_S = 0.5  # between two looks at every conversation
 DESCRIBE_WAIT_S = 2.0  # for another description to end, part of the caller's CONTROL_S
 
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply", pb.DescribeReply, pb.ActivityReply)
 _log = logging.getLogger("driftline.source")
 
 
 class Servicer(wire_pb2_grpc.SourceServicer):
-    """The two calls of wire.proto."""
+    """The three calls of wire.proto."""
 
     def __init__(self, state: AgentState) -> None:
         self.state = state
@@ -85,14 +90,27 @@ class Servicer(wire_pb2_grpc.SourceServicer):
     def Describe(
         self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
     ) -> pb.DescribeReply:
+        return self._answered(requests, context, self._describe, "described")
+
+    def Activity(
+        self, requests: Iterator[pb.ActivityRequest], context: grpc.ServicerContext
+    ) -> pb.ActivityReply:
+        return self._answered(requests, context, self._activity, "probed")
+
+    def _answered(
+        self,
+        requests: Iterator[_Request],
+        context: grpc.ServicerContext,
+        answer: Callable[[_Request, Client, grpc.ServicerContext, AuditEntry], _Reply],
+        outcome: str,
+    ) -> _Reply:
+        """Answer a call with one request, within the places for such calls, and audit it."""
         client, began = self._client(context), time.monotonic()
         entry = AuditEntry(client.label, "")
         try:
             with self._describes.taken(client.label):
-                request = one_message(requests, context)
-                entry.relation = request.relation
-                reply = self._describe(request, client, context, entry)
-            entry.outcome, entry.bytes_out = "described", reply.ByteSize()
+                reply = answer(one_message(requests, context), client, context, entry)
+            entry.outcome, entry.bytes_out = outcome, reply.ByteSize()
             return reply
         except grpc.RpcError:  # the client left before its request
             raise
@@ -112,6 +130,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         entry: AuditEntry,
     ) -> pb.DescribeReply:
         state = self.state
+        entry.relation = request.relation
         check_fields(request)
         reply = pb.DescribeReply(
             agent=f"driftline-source {agent_version()}",
@@ -143,7 +162,44 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, served: ServedRelation, derivation: Derivation | None, context: grpc.ServicerContext
     ) -> Shape:
         """Describe a relation, within CONTROL_S and while the client is connected."""
-        session = self.state.engine.open()
+        with self._session(context, served.relation.name) as session:
+            return described(session, served, derivation)
+
+    def _activity(
+        self,
+        request: pb.ActivityRequest,
+        client: Client,
+        context: grpc.ServicerContext,
+        entry: AuditEntry,
+    ) -> pb.ActivityReply:
+        state, names = self.state, request.relations
+        entry.relation = names[0] if len(names) == 1 else ""
+        entry.relations = len(names)
+        check_fields(request)
+        check_protocol(request.protocol)
+        if not 0 < len(names) <= ACTIVITY_RELATIONS_MAX:
+            raise LimitExceeded(
+                f"The warehouse asked for the activity of {len(names):,} relations; a call may name"
+                f" 1 to {ACTIVITY_RELATIONS_MAX:,}."
+            )
+        asked = {*names}
+        probed = [relation for relation in state.probed(client) if relation.name in asked]
+        found: Mapping[str, Activity] = {}
+        if probed:
+            state.governor.check()
+            with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
+                state.governor.activity_turns.take(client.label)
+                with self._session(context, "", probed) as session:
+                    found = session.activities
+        whole = [to_message(found.get(name) or state.unprobed(name, client)) for name in names]
+        return pb.ActivityReply(activities=whole)
+
+    @contextlib.contextmanager
+    def _session(
+        self, context: grpc.ServicerContext, where: str, probed: Sequence[Relation] = ()
+    ) -> Iterator[Session]:
+        """Open a session for a call: it ends after CONTROL_S, and when the client leaves."""
+        session = self.state.engine.open(probed)
         lock, is_over, is_late = threading.Lock(), False, False
 
         def give_up() -> None:
@@ -159,12 +215,11 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         # In a thread, because gRPC's own thread calls back and interrupting may take seconds.
         context.add_callback(lambda: threading.Thread(target=give_up, daemon=True).start())
         try:
-            return described(session, served, derivation)
+            yield session
         except DriftlineError:
             if is_late:
                 raise DatabaseUnavailable(
-                    f"The database did not describe it in {CONTROL_S:g} s.",
-                    where=served.relation.name,
+                    f"The database did not describe it in {CONTROL_S:g} s.", where=where
                 ) from None
             raise
         finally:

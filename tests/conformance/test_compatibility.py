@@ -24,7 +24,7 @@ from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 
-BASE = "d69a6a3752c66932b16f54b7d36d9360024c2e65"
+BASE = "eae39816708129f3d9879d563f7a41fc97dd4698"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments

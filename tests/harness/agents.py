@@ -23,7 +23,7 @@ from driftline.ranges import Partition, strata_of, uniform
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.config import SourceConfig, load
-from source_agent.engines.interface import Engine, Session
+from source_agent.engines.interface import Engine, Relation, Session
 from source_agent.engines.registry import connect
 
 FRAGMENT_KEY = bytes(range(32))
@@ -69,9 +69,9 @@ class Recorded:
         self.opened = 0
         self.closed = threading.Semaphore(0)
 
-    def open(self) -> Session:
+    def open(self, probed: Sequence[Relation] = ()) -> Session:
         self.opened += 1
-        session = self._engine.open()
+        session = self._engine.open(probed)
         close = session.close
 
         def closing() -> None:

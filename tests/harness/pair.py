@@ -63,6 +63,7 @@ class Pair:
         self.small_bytes = SMALL_BYTES
         self.fragment_lines: dict[str, str] = {}
         self.source_lines: str | None = None
+        self.limits = ""  # lines of the DBA's [limits], from the next start on
         self.serve()
 
     def __enter__(self) -> Self:
@@ -94,7 +95,7 @@ class Pair:
             password = 'password_file = "reader.password"\n'
         parts = [
             f'[database]\nurl = "{self.legacy.url}"\n{password}',
-            f'[server]\n{lines}\naudit_file = "audit.jsonl"\n',
+            f'[server]\n{lines}\naudit_file = "audit.jsonl"\n[limits]\n{self.limits}\n',
             *(f"[relations.{name}]\n{relation}\n" for name, relation in self._relations.items()),
         ]
         file.write_text("\n".join(parts))

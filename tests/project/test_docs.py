@@ -554,6 +554,7 @@ def test_defaults_are_those_of_the_code() -> None:
         "database.silence_timeout_s": limits.silence_s,
         "limits.scans_at_once": budget.scans_at_once,
         "limits.readers": budget.readers,
+        "limits.activity_seconds": budget.activity_s,
     }
     listed = {c[0].strip("`"): c[1] for c in rows_of_tables(page("operating.md")) if len(c) == 3}
     assert {name: float(listed[name]) for name in expected} == expected

@@ -19,6 +19,7 @@ from pymysql import Error, OperationalError
 
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege, Relation, Shape
 from source_agent.engines.mariadb import settings, types
+from source_agent.engines.mariadb.activity import ACTIVITY
 from source_agent.engines.mariadb.sql import (
     EXPLAIN,
     MARK,
@@ -274,7 +275,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
         reads += _tiles(shape)
-    issued = (*settings.STATEMENTS, *STATEMENTS, *types.CATALOGUE, *CATALOGUE, *reads)
+    session = (*settings.STATEMENTS, *STATEMENTS, ACTIVITY)
+    issued = (*session, *types.CATALOGUE, *CATALOGUE, *reads)
     return list(dict.fromkeys(issued))
 
 

@@ -17,11 +17,12 @@ fall back to a full scan for *each* range; with ORs it makes one scan at worst.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
 import pymysql
+from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
 from driftline.key_order import KeyRange
@@ -40,7 +41,7 @@ from source_agent.engines.interface import (
     Shape,
     TimeLimit,
 )
-from source_agent.engines.mariadb import access, settings, types
+from source_agent.engines.mariadb import access, activity, settings, types
 from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
     AS_OF,
@@ -70,15 +71,27 @@ class MariadbSession(SnapshotSession):
     compare = staticmethod(compare)
 
     def __init__(
-        self, connection: pymysql.Connection[Cursor], limits: Limits, connect: Connector
+        self,
+        connection: pymysql.Connection[Cursor],
+        limits: Limits,
+        connect: Connector,
+        probed: Sequence[Relation] = (),
     ) -> None:
         super().__init__()
         self._connection, self._connect = connection, connect
         self._silence_s, self._answer_s = limits.silence_s, ANSWER_S + limits.lock_s
         self._open_cursor: SSCursor | None = None
         self._shown = settings.pin(self.ask, limits)
+        self.activities = self._probe(probed)
         self.as_of = str(self.ask(AS_OF)[0][0])
         self.ask(BEGIN)
+
+    def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
+        """Return the activity of relations; it is a hint, so a failure is only told."""
+        try:
+            return activity.activities(self.ask, probed)
+        except DriftlineError as error:
+            return {relation.name: NotKnown(error.message) for relation in probed}
 
     @property
     def time_limits(self) -> list[TimeLimit]:
@@ -264,13 +277,13 @@ class MariadbEngine:
         }
         self._connect = Connector(arguments | access.driver_arguments(parameters))
 
-    def open(self) -> MariadbSession:
+    def open(self, probed: Sequence[Relation] = ()) -> MariadbSession:
         try:
             connection = self._connect(self._limits.connect_s)
         except pymysql.Error as error:
             raise access.connect_error(error, self._where) from error
         try:
-            return MariadbSession(connection, self._limits, self._connect)
+            return MariadbSession(connection, self._limits, self._connect, probed)
         except BaseException:
             connection.close()
             raise

@@ -35,6 +35,7 @@ from source_agent.engines.interface import (
     Shape,
 )
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
+from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
     EXPLAIN,
     STATEMENTS,
@@ -300,7 +301,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
-    session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS)
+    session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS, ACTIVITY)
     snapshot = (*split.STATEMENTS, *replaced.CATALOGUE)
     catalogue = (*types.CATALOGUE, *hashes.CATALOGUE, *CATALOGUE)
     return list(dict.fromkeys([*session, *snapshot, *catalogue, *reads]))

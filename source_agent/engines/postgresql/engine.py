@@ -40,8 +40,8 @@ class PostgresqlEngine:
             "options": f"{options} -c default_transaction_read_only=on".strip(),
         }
 
-    def open(self) -> PostgresqlSession:
-        return PostgresqlSession(self._parameters, self._limits)
+    def open(self, probed: Sequence[Relation] = ()) -> PostgresqlSession:
+        return PostgresqlSession(self._parameters, self._limits, probed=probed)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:
         with contextlib.closing(self.open()) as session:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.derivations import Derivation
 from driftline.errors import DatabaseUnavailable
@@ -28,7 +29,7 @@ from driftline.key_order import KeyRange
 from psycopg import Error, pq
 
 from source_agent.engines.interface import Limits, Relation, Rows, Shape, TimeLimit
-from source_agent.engines.postgresql import access, hashes, policies, sql, types, waits
+from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
 from source_agent.engines.postgresql.replaced import refuse_replaced
@@ -50,13 +51,18 @@ class PostgresqlSession(SnapshotSession):
     compare = staticmethod(compare)
 
     def __init__(
-        self, parameters: dict[str, str], limits: Limits, snapshot: str | None = None
+        self,
+        parameters: dict[str, str],
+        limits: Limits,
+        snapshot: str | None = None,
+        probed: Sequence[Relation] = (),
     ) -> None:
         """Open a session.
 
         Args:
             parameters: libpq's, the password among them.
             snapshot: one that another session has exported and still holds; None takes a new one.
+            probed: relations whose activity is read before that.
 
         Raises DatabaseUnavailable, DatabaseRefused.
         """
@@ -66,12 +72,12 @@ class PostgresqlSession(SnapshotSession):
         self._connection = waits.connect(parameters)
         self.pulse = self._connection.pulse
         try:
-            self._begin(snapshot)
+            self._begin(snapshot, probed)
         except BaseException:
             self._connection.close()
             raise
 
-    def _begin(self, snapshot: str | None) -> None:
+    def _begin(self, snapshot: str | None, probed: Sequence[Relation]) -> None:
         """Set the session's limits and settings, and take or import a snapshot."""
         connection, limits = self._connection, self._limits
         connection.answer_s = waits.ANSWER_S + limits.lock_s
@@ -83,12 +89,21 @@ class PostgresqlSession(SnapshotSession):
             self._set(sql.PIN, SETTINGS)
             self._set(sql.TIGHTEN, sql.timeouts(limits))
             self._shown = shown(self.ask)
+            self.activities = self._probe(probed)
             connection.execute(sql.BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
             self.as_of = str(self.ask(sql.AS_OF)[0][0])  # the first read takes the snapshot
         except Error as error:
             raise translate(error) from error
+
+    def _probe(self, probed: Sequence[Relation]) -> Mapping[str, Activity]:
+        """Return the activity of relations; it is a hint, so a failure is only told."""
+        try:
+            return activity.activities(self.ask, probed)
+        except Error as error:
+            why = NotKnown(translate(error).message)
+            return {relation.name: why for relation in probed}
 
     def _set(self, statement: str, settings: dict[str, str]) -> None:
         self._connection.execute(statement, (list(settings), list(settings.values())))

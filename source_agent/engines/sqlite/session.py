@@ -21,14 +21,15 @@ import math
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote as quote_url
 
+from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, DriftlineError
 from driftline.key_order import KeyRange
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
@@ -48,8 +49,9 @@ from source_agent.engines.interface import (
 )
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
-from source_agent.engines.sqlite import access, types
+from source_agent.engines.sqlite import access, activity, types
 from source_agent.engines.sqlite.access import translate
+from source_agent.engines.sqlite.activity import Header
 from source_agent.engines.sqlite.types import (
     between_sql,
     null_in_key_sql,
@@ -133,7 +135,14 @@ class SqliteSession(SnapshotSession):
 
     compare = staticmethod(compare)
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: Limits,
+        header: Header | None = None,
+        probed: Sequence[Relation] = (),
+    ) -> None:
+        """Open a session; `header` is that of the file. Raises DriftlineError."""
         super().__init__()
         self._path, self._limits = path, limits
         self._version: int | None = None
@@ -148,9 +157,20 @@ class SqliteSession(SnapshotSession):
             self._connection.set_progress_handler(self._is_over, _INSTRUCTIONS_PER_TICK)
             self.as_of = str(self.ask(AS_OF)[0][0])
             self._begin()
+            if header is not None and probed:
+                self.activities = self._probe(header, probed)
         except BaseException:
             self._connection.close()
             raise
+
+    def _probe(self, header: Header, probed: Sequence[Relation]) -> Mapping[str, Activity]:
+        """Return the activity of relations, of the snapshot itself: it holds the file's lock."""
+        try:
+            flag = activity.WAL if self.is_wal else header.read()
+            return activity.activities(self.ask, probed, flag)
+        except (OSError, DriftlineError) as error:
+            why = NotKnown(f"the file's header cannot be read: {error}")
+            return {relation.name: why for relation in probed}
 
     @property
     def time_limits(self) -> list[TimeLimit]:  # those of source.toml; a file has none
@@ -325,9 +345,10 @@ class SqliteEngine:
     def __init__(self, path: str, limits: Limits) -> None:
         self._path = Path(path)
         self._limits = limits
+        self._header = Header(self._path)
 
-    def open(self) -> SqliteSession:
-        return SqliteSession(self._path, self._limits)
+    def open(self, probed: Sequence[Relation] = ()) -> SqliteSession:
+        return SqliteSession(self._path, self._limits, self._header, probed)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
         return access.privileges(self._path)

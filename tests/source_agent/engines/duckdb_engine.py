@@ -206,7 +206,7 @@ class DuckdbEngine:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def open(self) -> DuckdbSession:
+    def open(self, probed: Sequence[Relation] = ()) -> DuckdbSession:
         return DuckdbSession(self._path)
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:

@@ -1,0 +1,65 @@
+"""Activity: what a source says, without a scan, of the changes of a relation.
+
+It is a hint about *when* a relation may have changed, never about what: nothing is published or
+proven from it. Two values of one relation are compared, an earlier and a later one; only equality
+and, of counts, the difference mean something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Rows that were inserted, updated and deleted since counting began, `changes`.
+
+    `identity`, in hex, differs if counting began anew. Changes that were rolled back may count.
+    """
+
+    identity: str
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """A value, in hex, that differs if something changed; `identity` as in `Counted`."""
+
+    identity: str
+    flag: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotKnown:
+    """Nothing can be told; `why` is a phrase, for people."""
+
+    why: str
+
+
+Activity = Counted | Flagged | NotKnown
+_KINDS: dict[str, type[Counted | Flagged | NotKnown]] = {
+    "counted": Counted,
+    "flagged": Flagged,
+    "not_known": NotKnown,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def to_json(activity: Activity) -> dict[str, Any]:
+    """Return an activity as JSON, for reports and notes."""
+    return {"kind": _NAMES[type(activity)], **asdict(activity)}
+
+
+def from_json(body: object) -> Activity | None:
+    """Return the activity that `to_json` wrote; None if there is none, or if it is damaged."""
+    try:
+        assert isinstance(body, dict)
+        found = _KINDS[body["kind"]](**{k: v for k, v in body.items() if k != "kind"})
+    except (AssertionError, KeyError, TypeError):
+        return None
+    texts = [v for k, v in asdict(found).items() if k != "changes"]
+    is_sound = all(isinstance(text, str) for text in texts) and (
+        not isinstance(found, Counted) or (type(found.changes) is int and found.changes >= 0)
+    )
+    return found if is_sound else None
