@@ -100,6 +100,7 @@ class Report:
     miss_probability: float | None = None
     as_of: str | None = None
     checked_at: str | None = None
+    activity: dict[str, Any] | None = None  # of the relation, before the snapshot of `as_of`
     attempts: int = 0
     retried: list[dict[str, Any]] = field(default_factory=list)  # errors of failed attempts
     tiles: int | None = None  # in the pass; None: one exchange

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline.activity import NotKnown
 from pyspark.sql import SparkSession
 
 from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
+from warehouse_agent.transport.channel import Link
 
 BASE = "eae39816708129f3d9879d563f7a41fc97dd4698"
 ROWS = 2000
@@ -103,6 +105,10 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         refresh(edit(pair))
         refresh((0, 0, 0))
         assert pair.version("orders") == 1
+        assert pair.reports()[0].activity is None
+        with Link(pair.config().sources["erp"]) as link:
+            said = link.activity(["orders"])
+        assert said == {"orders": NotKnown("the source is older than this question")}
 
 
 def test_an_older_warehouse_refreshes_from_this_source(base: Path, pair: Pair) -> None:

@@ -308,7 +308,11 @@ def receipt(config: Path, name: str, output: Path | None) -> None:
     commands.receipt(load(config), name, output or Path(f"{name}.receipt.json"))
 
 
-@_on_fragments()
+@_on_fragments(
+    click.option(
+        "--ask", is_flag=True, help="Ask the sources, without a scan, whether anything changed."
+    ),
+)
 def status(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     """Show what is published, how fresh it is and how it was proven."""
     from warehouse_agent.cli import status as published

@@ -1,6 +1,7 @@
 """`status` and `history`: published versions, how fresh they are and how they were proven.
 
-Both read the Delta log and the notes of earlier refreshes, without Spark and without the source.
+Both read the Delta log and the notes of earlier refreshes, without Spark and, unless `--ask` is
+given, without the source.
 The fields are stable: jobs read them. For a fragment that was never published, all are null.
 """
 
@@ -74,6 +75,7 @@ class Status:
     ahead: dict[str, Any] | None = None  # of a fragment: changed rows that no flip shows, and since
     staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
     part: Left | None = None  # what the last refresh left, if it compared a part
+    activity: dict[str, Any] | None = None  # of a fragment whose source was asked
 
     def cells(self, now: datetime) -> tuple[str, ...]:
         """Return a row of the table, under HEADINGS; only the name if nothing is published."""
@@ -86,16 +88,21 @@ class Status:
 
 
 def status(
-    config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool
+    config: WarehouseConfig, chosen: Sequence[Fragment | View], *, ask: bool, as_json: bool
 ) -> list[int]:
-    """Print the published state of each fragment and view, as a table or as JSON."""
+    """Print the published state of each fragment and view, as a table or as JSON.
+
+    ask: ask the sources of the fragments whether anything changed.
+    """
     store, shown = Store.of(config), []
+    activities = _asked(store, chosen) if ask else {}
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         flipped = pool.submit(_members, store)
         read = {f.name: pool.submit(_status_of, store, f) for f in chosen}
 
         def one(fragment: Fragment | View) -> None:
             found = _ahead(store, _visible(read[fragment.name].result(), flipped.result()))
+            found = replace(found, activity=activities.get(fragment.name))
             if as_json:
                 print(json.dumps(asdict(found)), flush=True)
             shown.append(found)
@@ -131,6 +138,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
         if s.visible_version not in (None, s.version)
     ]
     lines += [f"{s.name} was {told} when it last moved" for s in shown if (told := _stale(s))]
+    lines += [f"{s.name}: {s.activity['text']}" for s in shown if s.activity is not None]
     sure = [status for status in shown if status.miss_probability is not None]
     if sure:
         worst = max(sure, key=lambda status: status.miss_probability or 0.0)
@@ -147,6 +155,14 @@ def _left(name: str, part: Left) -> str:
     if part.updates_left is not None:
         said += f", of which {part.updates_left:,.1f} are expected to have been updated"
     return f"{said}; the source allowed {part.allowed}" if part.allowed else said
+
+
+def _asked(store: Store, chosen: Sequence[Fragment | View]) -> Mapping[str, dict[str, Any]]:
+    """Return what the sources say of the changes since the published versions."""
+    from warehouse_agent.cli import activity  # gRPC, which `status` needs for nothing else
+
+    fragments = [one for one in chosen if isinstance(one, Fragment)]
+    return activity.asked(store, fragments)
 
 
 def _waiting(status: Status, now: datetime) -> str:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from driftline.activity import Activity, from_json, to_json
 from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Require, Source
@@ -58,11 +59,14 @@ class Checked:
     """The last comparison that found all rows of a version equal to the source.
 
     `as_of` is the source's instant and `checked_at` the warehouse's time, both ISO 8601 in UTC.
+    `activity`, from before that instant, is what a later one is compared with; None: not read, or
+    its note is lost.
     """
 
     as_of: str
     checked_at: str
     consistency: str
+    activity: Activity | None = None
 
 
 def checked(notes: dict[str, object], version: Snapshot) -> Checked:
@@ -80,12 +84,14 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
         str(noted.get("as_of", record.as_of)),
         str(noted.get("checked_at") or record.checked_at),
         fuzzy if fuzzy in said else record.consistency,
+        from_json(noted.get("activity")),
     )
 
 
 def note_checked(version: int, found: Checked) -> dict[str, object]:
     """Return the note that `checked` reads."""
-    return {CHECKED: {"version": version, **asdict(found)}}
+    said = None if found.activity is None else to_json(found.activity)
+    return {CHECKED: {"version": version, **asdict(found), "activity": said}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from driftline import derivation_messages, derivations, frames, key_order
 from driftline import wire_pb2 as pb
+from driftline.activity_messages import from_message
 from driftline.arrays import U64
 from driftline.columns import join
 from driftline.derivations import Derivation
@@ -209,6 +210,7 @@ class Talk:
             frame_bytes=self._frame_bytes,
             answered_s=self._answered_s,
             row_security=PolicyDigests.from_message(done),
+            activity=from_message(done.activity) if done.HasField("activity") else None,
         )
 
     def _take(self, frame: bytes) -> None:

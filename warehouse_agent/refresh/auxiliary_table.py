@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from driftline.activity import from_json, to_json
 from driftline.digests import Digest, Salt, mix
 from driftline.types import Recipe
 
@@ -248,6 +249,7 @@ def _packed(outcome: Outcome) -> bytes:
         "method": outcome.method.value,
         **{name: getattr(outcome, name) for name in _FACTS},
         "row_security": outcome.row_security.to_json() if outcome.row_security else None,
+        "activity": to_json(outcome.activity) if outcome.activity else None,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)
@@ -275,6 +277,7 @@ def _unpacked(data: bytes) -> Outcome | None:
             Method(facts["method"]),
             theirs=Digest(facts["count"], int.from_bytes(bytes.fromhex(facts["sum"]), "little")),
             row_security=PolicyDigests.from_json(facts.get("row_security")),
+            activity=from_json(facts.get("activity")),
             **{name: facts[name] for name in _FACTS},
         )
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile):

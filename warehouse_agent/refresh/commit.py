@@ -151,7 +151,7 @@ def _checked(job: Job, compared: Compared) -> Checked:
     of this exchange, the earlier instant stays and only the time of the check is new.
     """
     p, out = compared.prepared, compared.found
-    now = Checked(out.as_of, out.checked_at, out.consistency)
+    now = Checked(out.as_of, out.checked_at, out.consistency, out.activity)
     if p.base is None or (not p.is_part and accepts(job, out)):
         return now
     before = checked(job.remembered(), p.base)

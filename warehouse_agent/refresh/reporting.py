@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from driftline.activity import to_json
+
 from warehouse_agent.methods.groups import GroupSide
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.refresh import derivation
@@ -62,3 +64,4 @@ def compared(report: Report, found: Outcome) -> None:
     """Note the method, the consistency and the instant of a comparison."""
     report.method, report.consistency = found.method.value, found.consistency
     report.as_of = found.as_of
+    report.activity = None if found.activity is None else to_json(found.activity)

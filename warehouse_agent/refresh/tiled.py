@@ -191,4 +191,5 @@ def _outcome_of_all(job: Job, prepared: Prepared, p: Pass) -> Outcome:
         vouched=all(o.vouched for o in found),
         frame_bytes=sum(o.frame_bytes for o in found),
         row_security=found[-1].row_security,
+        activity=min(found, key=lambda out: out.as_of).activity,
     )

@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from driftline.activity import Activity
 from driftline.arrays import U64, Integers
 from driftline.digests import Digest
 from driftline.sketches import Embedding
@@ -91,7 +92,8 @@ class Outcome:
     `theirs` is the digest of the source's rows, `came` that of the rows that came (empty for a
     pass). `as_of` and `checked_at` are ISO 8601 in UTC, by the source's and the warehouse's clock.
     `scans` and `rows_read` count at the source, `frame_bytes` all frames that came; `answered_s`
-    are the seconds from the opening to the first reply other than progress.
+    are the seconds from the opening to the first reply other than progress. `activity` is
+    from before the snapshot, of a pass from before its first one.
     """
 
     difference: Difference
@@ -110,6 +112,7 @@ class Outcome:
     frame_bytes: int = 0
     answered_s: float = 0.0
     row_security: PolicyDigests | None = None
+    activity: Activity | None = None
 
     @property
     def is_equal(self) -> bool:

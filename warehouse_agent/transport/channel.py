@@ -12,11 +12,14 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Self, cast
 
 import grpc
 from driftline import wire_pb2 as pb
+from driftline.activity import Activity, NotKnown
+from driftline.activity_messages import from_message
 from driftline.errors import (
     GRPC_STATUS,
     DriftlineError,
@@ -36,7 +39,12 @@ from warehouse_agent.config import Source
 from warehouse_agent.planning.candidates import Allowance
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import connect, diagnose, proxy_between
-from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
+from warehouse_agent.transport.reply_validation import (
+    check_activities,
+    check_description,
+    check_reply,
+    refusal,
+)
 from warehouse_agent.transport.throughput import Advance, Meter
 
 _OPTIONS = [
@@ -65,6 +73,7 @@ _STATUS_OF_CALL: dict[str, type[DriftlineError]] = {
     "UNIMPLEMENTED": VersionMismatch,
     "RESOURCE_EXHAUSTED": LimitExceeded,
 }
+_OLDER = NotKnown("the source is older than this question")
 _REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
 
 Reply = pb.Reply | Exception | None
@@ -170,6 +179,32 @@ class Link:
         # A feature that an exchange cannot do without is asked for by that exchange alone.
         self._agreed = agree(reply.protocols, reply.features, our_features=())
         return reply
+
+    def activity(self, relations: Sequence[str]) -> dict[str, Activity]:
+        """Return what the source says, without a scan, of the changes of relations, by name.
+
+        Nothing is known if the source is older than the question. Waits as `describe` does.
+
+        Raises:
+            DriftlineError: the source refused, or nothing answers.
+        """
+        request = pb.ActivityRequest(
+            protocol=(self._agreed or Agreement()).protocol, relations=relations
+        )
+        with self._describing:
+            is_beside = self._stream is not None and not self._stream.is_abandoned
+            try:
+                reply: pb.ActivityReply = self._stub.Activity(
+                    request, timeout=NO_PROGRESS_S if is_beside else CONTROL_S
+                )
+            except grpc.RpcError as error:
+                if cast("grpc.Call", error).code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return dict.fromkeys(relations, _OLDER)
+                raise self._meaning(error, f"source {self.source.name}") from None
+            finally:
+                self._called_at = time.monotonic()
+        check_activities(reply, len(relations))
+        return dict(zip(relations, map(from_message, reply.activities), strict=True))
 
     def agreed(self) -> Agreement:
         """Return protocol and features that both agents know; ask the source once, if needed.

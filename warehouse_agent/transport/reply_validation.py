@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from driftline import wire_pb2 as pb
+from driftline.activity_messages import from_message
 from driftline.errors import DriftlineError, MalformedMessage, from_code
 from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX
 from driftline.peer_text import one_line
@@ -89,6 +90,21 @@ def check_description(reply: pb.DescribeReply) -> None:
     found.notes.extend(notes)
 
 
+def check_activities(reply: pb.ActivityReply, asked: int) -> None:
+    """Make the text of activities safe, in place; `asked`: relations in the request.
+
+    Raises:
+        MalformedMessage: another number of activities, or one that is not valid.
+    """
+    if len(reply.activities) != asked:
+        raise MalformedMessage(
+            f"The source sent the activity of {counted(len(reply.activities), 'relation')}, not of"
+            f" {asked:,}."
+        )
+    for activity in reply.activities:
+        _check_activity(activity)
+
+
 def refusal(refused: pb.Refused) -> DriftlineError:
     """Return the error that the source refused with, its text made safe."""
     details = {
@@ -111,6 +127,14 @@ def _check_finished(finished: pb.Finished) -> None:
         shown = one_line(finished.consistency, WORD_CHARACTERS_MAX)
         raise MalformedMessage(f"The source finished with the consistency {shown!r}.")
     _check_instant(finished.as_of, "finished as of")
+    if finished.HasField("activity"):
+        _check_activity(finished.activity)
+
+
+def _check_activity(activity: pb.Activity) -> None:
+    if activity.WhichOneof("value") == "unknown":
+        activity.unknown = one_line(activity.unknown, LINE_CHARACTERS_MAX)
+    from_message(activity)
 
 
 def _check_instant(text: str, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driftline.activity import Counted
 from driftline.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
@@ -37,6 +38,7 @@ FOUND = Outcome(
     vouched=False,
     frame_bytes=77,
     row_security=PolicyDigests("ab", {("t", "p"): "cd"}),
+    activity=Counted("ef", 340),
 )
 
 
@@ -68,7 +70,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, found: Outcome, arra
     assert facts["has_removed"] == (arrays > 1)
     assert list(facts) == [
         "count", "sum", "equal", "replace_all", "has_removed", "method", "as_of", "checked_at",
-        "consistency", "changed", "vouched", "frame_bytes", "row_security",
+        "consistency", "changed", "vouched", "frame_bytes", "row_security", "activity",
     ]  # fmt: skip
     again = _unpacked(data)
     assert again is not None

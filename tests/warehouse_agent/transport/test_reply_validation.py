@@ -24,7 +24,12 @@ from warehouse_agent.config import Fragment
 from warehouse_agent.refresh import schema_change
 from warehouse_agent.storage.store import Store
 from warehouse_agent.transport import reply_validation
-from warehouse_agent.transport.reply_validation import check_description, check_reply, refusal
+from warehouse_agent.transport.reply_validation import (
+    check_activities,
+    check_description,
+    check_reply,
+    refusal,
+)
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\rgood: \u202e0001\u2028\nforged line"
 AS_OF = "2026-01-01T00:00:00.5Z"
@@ -73,6 +78,8 @@ def allowing(**facts: object) -> pb.DescribeReply:
     [
         finished(count=2**63),
         finished(rows_read=2**64 - 1),
+        finished(activity=pb.Activity(changes=2**63)),
+        finished(activity=pb.Activity(flag=bytes(33))),
         finished(sum=bytes(17)),
         finished(consistency="perfect"),
         finished(consistency=""),
@@ -203,3 +210,17 @@ def test_every_message_of_the_line_passes_here(tmp_path: Path) -> None:
                 stream.receive()
             stream.abandon()
         assert str(caught.value).isprintable()
+
+
+def test_activities_are_one_for_each_relation_in_bounds_and_safe_to_show() -> None:
+    bell = pb.Activity(unknown="\x1b[2J\nwiped")
+    reply = pb.ActivityReply(activities=[pb.Activity(changes=7), bell])
+    check_activities(reply, 2)
+    assert reply.activities[1].unknown.isprintable()
+    assert reply.activities[0].changes == 7
+    for asked in (1, 3):
+        with pytest.raises(MalformedMessage, match="of 2 relations"):
+            check_activities(reply, asked)
+    reply.activities[0].identity = bytes(33)
+    with pytest.raises(MalformedMessage, match="more than 32 bytes"):
+        check_activities(reply, 2)

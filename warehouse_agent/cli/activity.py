@@ -1,0 +1,76 @@
+"""`status --ask`: what sources say, without a scan, of the changes since the published versions.
+
+One call for each source. A source that cannot be asked is no error: what it would say is a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from driftline.activity import Activity, NotKnown
+from driftline.errors import DriftlineError
+
+from warehouse_agent.config import Fragment, Source
+from warehouse_agent.history import probes
+from warehouse_agent.report import counted
+from warehouse_agent.runs.preflight import reach
+from warehouse_agent.schedule.activity_change import change_since
+from warehouse_agent.schedule.probe import Answer, Probe
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.transport.channel import Link
+
+SOURCES_AT_ONCE: Final = 4
+
+
+def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str, Any]]:
+    """Ask the sources of fragments; return what changed since each version, as JSON, by name.
+
+    Raises:
+        WarehouseUnavailable: a published table cannot be read.
+    """
+    sources = {fragment.source.name: fragment.source for fragment in fragments}
+    relations = {
+        name: sorted({f.relation for f in fragments if f.source.name == name}) for name in sources
+    }
+    with ThreadPoolExecutor(SOURCES_AT_ONCE) as pool:
+        calls = {n: pool.submit(_activities, s, relations[n]) for n, s in sources.items()}
+        said = {name: call.result() for name, call in calls.items()}
+    return {f.name: _since(store, f, said[f.source.name][f.relation]) for f in fragments}
+
+
+def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity]:
+    """Return the activity of relations, by name."""
+    try:
+        reach(source)
+        with Link(source) as link:
+            return link.activity(relations)
+    except DriftlineError as error:
+        return dict.fromkeys(relations, NotKnown(error.message))
+
+
+def _since(store: Store, fragment: Fragment, now: Activity) -> dict[str, Any]:
+    version = formats.head(store, fragment.name)
+    if version is None:
+        return _json(Probe(why="nothing is published yet"), None)
+    kept = probes.kept(store, version, fragment.name)
+    found = change_since(kept, now, probes.refreshes(store, fragment.name))
+    return _json(found, version.version)
+
+
+def _json(found: Probe, version: int | None) -> dict[str, Any]:
+    """Return an answer as `status --json` has it; `text` is for people."""
+    text = f"not known: {found.why}"
+    if found.answer is Answer.UNCHANGED:
+        text = f"unchanged since version {version}"
+    elif found.answer is Answer.CHANGED:
+        about = "" if found.rows is None else f"about {counted(int(found.rows), 'row')} "
+        text = f"{about}changed since version {version}"
+    return {
+        "state": found.answer.value,
+        "rows": found.rows,
+        "why": found.why or None,
+        "text": text,
+    }

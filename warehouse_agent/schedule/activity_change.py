@@ -1,0 +1,74 @@
+"""Decide from two activities of a relation whether it changed between them, without I/O.
+
+A probe is a hint. What it says is compared with what refreshes found: it is *contradicted* by a
+refresh that found changed rows although the activity is the same before the version that the
+refresh began from, and after the refresh. The activity that the refresh itself read does not count:
+it is from before its snapshot, and the change may lie between them. After CONTRADICTIONS_MAX, what
+probes of this relation say counts as nothing, until it is loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from driftline.activity import Activity, Counted, Flagged, NotKnown
+
+from warehouse_agent.schedule.probe import Answer, Probe
+
+CONTRADICTIONS_MAX: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """A refresh of all rows: `activity` from before its snapshot, and the rows it found changed."""
+
+    activity: Activity | None
+    changed: int
+
+
+def compare(kept: Activity | None, now: Activity) -> Probe:
+    """Return what happened between an earlier activity, as it was kept, and a later one."""
+    match kept, now:
+        case _, NotKnown(why):
+            return Probe(why=why)
+        case None, _:
+            return Probe(why="nothing was kept with this version to compare with")
+        case NotKnown(why), _:
+            return Probe(why=why)
+        case Counted(before, had), Counted(after, has) if before == after and had <= has:
+            return Probe(Answer.CHANGED, has - had) if has > had else Probe(Answer.UNCHANGED)
+        case Flagged(before, had), Flagged(after, has) if before == after:
+            return Probe(Answer.UNCHANGED if had == has else Answer.CHANGED)
+    return Probe(why="the source has begun to count anew since this version")
+
+
+def contradictions(history: Sequence[Refreshed], now: Activity | None = None) -> int:
+    """Return how often probes were contradicted.
+
+    Args:
+        history: refreshes since the load, which comes first; the oldest first.
+        now: an activity after the last of them; None: none was read.
+    """
+    after = [*(refreshed.activity for refreshed in history), now]
+    return sum(
+        refreshed.changed > 0
+        and later is not None
+        and compare(before.activity, later).answer is Answer.UNCHANGED
+        for before, refreshed, later in zip(history, history[1:], after[2:], strict=False)
+    )
+
+
+def change_since(kept: Activity | None, now: Activity, history: Sequence[Refreshed]) -> Probe:
+    """Return what happened since a version, as `compare`; or that probes are contradicted.
+
+    Args:
+        kept: the activity that was kept with the version.
+        now: the activity as the source says it.
+        history: as in `contradictions`.
+    """
+    if (count := contradictions(history, now)) >= CONTRADICTIONS_MAX:
+        why = f"{count} refreshes found changes where the source had said that nothing changed"
+        return Probe(Answer.CONTRADICTED, why=why)
+    return compare(kept, now)
