@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from driftline.errors import ConfigurationError
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from warehouse_agent.methods import unit_assignment
@@ -86,13 +85,7 @@ class UnitsPlan:
         if self.rows_max is None:
             group_selection.refuse_too_many(copy.name, copy.rows)
         elif embedding.base is None or bounds is None:
-            raise ConfigurationError(
-                "Only a relation whose key is one integer, with all values within 2^31 of each "
-                "other, can be compared in part.",
-                where=copy.name,
-                remedy='Remove `read_at_most` and `proof = "part"` from the fragment; '
-                "`incremental` reads keys of other types by their index.",
-            )
+            raise group_selection.unfit_key(copy.name)
         else:
             window, turn = _window(copy, bounds, int(IN_TURN * self.rows_max))
             noted = {TURN: turn}

@@ -179,10 +179,13 @@ class Known:
 
     @property
     def refusal(self) -> DriftlineError | None:
-        """Return why the source would refuse this refresh now; None: it would not, or says not."""
+        """Return why this refresh would be refused now; None: it would not, or the source does not
+        say what it allows."""
+        scope, by_key = self.scope, None
+        if isinstance(scope, Part) and not self.by_index:
+            return group_selection.unfit_key(self.name)
         if self.allowance is None:
             return None
-        scope, by_key = self.scope, None
         if isinstance(scope, Part):
             by_key = scope.rows_max
         elif isinstance(scope, Tiled) and (scope.tiles > 1 or self.allowance.rows_by_key):
@@ -191,7 +194,7 @@ class Known:
         return self.allowance.refusal(self.name, by_key=by_key, now=self.now)
 
     def check_allowed(self) -> None:
-        """Raise NotNow or LimitExceeded if the source would refuse this refresh now."""
+        """Raise the error of `refusal`, if there is one."""
         if (refusal := self.refusal) is not None:
             raise refusal
 

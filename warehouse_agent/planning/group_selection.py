@@ -234,6 +234,17 @@ def most_likely(histogram: Histogram, rows: int) -> Selection:
     return Selection(0, 0.0)
 
 
+def unfit_key(name: str) -> ConfigurationError:
+    """Return the error of a part of a fragment whose rows are not named by integers."""
+    return ConfigurationError(
+        "Only a relation whose key is one integer, with all values within 2^31 of each other, can "
+        "be compared in part.",
+        where=name,
+        remedy='Remove `read_at_most` and `proof = "part"` from the fragment; `incremental` reads '
+        "keys of other types by their index.",
+    )
+
+
 def refuse_too_many(name: str, keys: int) -> None:
     """Raise ConfigurationError if a fragment has more rows than groups can name."""
     if keys > GROUP_KEYS_MAX:

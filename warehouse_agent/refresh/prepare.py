@@ -101,7 +101,7 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
         allowance: what the source allows to be read; None: it did not say.
 
     Raises: as its steps do, and
-        NotNow, LimitExceeded: the source would refuse this refresh now.
+        NotNow, LimitExceeded, ConfigurationError: this refresh would be refused (`Known.refusal`).
     """
     base = repair.published(job)
     record.complete(job.store, job.name, base)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.errors import LimitExceeded, NotNow
+from driftline.errors import ConfigurationError, LimitExceeded, NotNow
 from driftline.limits import GROUP_KEYS_MAX
 
 from tests.warehouse_agent.cli.test_plan import ROWS, known
@@ -110,6 +110,15 @@ def test_only_a_fragment_that_says_so_is_compared_in_part(
     now_allowed = Allowance(scan=False, rows_by_key=5000)
     assert rows_of_part(fragment, now_allowed, NOW) == rows
     assert rows_of_part(fragment, None, NOW) == lines.get("read_at_most"), "an older source"
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 2**40)], ids=["text", "far apart"])
+def test_plan_says_that_a_key_is_unfit_for_parts(bounds: tuple[int, int] | None) -> None:
+    found = predict(known(read_at_most=5000, allowance=LATER, bounds=bounds))
+    assert found.refused is not None
+    assert "key is one integer" in found.refused
+    assert isinstance(known(read_at_most=5000, bounds=bounds).refusal, ConfigurationError)
+    assert predict(known(bounds=bounds)).refused is None
 
 
 def test_an_allowance_in_words() -> None:
