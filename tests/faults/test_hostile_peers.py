@@ -133,6 +133,7 @@ def test_tls_is_1_2_or_later(certs: Path, port: int, version: str) -> None:
 
 
 # Messages that are small on the line and large in memory.
+@pytest.mark.slow
 def test_a_request_that_unpacks_to_much_is_refused(certs: Path, port: int) -> None:
     request = pb.DescribeRequest(protocol=1, relation="x" * MESSAGE_BYTES)
     credentials = grpc.ssl_channel_credentials(*pair(certs, "warehouse"))
@@ -148,6 +149,7 @@ def test_a_request_that_unpacks_to_much_is_refused(certs: Path, port: int) -> No
         assert stub.Describe(pb.DescribeRequest(protocol=1), timeout=10).relations
 
 
+@pytest.mark.slow
 def test_a_reply_that_unpacks_to_much_is_refused(certs: Path) -> None:
     with (
         answering(certs, "source", lambda: "x" * MESSAGE_BYTES) as link,
