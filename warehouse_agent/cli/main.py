@@ -254,6 +254,28 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
     return timetable.schedule(config, selection, datetime.now(UTC), **options)
 
 
+@_on_fragments()
+def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]:
+    """Refresh what is due, again and again, until SIGTERM.
+
+    SIGTERM ends it after the refresh that is at work, a second one at once.
+    """
+    from warehouse_agent.cli import commands
+    from warehouse_agent.cli.schedule import loop
+    from warehouse_agent.spark.session import Deferred
+    from warehouse_agent.views.selection import Selection, select
+
+    _leave_out_pandas()
+    spark = Deferred.of(config)
+
+    def refreshed(selection: Selection) -> list[int]:
+        return commands.refresh(config, selection, as_json=as_json, spark=spark)
+
+    patterns: Sequence[str] = click.get_current_context().params["names"]
+    loop.run(config, select(config, patterns, not patterns), refreshed)
+    return []
+
+
 @cli.command()
 @click.argument("name")
 @_json

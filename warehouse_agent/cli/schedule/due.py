@@ -112,13 +112,12 @@ def schedule(
     return each(chosen.fragments, one, as_json=as_json, command="schedule")
 
 
-def due(
-    config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
-) -> Selection:
-    """Return what of a selection is due now: fragments, and the views that move with them.
+def look(
+    config: WarehouseConfig, chosen: Selection, now: datetime
+) -> tuple[list[str], list[Scheduled]]:
+    """Return the names of the fragments of a selection that are due now, and the others.
 
-    A fragment about which nothing can be decided is due: its refresh says what is wrong. If none is
-    due, the next moment is printed on stderr.
+    A fragment about which nothing can be decided is due: its refresh says what is wrong.
     """
     store = Store.of(config)
     names: list[str] = []
@@ -126,10 +125,24 @@ def due(
 
     def one(fragment: Fragment) -> None:
         found = scheduled(config, store, fragment, now.timestamp())
-        (names.append(found.name) if found.decision.due else later.append(found))
+        if found.decision.due:
+            names.append(found.name)
+        else:
+            later.append(found)
 
     codes = each(chosen.fragments, one, as_json=False, command="schedule")
-    names += [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
+    undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
+    return names + undecided, later
+
+
+def due(
+    config: WarehouseConfig, chosen: Selection, without: Sequence[str], now: datetime
+) -> Selection:
+    """Return what of a selection is due now: fragments, and the views that move with them.
+
+    If nothing is due, the next moment is printed on stderr.
+    """
+    names, later = look(config, chosen, now)
     if names:
         return select(config, names, False, without)
     if later:

@@ -1,0 +1,116 @@
+"""`run`: in virtual time, and as a process that SIGTERM ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair, environment
+from warehouse_agent.cli.schedule.loop import LOOK_S, RETRY_S, RETRY_S_MAX, Looked, Loop
+
+END = 6 * 3600.0
+START_S_MAX = 60
+
+
+class Simulated:
+    """Fragments with fixed intervals; those in `broken` fail. A refresh takes a second."""
+
+    def __init__(self, intervals: dict[str, float], broken: Sequence[str] = ()) -> None:
+        self.now, self.broken, self.intervals = 0.0, broken, intervals
+        self.last = dict.fromkeys(intervals, -1e9)
+        self.refreshed: list[tuple[float, str]] = []
+
+    def look(self, now: float) -> Looked:
+        at = {name: self.last[name] + self.intervals[name] for name in self.intervals}
+        return [n for n in at if at[n] <= now], [(n, t) for n, t in at.items() if t > now]
+
+    def refresh(self, names: Sequence[str]) -> list[int]:
+        self.refreshed += [(self.now, name) for name in names]
+        self.now += 1
+        self.last |= {name: self.now for name in names if name not in self.broken}
+        return [4 if name in self.broken else 0 for name in names]
+
+    def wait(self, seconds: float) -> bool:
+        assert 0 < seconds <= LOOK_S
+        self.now += seconds
+        return self.now >= END
+
+    def run(self) -> None:
+        Loop(self.look, self.refresh, lambda: self.now, self.wait).run()
+
+    def times(self, name: str) -> list[float]:
+        return [at for at, one in self.refreshed if one == name]
+
+
+@given(st.lists(st.floats(10, 2 * END), min_size=1, max_size=3))
+def test_each_fragment_is_refreshed_when_it_is_due(hours: list[float]) -> None:
+    world = Simulated({f"t{n}": interval for n, interval in enumerate(hours)})
+    world.run()
+    for name, interval in world.intervals.items():
+        times = world.times(name)
+        assert times[0] == 0
+        for before, after in pairwise(times):
+            assert interval <= after - before <= interval + 4 + len(hours)
+        assert END - times[-1] <= interval + 10
+
+
+def test_a_fragment_that_fails_waits_longer_each_time() -> None:
+    world = Simulated({"down": 60.0, "sound": 60.0}, broken=["down"])
+    world.run()
+    waits = [b - a for a, b in pairwise(world.times("down"))]
+    assert waits[0] == pytest.approx(RETRY_S, abs=3)
+    assert waits[1] == pytest.approx(2 * RETRY_S, abs=3)
+    assert max(waits) == pytest.approx(RETRY_S_MAX, abs=3)
+    assert len(world.times("sound")) > END / 70
+
+
+def test_a_fragment_that_recovers_waits_no_longer() -> None:
+    world = Simulated({"down": 60.0}, broken=["down"])
+    loop = Loop(world.look, world.refresh, lambda: world.now, world.wait)
+    loop.turn()
+    assert loop.failed["down"] == (1, 1 + RETRY_S)
+    assert loop.turn() == RETRY_S
+    world.now, world.broken = 100.0, ()
+    loop.turn()
+    assert loop.failed == {}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)")
+    legacy.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    with Pair(NoSpark(), legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+        made.small_bytes = 32 << 20
+        yield made
+    legacy.close()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it(pair: Pair) -> None:
+    """After its first refresh, which is kept; it waits for no interval."""
+    command = [sys.executable, "-m", "warehouse_agent.cli", "--config", str(pair.warehouse_toml())]
+    process = subprocess.Popen(
+        [*command, "run", "--json"], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert '"version": 0' in process.stdout.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(START_S_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert pair.version("orders") == 0
+    assert pair.refresh("orders").version == 0

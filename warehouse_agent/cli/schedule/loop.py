@@ -1,0 +1,140 @@
+"""`run`: refresh what is due, again and again, until the process is asked to end.
+
+SIGTERM ends it after the refresh that is at work; a second one abandons that as Ctrl-C does:
+nothing unproven is published. A fragment that failed waits longer each time, so that a source that
+is down is not asked without end.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from driftline.errors import DriftlineError
+
+from warehouse_agent.cli.schedule.due import look
+from warehouse_agent.config import WarehouseConfig
+from warehouse_agent.report import say_error
+from warehouse_agent.views.selection import Selection, select
+
+LOOK_S = 600.0  # the longest time without a look: others may refresh, too
+PAUSE_S = 1.0  # the shortest
+RETRY_S, RETRY_S_MAX = 60.0, 3600.0  # after a failure; it doubles with each
+
+Looked = tuple[list[str], list[tuple[str, float]]]
+
+
+@dataclass
+class Loop:
+    """The loop, without clock and signals of its own.
+
+    Attributes:
+        look: the names of fragments that are due at a moment, and of the others, with theirs.
+        refresh: refreshes fragments; returns an exit code for each.
+        clock: seconds since 1970.
+        wait: waits for seconds; returns True if the loop is to end.
+    """
+
+    look: Callable[[float], Looked]
+    refresh: Callable[[Sequence[str]], Sequence[int]]
+    clock: Callable[[], float]
+    wait: Callable[[float], bool]
+    failed: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Refresh what is due until `wait` says to end."""
+        while not self.wait(self.turn()):
+            pass
+
+    def turn(self) -> float:
+        """Refresh what is due now; return the seconds until the next look."""
+        now = self.clock()
+        due, later = self.look(now)
+        held = [(name, at) for name, (_, at) in self.failed.items() if name in due and at > now]
+        ready = [name for name in due if name not in dict(held)]
+        if ready:
+            self._note(ready, self.refresh(ready))
+            return PAUSE_S
+        first = min((at for _, at in (*later, *held)), default=now + LOOK_S)
+        return min(max(first - now, PAUSE_S), LOOK_S)
+
+    def _note(self, names: Sequence[str], codes: Sequence[int]) -> None:
+        """Hold each fragment that failed for longer than the last time."""
+        for name, code in zip(names, codes, strict=True):
+            times, _ = self.failed.pop(name, (0, 0.0))
+            if code:
+                wait_s = min(RETRY_S * 2**times, RETRY_S_MAX)
+                self.failed[name] = (times + 1, self.clock() + wait_s)
+
+
+def run(
+    config: WarehouseConfig,
+    chosen: Selection,
+    refresh: Callable[[Selection], Sequence[int]],
+) -> None:
+    """Refresh what is due of a selection until SIGTERM.
+
+    Args:
+        refresh: refreshes a selection; returns the exit codes of its fragments, then others.
+
+    Raises:
+        BrokenPipeError: nobody reads the answers any more.
+        KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
+    """
+
+    def looked(now: float) -> Looked:
+        due, later = look(config, chosen, datetime.fromtimestamp(now, UTC))
+        return due, [(found.name, found.decision.at) for found in later]
+
+    def refreshed(names: Sequence[str]) -> Sequence[int]:
+        selection = select(config, names, False, [view.name for view in chosen.left_out])
+        in_order = {f.name: n for n, f in enumerate(selection.fragments)}
+        try:
+            codes = refresh(selection)
+        except DriftlineError as error:
+            say_error(error)
+            return [error.exit_code] * len(names)
+        return [codes[in_order[name]] for name in names]
+
+    ending = _Ending()
+    before = signal.signal(signal.SIGTERM, ending.on_signal)
+    try:
+        Loop(looked, refreshed, time.time, ending.wait).run()
+    except _EndedError:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _EndedError(Exception):
+    """A first SIGTERM came while nothing was refreshed."""
+
+
+class _Ending:
+    """The state of the request to end. No lock: a handler runs wherever its thread is."""
+
+    def __init__(self) -> None:
+        self._is_asked = self._is_waiting = False
+
+    def on_signal(self, *_: object) -> None:
+        """Note the first SIGTERM, and end a wait; interrupt at the second."""
+        if self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        if self._is_waiting:
+            raise _EndedError
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; return True if the loop is to end."""
+        self._is_waiting = True
+        try:
+            if not self._is_asked:
+                time.sleep(seconds)
+        except _EndedError:
+            return True
+        finally:
+            self._is_waiting = False
+        return self._is_asked
