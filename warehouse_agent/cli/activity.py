@@ -1,4 +1,4 @@
-"""`status --ask`: what sources say, without a scan, of the changes since the published versions.
+"""Ask sources, without a scan, what changed since the published versions (`status --ask`).
 
 One call for each source. A source that cannot be asked is no error: what it would say is a hint.
 """
@@ -31,6 +31,15 @@ def asked(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, dict[str,
     Raises:
         WarehouseUnavailable: a published table cannot be read.
     """
+    return {name: _json(*found) for name, found in probed(store, fragments).items()}
+
+
+def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Probe, int | None]]:
+    """Ask the sources of fragments; return what changed since which version, by name.
+
+    Raises:
+        WarehouseUnavailable: a published table cannot be read.
+    """
     sources = {fragment.source.name: fragment.source for fragment in fragments}
     relations = {
         name: sorted({f.relation for f in fragments if f.source.name == name}) for name in sources
@@ -51,13 +60,13 @@ def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activi
         return dict.fromkeys(relations, NotKnown(error.message))
 
 
-def _since(store: Store, fragment: Fragment, now: Activity) -> dict[str, Any]:
+def _since(store: Store, fragment: Fragment, now: Activity) -> tuple[Probe, int | None]:
     version = formats.head(store, fragment.name)
     if version is None:
-        return _json(Probe(why="nothing is published yet"), None)
+        return Probe(why="nothing is published yet"), None
     kept = probes.kept(store, version, fragment.name)
     found = change_since(kept, now, probes.refreshes(store, fragment.name))
-    return _json(found, version.version)
+    return found, version.version
 
 
 def _json(found: Probe, version: int | None) -> dict[str, Any]:

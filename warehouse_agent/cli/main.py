@@ -240,11 +240,13 @@ def refresh(
     return commands.refresh(config, selection, **options)
 
 
-@_on_fragments()
+@_on_fragments(
+    click.option("--ask", is_flag=True, help="Ask the sources what changed, as a refresh would."),
+)
 def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[int]:
     """Show which fragments are due, why, and when the others will be.
 
-    No source is asked. Of a view that is named, all that it reads is shown.
+    Of a view that is named, all that it reads is shown.
     """
     from warehouse_agent.cli.schedule import due as timetable
     from warehouse_agent.views.selection import select

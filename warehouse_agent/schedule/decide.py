@@ -128,7 +128,9 @@ def _by_probe(
 ) -> tuple[float, str]:
     assert given.last is not None
     if given.probe.answer is Answer.UNCHANGED:
-        return math.inf, "its source says that nothing changed"
+        # What changes from now on is late after the freshness, so the source is asked before.
+        again_s = math.inf if timing.freshness_s is None else timing.freshness_s - given.duration_s
+        return now + max(again_s, 0.0), "its source says that nothing changed"
     if timing.freshness_s is not None:
         at = given.last + timing.freshness_s - given.duration_s
         return at, "its source says that it changed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,13 +33,15 @@ SETTINGS = 'refreshes_per_day = 4\n[views.report]\nquery = "SELECT id FROM order
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=False)  # WAL counts no changes
     for table in ("orders", "items"):
         legacy.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, note TEXT)")
         legacy.execute(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
     relations = {"items": 'table = "items"', "orders": 'table = "orders"'}
     with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as made:
         made.small_bytes = 32 << 20
+        made.limits = "activity_seconds = 0.001"
+        made.restart()
         yield made
     legacy.close()
 
@@ -51,7 +54,7 @@ def run(pair: Pair, *words: str, more: str = "") -> Result:
 
 def at(pair: Pair, name: str, hours: float) -> timetable.Scheduled:
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
-    return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp())
+    return timetable.scheduled(config, pair.store, config.fragments[name], now.timestamp(), None)
 
 
 def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
@@ -76,6 +79,37 @@ def test_refresh_of_what_is_due(pair: Pair) -> None:
     tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
     chosen = timetable.due(config, select(config, [], True), (), tomorrow)
     assert [fragment.name for fragment in chosen.fragments] == ["items", "orders"]
+
+
+def due(pair: Pair, days: float) -> list[str]:
+    time.sleep(0.002)  # the least time between two questions
+    config, now = pair.config(), datetime.now(UTC) + timedelta(days=days)
+    return [f.name for f in timetable.due(config, select(config, [], True), (), now).fragments]
+
+
+def test_the_source_is_asked_what_changed(pair: Pair) -> None:
+    """SQLite has one flag for the whole file: after a change of a table both may have changed."""
+    pair.fragment_lines = {
+        "orders": 'refreshes_per_day = 1\ninterval_max = "7d"',
+        "items": 'policy = "fixed"\ninterval_max = "7d"',
+    }
+    pair.reports()
+    assert due(pair, 2) == []
+    assert due(pair, 7.1) == ["items", "orders"]
+    said = run(pair, "schedule", "--ask").stdout
+    assert "orders: not before" in said
+    assert "its source says that nothing changed; the longest interval is 7.0 days" in said
+    pair.legacy.execute("UPDATE orders SET note = 'c' WHERE id = 1")
+    assert due(pair, 0.01) == ["orders"]
+    pair.reports()
+    assert due(pair, 2) == []
+
+
+def test_a_source_that_is_away_decides_nothing(pair: Pair) -> None:
+    pair.reports()
+    pair.stop()
+    assert due(pair, 0.9) == []
+    assert due(pair, 1.1) == ["items", "orders"]
 
 
 def test_schedule_says_when_and_why(pair: Pair) -> None:

@@ -99,7 +99,9 @@ def test_the_source_says_that_something_changed() -> None:
     timing = Timing(freshness_s=2 * 3600)
     assert decided(1, timing, probe=Probe(Answer.CHANGED))[1] == 2
     assert decided(3, timing, probe=Probe(Answer.CHANGED))[0].due
-    assert not decided(3, timing, probe=Probe(Answer.UNCHANGED))[0].due
+    unchanged, at = decided(3, timing, probe=Probe(Answer.UNCHANGED))
+    assert not unchanged.due
+    assert at == 5  # when it is asked again: what changes right now is then two hours old
 
 
 @pytest.mark.parametrize("answer", [Answer.UNKNOWN, Answer.CONTRADICTED])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+
+from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.cli.status import age
 from warehouse_agent.config import Fragment, WarehouseConfig
@@ -14,7 +17,8 @@ from warehouse_agent.history import intervals
 from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
-from warehouse_agent.schedule.timing import Timing
+from warehouse_agent.schedule.probe import Probe
+from warehouse_agent.schedule.timing import Policy, Timing
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views import graph
@@ -77,11 +81,33 @@ def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
     ]
 
 
-def scheduled(config: WarehouseConfig, store: Store, fragment: Fragment, now: float) -> Scheduled:
-    """Return the decision about a fragment. The source is not asked.
+def probes(
+    config: WarehouseConfig, store: Store, fragments: Sequence[Fragment]
+) -> Mapping[str, Probe]:
+    """Ask the sources what changed, without a scan, where a timing makes use of it.
+
+    Nothing is known of fragments whose published state cannot be read.
+    """
+    from warehouse_agent.cli.activity import probed  # gRPC, where a source is asked
+
+    chosen = [
+        fragment
+        for fragment in fragments
+        if any(timing.policy is Policy.AUTO for timing in timings_of(config, fragment))
+    ]
+    with contextlib.suppress(WarehouseUnavailable):
+        return {name: probe for name, (probe, _) in probed(store, chosen).items()}
+    return {}
+
+
+def scheduled(
+    config: WarehouseConfig, store: Store, fragment: Fragment, now: float, probe: Probe | None
+) -> Scheduled:
+    """Return the decision about a fragment.
 
     Args:
         now: seconds since 1970.
+        probe: what its source says; None: it was not asked.
 
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
@@ -91,6 +117,7 @@ def scheduled(config: WarehouseConfig, store: Store, fragment: Fragment, now: fl
     is_published = formats.head(store, fragment.name) is not None
     given = Circumstances(
         last=memory.last if is_published else None,
+        probe=probe or Probe(),
         allowed=fragment.source.refresh_hours,
         duration_s=duration_s,
         bytes=sent,
@@ -100,13 +127,14 @@ def scheduled(config: WarehouseConfig, store: Store, fragment: Fragment, now: fl
 
 
 def schedule(
-    config: WarehouseConfig, chosen: Selection, now: datetime, *, as_json: bool
+    config: WarehouseConfig, chosen: Selection, now: datetime, *, ask: bool, as_json: bool
 ) -> list[int]:
-    """Print the decision about each fragment."""
+    """Print the decision about each fragment; with `ask`, ask the sources what changed."""
     store = Store.of(config)
+    said = probes(config, store, chosen.fragments) if ask else {}
 
     def one(fragment: Fragment) -> None:
-        found = scheduled(config, store, fragment, now.timestamp())
+        found = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
         print(found.to_json() if as_json else found.text(now), flush=True)
 
     return each(chosen.fragments, one, as_json=as_json, command="schedule")
@@ -115,16 +143,18 @@ def schedule(
 def look(
     config: WarehouseConfig, chosen: Selection, now: datetime
 ) -> tuple[list[str], list[Scheduled]]:
-    """Return the names of the fragments of a selection that are due now, and the others.
+    """Return the names of the fragments of a selection that are due now, and the others, after
+    asking the sources.
 
     A fragment about which nothing can be decided is due: its refresh says what is wrong.
     """
     store = Store.of(config)
+    said = probes(config, store, chosen.fragments)
     names: list[str] = []
     later: list[Scheduled] = []
 
     def one(fragment: Fragment) -> None:
-        found = scheduled(config, store, fragment, now.timestamp())
+        found = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
         if found.decision.due:
             names.append(found.name)
         else:
