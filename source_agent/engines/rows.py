@@ -189,9 +189,9 @@ class RowEncoder:
             rows = joined(columns, self._encoders, self._has_null)
         except _UNFIT:
             rows = self._one_by_one(columns)
-        sizes = list(map(len, rows))
-        if (size := max(sizes)) > ROW_BYTES_MAX:
-            raise _too_large(self._shape, self._key(columns, sizes.index(size)), size)
+        if (size := max(map(len, rows))) > ROW_BYTES_MAX:
+            place = list(map(len, rows)).index(size)
+            raise _too_large(self._shape, self._key(columns, place), size)
         return rows
 
     def _one_by_one(self, columns: Sequence[Values]) -> Rows:

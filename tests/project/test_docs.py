@@ -9,6 +9,7 @@ it may.
 from __future__ import annotations
 
 import ast
+import gzip
 import os
 import re
 import shlex
@@ -36,9 +37,12 @@ from driftline.types import WIDTHS, parse_type
 from source_agent import config as source_configure
 from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
+from source_agent.cli.check import check
 from source_agent.engines.dump import formats
 from source_agent.engines.interface import Limits
+from source_agent.engines.registry import connect
 from tests import ROOT
+from tests.conformance.engine_reads import decoded, flat
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites
@@ -504,6 +508,31 @@ def test_toml_is_accepted_by_its_agent(block: Block, tmp_path: Path) -> None:
         assert source_configure.load(file).relations
     else:
         assert formats.load(file).names
+
+
+def test_the_dump_files_of_the_guide_are_served(tmp_path: Path) -> None:
+    """With a file as the guide's format describes it, in a folder of the test."""
+    signs = ('format = "accounts.toml"', 'encoding = "cp1252"')
+    source, format = (b.text for b in of("toml") if any(sign in b.text for sign in signs))
+    (tmp_path / "source.toml").write_text(source.replace("/data/erp", f"{tmp_path}"))
+    (tmp_path / "accounts.toml").write_text(format)
+    text = "id;name;balance;opened\n7;Müller;-1234,50;2024-02-29\n8;;;\n"
+    (tmp_path / "accounts-1.csv.gz").write_bytes(gzip.compress(text.encode("cp1252")))
+    config = source_configure.load(tmp_path / "source.toml")
+    engine = connect(config.database.url, None, config.database.limits)
+    report = check(config, engine)
+    assert [r.error_code for r in report.relations] == ["DATABASE_UNAVAILABLE"]
+    (tmp_path / "accounts-1.csv.gz.done").touch()
+    (relation,) = check(config, engine).relations
+    assert relation.error is None, relation.error
+    assert [c.type for c in relation.columns] == ["int8", "text", "numeric(15,2)", "date"]
+    assert relation.no_tiles
+    assert "accounts-1.csv.gz" in relation.scan_cost
+    published = config.relations["accounts"].relation
+    with closing(engine.open()) as session:
+        shape = session.describe(published)
+        rows = [decoded(row, shape) for row in flat(session.scan(shape))]
+    assert rows == [["7", "Müller", "-1234.50", "2024-02-29"], ["8", None, None, None]]
 
 
 # Lists that must be complete, and not longer than the truth.

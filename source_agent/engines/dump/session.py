@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
@@ -261,9 +260,10 @@ def _refuse_settings(relation: Relation) -> None:
 def _parquet() -> ModuleType:
     """Return the module of Parquet; raise ConfigurationError if Arrow is not installed."""
     try:
-        return import_module("source_agent.engines.dump.parquet")
+        from source_agent.engines.dump import parquet
     except ImportError as error:
         raise ConfigurationError(
             f"Parquet needs pyarrow, which cannot be imported: {error}.",
             remedy="pip install 'driftline[dump]'",
         ) from None
+    return parquet

@@ -8,7 +8,7 @@ every other block to `string_encoder`: nothing is rounded, and no text is taken 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 from driftline.errors import ValueDoesNotFit
@@ -17,9 +17,10 @@ from driftline.values import string_encoder
 
 from source_agent.engines import rows
 from source_agent.engines.dump.formats import Format
-from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.plain_values import NULL, ColumnEncoder, Fixed, Raw, Values, behind_length
 
 DISTINCT_MAX: Final = 1 << 14  # values of a column whose bytes are kept: dates repeat
+SHORT_CHARACTERS: Final = 16  # 15 digits and a point
 _INTEGER: Final = b"0123456789-"
 _HEX: Final = b"0123456789abcdef"
 _REPEATING: Final = frozenset({"date", "time", "timestamp", "timestamptz", "timetz"})
@@ -65,7 +66,7 @@ def _joined(values: Values) -> bytes:
 def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
     """Return the encoder of decimal numbers with this sign between whole part and decimals.
 
-    A double holds 15 digits: values of at most 16 characters take the way of `short_decimals`,
+    A double holds 15 digits: values of at most SHORT_CHARACTERS take the way of `short_decimals`,
     which refuses a decimal more than the type has; so does the exact way of all others.
     """
     exact = rows.from_text(type)
@@ -75,10 +76,13 @@ def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
     allowed = _INTEGER + b"."
 
     def column(values: Values) -> list[bytes]:
-        is_short = max((len(v) for v in values if v is not None), default=0) <= 16
-        if is_short and not _joined(values).translate(None, allowed):
-            return short(values)
-        return exact(values)
+        try:
+            longest = max(map(len, values))
+        except TypeError:  # a NULL
+            longest = max((len(v) for v in values if v is not None), default=0)
+        if longest > SHORT_CHARACTERS or _joined(values).translate(None, allowed):
+            return exact(values)
+        return short(values)
 
     return _located_sign(column, sign)
 
@@ -116,5 +120,21 @@ def _bytes(value: bytes) -> bytes:
 def _strings(type: DeclaredType) -> ColumnEncoder:
     if type.kind not in _REPEATING:
         return rows.from_text(type)
-    encode = string_encoder(type)
-    return rows.variable(lru_cache(DISTINCT_MAX)(lambda value: encode(value.decode())))
+    known = _Repeated(string_encoder(type))
+    return lambda values: list(map(known.__getitem__, values))
+
+
+class _Repeated(dict[bytes | None, bytes]):
+    """The bytes of values behind their length, by their text; of at most DISTINCT_MAX."""
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        super().__init__({None: NULL})
+        self._encode = encode
+
+    def __missing__(self, value: bytes) -> bytes:
+        if len(self) > DISTINCT_MAX:
+            self.clear()
+            self[None] = NULL
+        (found,) = behind_length([self._encode(value.decode())])
+        self[value] = found
+        return found
