@@ -79,10 +79,7 @@ def short_decimals(type: DeclaredType) -> ColumnEncoder:
     """
     precision, scale = type.precision or 0, type.scale or 0
     behind = -(-scale // 4)  # base-10000 digits behind the point
-    total = behind + -(-(precision - scale) // 4)
     unit, shift = 10.0**scale, 10 ** (behind * 4 - scale)
-    powers = 10_000 ** np.arange(total - 1, -1, -1, dtype=np.int64)
-    width = 2 * (6 + total)
 
     def column(values: Values) -> list[bytes]:
         given = np.array([0.0 if v is None else float(v) for v in values])
@@ -91,6 +88,10 @@ def short_decimals(type: DeclaredType) -> ColumnEncoder:
             if not np.all((scaled / unit == given) & (np.abs(scaled) < 10.0**precision)):
                 raise ValueDoesNotFit("too many digits")
         number = scaled.astype(np.int64)
+        greatest = int(np.abs(number).max()) * shift
+        total = max(behind, -(-len(str(greatest)) // 4))  # digits of the longest of this block
+        powers = 10_000 ** np.arange(total - 1, -1, -1, dtype=np.int64)
+        width = 2 * (6 + total)
         digits = (np.abs(number) * shift)[:, None] // powers % 10_000
         is_set = digits != 0
         first = is_set.argmax(axis=1)
