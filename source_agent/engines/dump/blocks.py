@@ -41,10 +41,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Whole rows of a text file: `data` ends with a line end; `first` is their first line."""
+    """Whole rows of a text file: `first` is their first line, `count` the number of their lines.
+
+    `data` ends with a line end.
+    """
 
     data: bytes
     first: int
+    count: int
 
 
 def nulls(column: Column, null: bytes | None) -> Column:
@@ -75,8 +79,9 @@ def whole_rows(
         data = rest + piece
         end = cut(data)
         if end:
-            yield Lines(_checked(data[:end], line, name), line)
-            line += data.count(b"\n", 0, end)
+            count = data.count(b"\n", 0, end)
+            yield Lines(_checked(data[:end], line, name), line, count)
+            line += count
         rest = data[end:]
         if len(rest) > ROW_BYTES_MAX:
             raise LimitExceeded(
@@ -85,7 +90,8 @@ def whole_rows(
                 remedy="A quote that is not closed, or a file without line ends?",
             )
     if rest:
-        yield Lines(_checked(_ended(rest, line, format, name), line, name), line)
+        ended = _checked(_ended(rest, line, format, name), line, name)
+        yield Lines(ended, line, ended.count(b"\n"))
 
 
 def _ended(rest: bytes, line: int, format: Format, name: str) -> bytes:

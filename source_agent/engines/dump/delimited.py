@@ -81,7 +81,8 @@ class _Parser:
         names = _generic_fields(header, self._format)
         if names != list(self._format.names):
             raise _other_header(names, self._format, self._name)
-        return Lines(data[end:], lines.first + data.count(b"\n", 0, end))
+        count = data.count(b"\n", 0, end)
+        return Lines(data[end:], lines.first + count, lines.count - count)
 
     def block(self, lines: Lines) -> Block:
         """Return the columns of some rows."""
@@ -90,7 +91,7 @@ class _Parser:
             return self._quoted(lines)
         self._note_end(data)
         if self._end == b"\r\n":
-            if not data.count(b"\n") == data.count(b"\r\n") == data.count(b"\r"):
+            if not lines.count == data.count(b"\r\n") == data.count(b"\r"):
                 raise self._mixed(lines)
         elif b"\r" in data:
             raise self._mixed(lines)
@@ -98,7 +99,7 @@ class _Parser:
 
     def _plain(self, lines: Lines) -> Block:
         separator, width = self._format.separator, self._fields + 1
-        rows = lines.data.count(b"\n")
+        rows = lines.count
         fields = lines.data.replace(self._end, separator + b"\n" + separator).split(separator)
         ends = fields[self._fields :: width]
         if len(fields) != rows * width + 1 or ends.count(b"\n") != rows:

@@ -42,7 +42,7 @@ def _after_header(
             _NO_HEADER.format(name=name, file=format.file),
             remedy="Correct `widths` and names in the format, or set header = false.",
         )
-    return Lines(rest, lines.first + 1)
+    return Lines(rest, lines.first + 1, lines.count - 1)
 
 
 def _block(
@@ -52,7 +52,7 @@ def _block(
     spans: Sequence[tuple[int, int]],
     name: str,
 ) -> Block:
-    data, rows = lines.data, lines.data.count(b"\n")
+    data, rows = lines.data, lines.count
     if returns := data.count(b"\r"):
         if not returns == rows == data.count(b"\r\n"):
             raise refused(name, lines.first, "Line ends are mixed", "Write one kind of line end.")
