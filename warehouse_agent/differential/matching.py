@@ -94,9 +94,8 @@ class DistinctKeys:
         if self._is_ascending:
             return
         kept = np.concatenate(self._kept)
-        order = np.argsort(kept, kind="stable")
-        in_order = kept[order]
+        in_order = np.sort(kept)
         equal = np.flatnonzero(in_order[1:] == in_order[:-1])
         if len(equal):
-            first = int(equal[0])
-            raise RepeatedPosition(self._side, (int(order[first]), int(order[first + 1])))
+            first, second, *_ = np.flatnonzero(kept == in_order[equal[0]]).tolist()
+            raise RepeatedPosition(self._side, (first, second))

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-from driftline.arrays import U64, Bools, Integers, Positions
-from driftline.columns import Block, gather, pick
+from driftline.arrays import U64, Bools, Bytes, Integers, Positions
+from driftline.columns import Block, gather, pick, spans_at
 from driftline.errors import NullKey
 from driftline.fingerprints import fingerprints, position_seed
 from driftline.frames import Fingerprints
-from driftline.keys import key_spans, null_keys, positions
+from driftline.keys import null_keys, positions
 from driftline.types import Recipe
 
 ARRAYS_BYTES = 40  # of a record: its entries in the five arrays
@@ -91,19 +91,34 @@ class Records:
         """Return the row bytes of these records."""
         return self.block.take(self.at)
 
-    def compact(self, recipe: Recipe, *, only_keys: bool) -> Records:
-        """Return these records without the rows of others, cut behind their keys if `only_keys`."""
-        rows = self.rows()
-        block = cut_behind_keys(rows, recipe) if only_keys else rows
+    @property
+    def is_sparse(self) -> bool:
+        """True if less than half of the rows that are held belong to these records."""
+        return 2 * len(self) < len(self.block)
+
+    def compact(self) -> Records:
+        """Return these records without the rows of others."""
+        return replace(self, at=np.arange(len(self), dtype=np.int64), block=self.rows())
+
+    def only_keys(self, recipe: Recipe) -> Records:
+        """Return these records with their rows cut behind the keys."""
+        starts = self.block.starts[:-1][self.at]
+        block = _cut(self.block.buffer, starts, recipe)
         return replace(self, at=np.arange(len(self), dtype=np.int64), block=block)
 
 
 def cut_behind_keys(rows: Block, recipe: Recipe) -> Block:
     """Return each row as far as its key goes, so that `key_spans` still finds it."""
-    starts, lengths = key_spans(rows, recipe)
-    ends = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths + 2, out=ends[1:])
-    return Block(pick(rows.buffer, starts - 2, lengths + 2), ends)
+    return _cut(rows.buffer, rows.starts[:-1], recipe)
+
+
+def _cut(buffer: Bytes, starts: Integers, recipe: Recipe) -> Block:
+    """Return the rows that begin at `starts`, int64 [n], as far as their keys go."""
+    last, lengths = spans_at(buffer, starts + 2, recipe.key_columns)[-1]
+    sizes = last + lengths - starts
+    ends = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return Block(pick(buffer, starts, sizes), ends)
 
 
 def stacked(blocks: Sequence[Block]) -> Block:

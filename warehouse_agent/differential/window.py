@@ -181,17 +181,17 @@ class _Window:
         rest = np.ones(len(block), np.bool_)
         rest[mine] = False
         if rest.any():
-            unmatched = block.take(rest)
-            side.chunks.append(self._compact(side, unmatched))
+            side.chunks.append(self._held(side, block.take(rest)))
 
-    def _compact(self, side: _Side, records: Records) -> Records:
-        return records.compact(self._recipe, only_keys=side.number == OLD)
+    def _held(self, side: _Side, records: Records) -> Records:
+        """Return unmatched records as they are held: keys of the old file, rows of the new one."""
+        if side.number == OLD:
+            return records.only_keys(self._recipe)
+        return records.compact() if records.is_sparse else records
 
     def _age(self, side: _Side) -> None:
         """Let the oldest records leave until the rest fits into the aging buffer."""
-        side.chunks = deque(
-            self._compact(side, c) if len(c) * 2 < len(c.block) else c for c in side.chunks
-        )
+        side.chunks = deque(c.compact() if c.is_sparse else c for c in side.chunks)
         over = side.unmatched - self._room(side)
         while over > 0:
             oldest = side.chunks.popleft()
@@ -199,7 +199,7 @@ class _Window:
                 side.chunks.appendleft(oldest.take(np.arange(over, len(oldest))))
                 oldest = oldest.take(np.arange(over))
             over -= len(oldest)
-            self._leave(side, self._compact(side, oldest))
+            self._leave(side, oldest.compact())
 
     def _room(self, side: _Side) -> int:
         """Return how many of the buffered records of a file fit into its aging buffer."""
