@@ -375,6 +375,37 @@ def gc(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
 
 
 @cli.command()
+@click.argument("files", metavar="[OLD] NEW", nargs=-1, type=_file, required=True)
+@click.option("--format", type=_file, required=True, help="The columns of both files, as TOML.")
+@click.option("--key", multiple=True, metavar="COLUMN", help="May be given again.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["window", "sort-merge", "hash"]),
+    help="Default: window; with --state sort-merge.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder that keeps what the next run needs of NEW, and stands in for OLD.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file .parquet or .csv. Default: NEW.changes.parquet",
+)
+@click.option("--whole-rows", is_flag=True, help="Join rows of NEW, not pointers: many changes.")
+@click.option("--allow-shrink", is_flag=True, help="Accept that more than half the rows are gone.")
+@_json
+@click.pass_obj
+def diff(config: Path, /, files: Sequence[Path], **options: Any) -> None:
+    """Write the changes between two dump files of one relation."""
+    from warehouse_agent.differential import command
+
+    _leave_out_pandas()
+    command.diff(config, files, **options)
+
+
+@cli.command()
 @click.option("--directory", type=click.Path(path_type=Path), default=Path("driftline-demo"))
 @click.option("--postgres", is_flag=True, help="Use a real PostgreSQL instead of SQLite.")
 @click.option("--scale", default=0.1, show_default=True, help="TPC-H scale factor.")

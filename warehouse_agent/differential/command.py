@@ -1,0 +1,213 @@
+"""`diff`: the changes between two files of one relation, without a source agent."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from driftline.errors import ConfigurationError, UsageError
+from driftline.fingerprints import FRAGMENT_KEY_BYTES
+
+from warehouse_agent.config import load
+from warehouse_agent.differential.comparison import by_window
+from warehouse_agent.differential.joins import Algorithm, Join, by_join, by_key, records_of
+from warehouse_agent.differential.matching import GaveUp
+from warehouse_agent.differential.reading import named
+from warehouse_agent.differential.records import Snapshot
+from warehouse_agent.differential.state import State, StateUnusable, save
+from warehouse_agent.differential.state import load as load_state
+from warehouse_agent.differential.window import Buffers, Counts
+from warehouse_agent.report import counted
+from warehouse_agent.spark import session
+
+WINDOW = "window"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a differential, the algorithm that found it, and the place of the changes.
+
+    `note`: a deviation from what was asked for, as text; empty: none.
+    """
+
+    counts: Counts
+    algorithm: str
+    output: Path
+    note: str = ""
+
+    def to_json(self) -> str:
+        """Return the answer as one JSON object."""
+        found = asdict(self.counts) | {"distance": round(self.counts.distance, 6)}
+        del found["apart"]
+        return json.dumps(
+            {
+                "algorithm": self.algorithm,
+                "output": str(self.output),
+                "note": self.note,
+                **found,
+            }
+        )
+
+    def text(self) -> str:
+        """Return the answer for a person."""
+        c = self.counts
+        changes = (
+            f"{counted(c.updates, 'update')}, {counted(c.deletes, 'delete')} and "
+            f"{counted(c.inserts, 'insert')}, from {c.old:,} to {counted(c.new, 'record')}"
+        )
+        mended = f", {counted(c.mended, 'pair')} mended" if c.mended else ""
+        note = f"{self.note}\n" if self.note else ""
+        return (
+            f"{note}{changes}: {self.output}\n{self.algorithm}, distance {c.distance:.4f}{mended}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The files to compare, and how.
+
+    `old`: None where the state stands in for it. `state`: None where none is kept. `whole_rows`:
+    the joins take whole rows of the new file, not pointers to them.
+    """
+
+    old: Snapshot | None
+    new: Snapshot
+    output: Path
+    state: Path | None
+    whole_rows: bool
+    allow_shrink: bool
+
+
+def diff(
+    config: Path,
+    files: Sequence[Path],
+    *,
+    format: Path,
+    key: Sequence[str],
+    algorithm: str | None,
+    state: Path | None,
+    output: Path | None,
+    whole_rows: bool,
+    allow_shrink: bool,
+    as_json: bool,
+    buffers: Buffers | None = None,
+) -> None:
+    """Write the changes from the first file to the second, and print their counts.
+
+    `buffers` of the window: None for the default sizes.
+
+    Raises:
+        UsageError: files, key, state and algorithm do not go together.
+        DriftlineError: as `by_window` and `by_join` raise.
+    """
+    _check(files, key, algorithm, state)
+    snapshots = [named(file, format, tuple(key)) for file in files]
+    request = Request(
+        snapshots[0] if len(files) == 2 else None,
+        snapshots[-1],
+        output or Path(f"{files[-1].name}.changes.parquet"),
+        state,
+        whole_rows,
+        allow_shrink,
+    )
+    chosen = algorithm or (WINDOW if state is None else Algorithm.SORT_MERGE)
+    if chosen == WINDOW:
+        answer = _by_window(request, config, buffers)
+    else:
+        answer = _by_join(request, config, chosen)
+    print(answer.to_json() if as_json else answer.text(), flush=True)
+
+
+def _check(
+    files: Sequence[Path], key: Sequence[str], algorithm: str | None, state: Path | None
+) -> None:
+    """Raise UsageError if the arguments do not go together."""
+    if not key:
+        raise UsageError(
+            "No key is named.", remedy="Name the columns that identify a row: --key id."
+        )
+    if len(files) not in {1, 2}:
+        raise UsageError(
+            f"{counted(len(files), 'file')} are named.", remedy="Name the old file and the new one."
+        )
+    if len(files) == 1 and state is None:
+        raise UsageError(
+            "One file is named, and no state that stands in for the old one.",
+            remedy="Name the old file as well, or --state of the last run.",
+        )
+    if state is not None and algorithm == WINDOW:
+        raise UsageError(
+            "The window reads both files in their own order and keeps no state.",
+            remedy=f"Take --algorithm {Algorithm.SORT_MERGE}, or leave --state out.",
+        )
+
+
+def _by_window(request: Request, config: Path, buffers: Buffers | None) -> Answer:
+    """Compare by the window; by a hash join if that gives up."""
+    assert request.old is not None, "without a state, both files are named"
+    try:
+        counts = by_window(
+            request.old,
+            request.new,
+            request.output,
+            allow_shrink=request.allow_shrink,
+            buffers=buffers,
+        )
+    except GaveUp as limit:
+        answer = _by_join(request, config, Algorithm.HASH)
+        return replace(answer, note=f"The window gave up: {limit}. The files were joined instead.")
+    return Answer(counts, WINDOW, request.output)
+
+
+def _by_join(request: Request, config: Path, chosen: str) -> Answer:
+    """Compare by one of Spark's joins, with the state if there is one; keep the new state."""
+    from pyspark import StorageLevel
+
+    old, note = _old_side(request)
+    spark = session.start(dict(load(config).spark) if config.exists() else {})
+    secret = old.secret if isinstance(old, State) else secrets.token_bytes(FRAGMENT_KEY_BYTES)
+    join = Join(Algorithm(chosen), not request.whole_rows, secret)
+    theirs = by_key(records_of(spark, request.new, secret, whole=request.whole_rows))
+    if request.state is not None:
+        theirs = theirs.persist(StorageLevel.DISK_ONLY)  # joined, then kept as the state
+    if isinstance(old, State):
+        ours = old.records(spark)
+    else:
+        ours = by_key(records_of(spark, old, secret, whole=False))
+    counts = by_join(
+        ours,
+        theirs,
+        join,
+        (old.name, request.new),
+        request.output,
+        allow_shrink=request.allow_shrink,
+    )
+    if request.state is not None:
+        save(request.state, theirs, request.new.recipe, request.new.name, secret)
+    return Answer(counts, chosen, request.output, note)
+
+
+def _old_side(request: Request) -> tuple[State | Snapshot, str]:
+    """Return the state if it can stand in for the old file, else that file, and why.
+
+    Raises:
+        ConfigurationError: there is neither.
+    """
+    if request.state is None:
+        assert request.old is not None, "without a state, both files are named"
+        return request.old, ""
+    try:
+        state = load_state(request.state, request.new.recipe)
+    except StateUnusable as reason:
+        if request.old is None:
+            raise ConfigurationError(
+                f"The state cannot be used: {reason}.",
+                remedy="Name the old file as well: driftline diff OLD NEW …",
+            ) from None
+        return request.old, f"The state was not used: {reason}. Both files were read."
+    if request.old is None or request.old.name == state.name:
+        return state, ""
+    return request.old, f"The state was not used: it is of {state.name}. Both files were read."
