@@ -11,14 +11,18 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from driftline.activity import NotKnown
 from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL
 
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.dump.folder import Folder
 from source_agent.engines.dump.session import DumpSession
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Engine, Limits, Listed, Privilege, Relation, Shape
+
+_NO_COUNTERS: Final = NotKnown("files keep no counters")
 
 
 class DumpEngine:
@@ -29,8 +33,10 @@ class DumpEngine:
     def __init__(self, path: str, limits: Limits) -> None:
         self._path, self._limits = Path(path), limits
 
-    def open(self) -> DumpSession:
-        return DumpSession(self._path, self._limits)
+    def open(self, probed: Sequence[Relation] = ()) -> DumpSession:
+        session = DumpSession(self._path, self._limits)
+        session.activities = {relation.name: _NO_COUNTERS for relation in probed}
+        return session
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
         Folder(self._path).close()
@@ -80,7 +86,7 @@ class DumpEngine:
         return []
 
 
-def from_url(url: URL, _password: str | None, limits: Limits) -> DumpEngine:
+def from_url(url: URL, _password: str | None, limits: Limits) -> Engine:
     """Return the engine that a URL names. Raises ConfigurationError if it names no folder."""
     if not url.database:
         raise ConfigurationError(

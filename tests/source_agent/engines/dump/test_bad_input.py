@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from driftline import errors
+from driftline.activity import NotKnown
 
 from source_agent.engines.dump import blocks, streams
 from source_agent.engines.interface import Files, Limits, Relation
@@ -233,6 +234,13 @@ def test_a_newer_file_waits_for_the_next_session(tmp_path: Path) -> None:
         assert session.describe(accounts.relation) == shape
         assert shape.as_of == "1970-01-01T00:00:00.000Z"
     assert accounts.read() == []
+
+
+def test_no_activity_is_told_of_files(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    engine = connect(f"dump:///{tmp_path}", None, Limits())
+    with closing(engine.open([accounts.relation])) as session:
+        assert session.activities == {"accounts": NotKnown("files keep no counters")}
 
 
 SETTINGS = (
