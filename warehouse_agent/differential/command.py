@@ -104,11 +104,17 @@ def diff(
         DriftlineError: as `by_window` and `by_join` raise.
     """
     _check(files, key, algorithm, state)
+    target = output or Path(f"{files[-1].name}.changes.parquet")
+    if target.resolve() in [file.resolve() for file in files]:
+        raise UsageError(
+            f"The changes would replace {target.name!r}, which is compared.",
+            remedy="Choose another --output.",
+        )
     snapshots = [named(file, format, tuple(key)) for file in files]
     request = Request(
         snapshots[0] if len(files) == 2 else None,
         snapshots[-1],
-        output or Path(f"{files[-1].name}.changes.parquet"),
+        target,
         state,
         whole_rows,
         allow_shrink,

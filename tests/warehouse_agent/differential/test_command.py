@@ -7,9 +7,16 @@ import subprocess
 import sys
 
 import pytest
-from driftline.errors import ConfigurationError, DuplicateKey, UsageError, ValueDoesNotFit
+from driftline.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    SnapshotLost,
+    UsageError,
+    ValueDoesNotFit,
+)
 
 from warehouse_agent.differential.command import diff
+from warehouse_agent.differential.reading import named
 from warehouse_agent.differential.window import Buffers
 
 FORMAT = """
@@ -166,6 +173,22 @@ def test_a_state_stands_in_for_the_old_file(folder, capsys):
 def test_arguments_that_do_not_go_together_are_refused(folder, names, options, message):
     with pytest.raises(UsageError, match=message):
         run(folder, *names, **options)
+
+
+def test_an_output_never_replaces_a_file_that_is_compared(folder):
+    before = (folder / "new.csv").read_bytes()
+    with pytest.raises(UsageError, match=r"would replace 'new.csv', which is compared"):
+        run(folder, "old.csv", "new.csv", output=folder / "new.csv")
+    assert (folder / "new.csv").read_bytes() == before
+
+
+def test_a_file_that_changes_before_it_is_read_again_is_refused(folder):
+    snapshot = named(folder / "new.csv", folder / "accounts.toml", ("id",))
+    assert sum(map(len, snapshot.read())) == 2007
+    with (folder / "new.csv").open("a", encoding="utf-8") as file:
+        file.write('7000,"x",12.00\n')
+    with pytest.raises(SnapshotLost, match=r"new.csv: The file was replaced or changed"):
+        next(iter(snapshot.read()))
 
 
 def test_a_file_that_is_not_as_described_is_refused_with_its_line(folder):
