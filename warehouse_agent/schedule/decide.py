@@ -76,25 +76,34 @@ class Circumstances:
     bytes: float | None = None
 
 
-def decide(memory: Memory, timings: Sequence[Timing], given: Circumstances, now: float) -> Decision:
+def decide(
+    memory: Memory,
+    timings: Sequence[Timing],
+    given: Circumstances,
+    now: float,
+    *,
+    expects: bool = True,
+) -> Decision:
     """Decide whether a fragment is due now, else when it will be.
 
     Args:
         timings: at least one.
         now: by the clock of the warehouse.
+        expects: also say what is expected to be unseen until then, which takes a fitted model; a
+            decision alone takes none where there is a fixed interval or nothing changed.
     """
     if given.last is None:
         return Decision(True, now, "never refreshed", timings[0].by, bytes=given.bytes)
-    found = [_one(memory, timing, given, now, _fit(memory, timing.zone)) for timing in timings]
+    found = [_one(memory, timing, given, now, expects) for timing in timings]
     return min(found, key=lambda one: one.at)
 
 
 def _one(
-    memory: Memory, timing: Timing, given: Circumstances, now: float, model: Model | None
+    memory: Memory, timing: Timing, given: Circumstances, now: float, expects: bool
 ) -> Decision:
     assert given.last is not None
     last = min(given.last, now)  # the source's clock may be ahead
-    at, why, policy = _moment(memory, timing, given, now, model)
+    at, why, policy = _moment(memory, timing, given, now)
     latest = last + timing.interval_max_s
     if at >= latest:
         at, why = latest, f"{why}; the longest interval is {_hours(timing.interval_max_s / HOUR_S)}"
@@ -103,28 +112,30 @@ def _one(
     if (opened := next_open(given.allowed, local)) != local:
         at, why = opened.timestamp(), f"{why}; refresh_hours begin then"
     decision = Decision(at <= now, at, why, timing.by, policy, bytes=given.bytes)
+    model = _fit(memory, timing.zone) if expects else None
     return decision if model is None else _expected(decision, model, timing, given, last)
 
 
 def _moment(
-    memory: Memory, timing: Timing, given: Circumstances, now: float, model: Model | None
+    memory: Memory, timing: Timing, given: Circumstances, now: float
 ) -> tuple[float, str, str]:
     """Return the moment that a timing names, why, and the policy; limits are not applied yet."""
     assert given.last is not None
-    if given.probe.is_known and timing.policy is Policy.AUTO:
-        return (*_by_probe(timing, given, now, model), "probe")
+    if given.probe.is_known and timing.listens:
+        return (*_by_probe(memory, timing, given, now), "probe")
     note = ""
     if given.probe.answer is Answer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
-    interval = timing.interval_h(model, given.duration_s)
-    if model is not None and (found := _plan(memory, timing, given, model, interval)) is not None:
+    known = None if timing.refresh_worth is None else _fit(memory, timing.zone)
+    interval = timing.interval_h(known, given.duration_s)
+    if (found := _plan(memory, timing, given, interval)) is not None:
         plan, why, policy = found
         return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
     return given.last + interval * HOUR_S, f"every {_hours(interval)}{note}", Policy.FIXED.value
 
 
 def _by_probe(
-    timing: Timing, given: Circumstances, now: float, model: Model | None
+    memory: Memory, timing: Timing, given: Circumstances, now: float
 ) -> tuple[float, str]:
     assert given.last is not None
     if given.probe.answer is Answer.UNCHANGED:
@@ -134,28 +145,32 @@ def _by_probe(
     if timing.freshness_s is not None:
         at = given.last + timing.freshness_s - given.duration_s
         return at, "its source says that it changed"
+    model = _fit(memory, timing.zone)
     rows = pending(given.probe, (now - given.last) / HOUR_S, model)
     weight = float(timing.hourly_weights().mean())
     enough = pending_enough(timing.price(model), weight, model) if model is not None else 1.0
     told = "" if given.probe.rows is not None else "about "
     why = f"{told}{rows:,.0f} rows changed, and {enough:,.0f} are worth a refresh"
-    if rows >= enough or model is None:
+    if rows >= enough or model is None or model.mean <= 0:
         return now, why
     return now + (enough - rows) / model.mean * HOUR_S, why
 
 
 def _plan(
-    memory: Memory, timing: Timing, given: Circumstances, model: Model, interval: float
+    memory: Memory, timing: Timing, given: Circumstances, interval: float
 ) -> tuple[Integers, str, str] | None:
     """Return the plan of a model, why, and its name; None: the interval is fixed."""
     is_bound = timing.freshness_s is not None or timing.policy is Policy.FIXED
-    if is_bound or model.mean <= 0 or interval < PLANNED_MIN_H:
+    is_plain = timing.policy is Policy.AUTO and not timing.listens
+    if is_bound or is_plain or interval < PLANNED_MIN_H:
+        return None
+    if (model := _fit(memory, timing.zone)) is None or model.mean <= 0:
         return None
     if timing.policy is not Policy.AUTO:
         return (
             _planned(timing, given.allowed, model)[0],
             f"by the policy {timing.policy.value}",
-            (timing.policy.value),
+            timing.policy.value,
         )
     if len(model.rates) == 1:
         return None

@@ -51,6 +51,15 @@ class Timing:
     weights: tuple[tuple[WeekSpan, float], ...] = ()
     zone: str = "UTC"
 
+    @property
+    def listens(self) -> bool:
+        """Return True if a probe may choose the moment: there is a goal, and no policy is named.
+
+        Without a goal the longest interval is what was asked for.
+        """
+        goals = (self.freshness_s, self.refreshes_per_day, self.refresh_worth)
+        return self.policy is Policy.AUTO and any(goal is not None for goal in goals)
+
     def hourly_weights(self) -> Floats:
         """Return the mean weight of each hour of the week, [168]."""
         minutes = np.ones(7 * DAY)

@@ -159,6 +159,23 @@ def test_many_changes_are_due_at_any_moment(days: float) -> None:
     assert decided(days * 24, probe=Probe(Answer.CHANGED, 1e6))[0].due
 
 
+@pytest.mark.parametrize("answer", list(Answer))
+def test_without_a_goal_the_longest_interval_is_what_was_asked_for(answer: Answer) -> None:
+    found, at = decided(5, Timing(), probe=Probe(answer, 1e6))
+    assert (found.due, at) == (False, 24)
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 10), st.sampled_from([FLAT, OFFICE_ONLY, Memory()]), st.sampled_from(Answer))
+def test_a_decision_is_the_same_without_what_is_expected(
+    days: float, memory: Memory, answer: Answer
+) -> None:
+    given, now = Circumstances(LAST, Probe(answer)), LAST + days * DAY_S
+    found = decide(memory, [DAILY], given, now)
+    alone = decide(memory, [DAILY], given, now, expects=False)
+    assert alone == replace(found, rows=None, row_hours=None, stale_hours=None)
+
+
 timings = st.builds(
     Timing,
     refreshes_per_day=st.floats(0.05, 500),

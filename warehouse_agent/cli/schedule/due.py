@@ -18,7 +18,7 @@ from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
 from warehouse_agent.schedule.probe import Probe
-from warehouse_agent.schedule.timing import Policy, Timing
+from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.views import graph
@@ -88,26 +88,35 @@ def probes(
 
     Nothing is known of fragments whose published state cannot be read.
     """
-    from warehouse_agent.cli.activity import probed  # gRPC, where a source is asked
-
     chosen = [
         fragment
         for fragment in fragments
-        if any(timing.policy is Policy.AUTO for timing in timings_of(config, fragment))
+        if any(timing.listens for timing in timings_of(config, fragment))
     ]
+    if not chosen:
+        return {}
+    from warehouse_agent.cli.activity import probed  # gRPC, where a source is asked
+
     with contextlib.suppress(WarehouseUnavailable):
         return {name: probe for name, (probe, _) in probed(store, chosen).items()}
     return {}
 
 
 def scheduled(
-    config: WarehouseConfig, store: Store, fragment: Fragment, now: float, probe: Probe | None
+    config: WarehouseConfig,
+    store: Store,
+    fragment: Fragment,
+    now: float,
+    probe: Probe | None,
+    *,
+    expects: bool = True,
 ) -> Scheduled:
     """Return the decision about a fragment.
 
     Args:
         now: seconds since 1970.
         probe: what its source says; None: it was not asked.
+        expects: also say what is expected to be unseen until then.
 
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
@@ -122,7 +131,7 @@ def scheduled(
         duration_s=duration_s,
         bytes=sent,
     )
-    found = decide(memory, timings_of(config, fragment), given, now)
+    found = decide(memory, timings_of(config, fragment), given, now, expects=expects)
     return Scheduled(fragment.name, found, memory.dropped)
 
 
@@ -154,7 +163,8 @@ def look(
     later: list[Scheduled] = []
 
     def one(fragment: Fragment) -> None:
-        found = scheduled(config, store, fragment, now.timestamp(), said.get(fragment.name))
+        probe = said.get(fragment.name)
+        found = scheduled(config, store, fragment, now.timestamp(), probe, expects=False)
         if found.decision.due:
             names.append(found.name)
         else:
