@@ -67,12 +67,12 @@ def coverage(dispersion: float, fits: int, with_dispersion: bool = True) -> floa
 
 @pytest.mark.parametrize("dispersion", [1.0, 5.0])
 def test_intervals_hold_the_rate(dispersion: float) -> None:
-    """95 % of 180 intervals: between 0.90 and 0.99 with a probability of 0.995."""
-    assert 0.90 <= coverage(dispersion, 60) <= 0.995
+    """95 % of 90 intervals: at least 0.88 with a probability of 0.99. `soak` has 6,000."""
+    assert coverage(dispersion, 30) >= 0.88
 
 
 def test_intervals_without_dispersion_do_not() -> None:
-    assert coverage(5.0, 60, with_dispersion=False) < 0.8
+    assert coverage(5.0, 30, with_dispersion=False) < 0.8
 
 
 @pytest.mark.soak

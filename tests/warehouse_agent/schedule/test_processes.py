@@ -97,7 +97,7 @@ def test_life_spans_with_memory() -> None:
 
 def test_inserted_and_surviving(events: list[np.ndarray]) -> None:
     """Props. 1 and 2, and Example 5."""
-    rng, few = RNG(4), events[:1500]
+    rng, few = RNG(4), events[:500]
     living = [float((lives(at, rng) > F).sum()) for at in few]
     assert near(living, processes.inserted(RATES, DEATHS, S, F))
     batches = [float(rng.geometric(0.25, int(n)).sum()) for n in living]
@@ -119,7 +119,7 @@ def test_obsolescence(events: list[np.ndarray]) -> None:
 
     assert near([cost(at) for at in events], processes.obsolescence(RATES, WEIGHTS, S, F))
     rng = RNG(5)
-    kept = [cost(at[lives(at, rng) > F]) for at in events[:1500]]
+    kept = [cost(at[lives(at, rng) > F]) for at in events[:500]]
     assert near(kept, processes.obsolescence(RATES, WEIGHTS, S, F, DEATHS))
     flat, one = np.full(HOURS, 2.0), np.ones(HOURS)
     assert processes.obsolescence(flat, one, S, F) == pytest.approx(2.0 * (F - S) ** 2 / 2)
