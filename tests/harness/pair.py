@@ -93,9 +93,10 @@ class Pair:
             secret.write_text(self.legacy.password)
             secret.chmod(0o600)
             password = 'password_file = "reader.password"\n'
+        limits = f"[limits]\n{self.limits}\n" if self.limits else ""
         parts = [
             f'[database]\nurl = "{self.legacy.url}"\n{password}',
-            f'[server]\n{lines}\naudit_file = "audit.jsonl"\n[limits]\n{self.limits}\n',
+            f'[server]\n{lines}\naudit_file = "audit.jsonl"\n{limits}',
             *(f"[relations.{name}]\n{relation}\n" for name, relation in self._relations.items()),
         ]
         file.write_text("\n".join(parts))

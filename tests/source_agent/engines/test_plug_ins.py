@@ -61,7 +61,7 @@ def test_an_engine_of_another_package_is_read(install: Install, tmp_path: Path) 
         session.close()
     with pytest.raises(ConfigurationError) as caught:
         connect("oracle://u@h/d", None, Limits())
-    assert caught.value.remedy.endswith("sqlite or duckdb.")
+    assert caught.value.remedy.endswith("dump or duckdb.")
 
 
 def test_the_command_line_finds_it(install: Install, tmp_path: Path) -> None:

@@ -33,20 +33,20 @@ pytestmark = pytest.mark.slow  # starts a process for most commands
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left", "allowed",
-    "bytes_sent", "bytes_received",
-    "bytes_rewritten", "repaired_files", "repaired_rows", "predicted", "modelled",
-    "changes_expected", "round_trips", "source_scans", "source_rows_read", "seconds", "places",
+    "bytes_sent", "bytes_received", "bytes_rewritten", "repaired_files", "repaired_rows",
+    "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
+    "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
-    "checked_at", "attempts", "retried", "tiles", "tiles_done", "resumed_at", "not_started",
-    "warehouse_version", "inputs", "stale", "derived", "held", "ahead", "proven_at", "view_phases",
-    "staleness", "error",
+    "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
+    "not_started", "warehouse_version", "inputs", "stale", "derived", "held",
+    "ahead", "proven_at", "view_phases", "staleness", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]
 STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
-    "staleness", "part",
+    "staleness", "part", "activity",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
