@@ -37,6 +37,7 @@ class ByTotal:
 
     method, stalls = Method.FULL, False
     compared = rest = Digest()
+    updates_left = 0.0
     notes: ClassVar[dict[str, object]] = {}
 
     def supports(self, known: Known) -> bool:

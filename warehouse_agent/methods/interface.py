@@ -98,6 +98,10 @@ class OurSide(Protocol):
         """Return the digest of our other rows, which are kept without being compared."""
 
     @property
+    def updates_left(self) -> float:
+        """Return how many rows of `rest` are expected to have been updated."""
+
+    @property
     def notes(self) -> Mapping[str, object]:
         """Return notes to keep once the refresh is done."""
 

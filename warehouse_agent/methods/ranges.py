@@ -59,6 +59,7 @@ class RangeSide(Ranged):
     """Our side in ranges."""
 
     rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
     notes: ClassVar[Mapping[str, object]] = {}
 
     @property

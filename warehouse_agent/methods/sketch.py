@@ -82,13 +82,16 @@ class SketchSide:
     sketch: Sketch
     cells: Cells
     rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
     notes: ClassVar[Mapping[str, object]] = {}
 
     @property
     def compared(self) -> Digest:
+        """Return the digest of all our rows."""
         return self.ranges.compared
 
     def open(self, talk: Talk) -> Step:
+        """Send the total and the sketch; stall if the source cannot decode it."""
         self.cells.reduce()
         talk.open(
             self.compared,

@@ -91,6 +91,7 @@ class Pass:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     resumed_at: int = 0
     rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
     notes: ClassVar[Mapping[str, object]] = {}
 
     @property

@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 from driftline.activity import to_json
 
-from warehouse_agent.methods.groups import GroupSide
 from warehouse_agent.methods.registry import predicted
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -47,7 +46,6 @@ def exchanged(report: Report, done: Compared) -> None:
     report.source_scans, report.source_rows_read = found.scans, found.rows_read
     if p.is_part:
         report.rows_left = p.ours.rest.count
-    if p.is_part and isinstance(p.ours, GroupSide):
         report.updates_left = round(p.ours.updates_left, 2)
 
 
