@@ -219,7 +219,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         except DriftlineError:
             if is_late:
                 raise DatabaseUnavailable(
-                    f"The database did not describe it in {CONTROL_S:g} s.", where=where
+                    f"The database did not answer in {CONTROL_S:g} s.", where=where
                 ) from None
             raise
         finally:

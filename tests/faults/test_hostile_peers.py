@@ -9,8 +9,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -23,8 +21,7 @@ from driftline.wire_pb2_grpc import SourceStub
 from source_agent.cli.enroll import enroll
 from source_agent.server.service import start
 from tests.harness.agents import channel, configuration, make_orders
-from warehouse_agent.config import Source
-from warehouse_agent.transport.channel import Link
+from tests.harness.rogue import answering
 
 MESSAGE_BYTES = 128 << 20  # unpacked, more than either side takes; packed, it is 128 kB
 
@@ -61,30 +58,6 @@ class _Answers(wire_pb2_grpc.SourceServicer):
         return pb.DescribeReply(relations=[self._name()])
 
 
-@contextmanager
-def answering(certs: Path, who: str, name: Callable[[], str]) -> Iterator[Link]:
-    """The warehouse's line to a server with the certificate of `who`."""
-    ca, key, certificate = pair(certs, who)
-    unlimited = [("grpc.max_send_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(2), options=unlimited)
-    wire_pb2_grpc.add_SourceServicer_to_server(_Answers(name), server)
-    credentials = grpc.ssl_server_credentials([(key, certificate)], ca, True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    try:
-        source = Source(
-            name="erp",
-            address=f"localhost:{port}",
-            ca=certs / "ca.pem",
-            certificate=certs / "warehouse.pem",
-            key=certs / "warehouse.key",
-        )
-        with Link(source) as link:
-            yield link
-    finally:
-        server.stop(None)
-
-
 # Certificates.
 def test_the_certificate_of_a_source_asks_no_source(certs: Path, port: int) -> None:
     credentials = grpc.ssl_channel_credentials(*pair(certs, "source"))
@@ -99,11 +72,11 @@ def test_the_certificate_of_a_source_asks_no_source(certs: Path, port: int) -> N
 
 def test_the_certificate_of_a_warehouse_is_believed_by_no_warehouse(certs: Path) -> None:
     with (
-        answering(certs, "warehouse", lambda: "orders") as link,
+        answering(certs, _Answers(lambda: "orders"), "warehouse") as link,
         pytest.raises(Unauthenticated, match="purpose"),
     ):
         link.describe("")
-    with answering(certs, "source", lambda: "orders") as link:
+    with answering(certs, _Answers(lambda: "orders")) as link:
         assert list(link.describe("").relations) == ["orders"]
 
 
@@ -152,7 +125,7 @@ def test_a_request_that_unpacks_to_much_is_refused(certs: Path, port: int) -> No
 @pytest.mark.slow
 def test_a_reply_that_unpacks_to_much_is_refused(certs: Path) -> None:
     with (
-        answering(certs, "source", lambda: "x" * MESSAGE_BYTES) as link,
+        answering(certs, _Answers(lambda: "x" * MESSAGE_BYTES)) as link,
         pytest.raises(DriftlineError, match="larger than max"),
     ):
         link.describe("")

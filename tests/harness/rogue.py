@@ -38,13 +38,20 @@ class _Servicer(wire_pb2_grpc.SourceServicer):
 def line_to(folder: Path, says: Says, describes: pb.DescribeReply | None = None) -> Iterator[Link]:
     """The warehouse's line to a source that answers an exchange so."""
     enroll(folder, source_names=["localhost"], warehouse_name="lake")
+    with answering(folder, _Servicer(says, describes or pb.DescribeReply())) as link:
+        yield link
+
+
+@contextmanager
+def answering(
+    certs: Path, servicer: wire_pb2_grpc.SourceServicer, who: str = "source"
+) -> Iterator[Link]:
+    """The warehouse's line to a server with the certificate of `who`, by those of `enroll`."""
     ca, certificate, key = (
-        (folder / f).read_bytes() for f in ("ca.pem", "source.pem", "source.key")
+        (certs / f).read_bytes() for f in ("ca.pem", f"{who}.pem", f"{who}.key")
     )
-    server = grpc.server(ThreadPoolExecutor(4))
-    wire_pb2_grpc.add_SourceServicer_to_server(
-        _Servicer(says, describes or pb.DescribeReply()), server
-    )
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)])
+    wire_pb2_grpc.add_SourceServicer_to_server(servicer, server)
     credentials = grpc.ssl_server_credentials([(key, certificate)], ca, True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
@@ -52,9 +59,9 @@ def line_to(folder: Path, says: Says, describes: pb.DescribeReply | None = None)
         source = Source(
             name="erp",
             address=f"localhost:{port}",
-            ca=folder / "ca.pem",
-            certificate=folder / "warehouse.pem",
-            key=folder / "warehouse.key",
+            ca=certs / "ca.pem",
+            certificate=certs / "warehouse.pem",
+            key=certs / "warehouse.key",
         )
         with Link(source) as link:
             yield link

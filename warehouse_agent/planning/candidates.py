@@ -323,8 +323,7 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
 
 def p_delete(known: Known, expected: Expected | None) -> float:
     """Return P({−t}), the probability that a row is deleted before this refresh."""
-    share = _planned_changes(known, expected) * _deleted_share(known.runs) / max(known.ours, 1)
-    return min(share, _P_DELETE_MAX)
+    return _p_delete(known, _planned_changes(known, expected), known.ours)
 
 
 def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate, ...], str]:
@@ -356,7 +355,7 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
         row_bytes=row,
         key_bytes=key,
         wait_bytes=known.line.round_trip_bytes,
-        p_delete=min(planned * _deleted_share(known.runs) / max(rows, 1), _P_DELETE_MAX),
+        p_delete=_p_delete(known, planned, rows),
     )
     n = int(sizes.rows.max())
     if not n:  # not worth comparing
@@ -374,6 +373,11 @@ def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
         size += max(differing - gone, 0) * row
     trips = 1 + (sizes.is_refined and changed > 0)
     return Choice(Method.GROUP, int(size), rows_read=math.ceil(differing), round_trips=trips)
+
+
+def _p_delete(known: Known, planned: int, rows: int) -> float:
+    """Return P({−t}) of one of `rows` rows, of which `planned` are expected to change."""
+    return min(planned * _deleted_share(known.runs) / max(rows, 1), _P_DELETE_MAX)
 
 
 def _deleted_share(runs: Sequence[Run]) -> float:

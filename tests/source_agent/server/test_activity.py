@@ -142,8 +142,11 @@ def test_a_client_asks_once_a_minute(agent: Callable[..., Agent]) -> None:
 def test_the_dba_sets_how_often(agent: Callable[..., Agent]) -> None:
     made = agent("activity_seconds = 2")
     made.ask("orders")
+    made.now = 1.9
+    assert made.refused("orders").code == NotNow.code
     made.now = 2.0
     made.ask("orders")
+    assert made.engine.opened == 2
 
 
 def test_the_dba_switches_it_off(agent: Callable[..., Agent]) -> None:
