@@ -21,6 +21,7 @@ from tests.faults.test_killed_steps import KILLED
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
 from tests.harness.views import Sites
+from warehouse_agent.storage import formats
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -133,6 +134,44 @@ def test_killed_while_fragments_are_ahead(
         assert after == before
     sites.well("over")
     sites.check()
+
+
+def test_killed_between_two_commits_of_one_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """A later command that names another fragment shows neither half of the transaction."""
+    tables = {
+        "erp": {
+            "a_from": "id INTEGER PRIMARY KEY, amount INT",
+            "b_to": "id INTEGER PRIMARY KEY, amount INT",
+        },
+        "crm": {"customer": "id INTEGER PRIMARY KEY, name VARCHAR"},
+    }
+    query = (
+        "SELECT f.id, f.amount + t.amount AS total, c.name FROM erp.a_from f "
+        "JOIN erp.b_to t ON t.id = f.id JOIN crm.customer c ON c.id = f.id"
+    )
+    with Sites(spark, tmp_path, tables, {"balance": query}) as sites:
+        for i in range(5):
+            sites.sql("erp", "INSERT INTO a_from VALUES (?, 100)", i)
+            sites.sql("erp", "INSERT INTO b_to VALUES (?, 0)", i)
+            sites.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
+        sites.well()
+        before = {name: seen(sites, name) for name in ("balance", "erp.a_from", "erp.b_to")}
+        sites.sql("erp", "UPDATE a_from SET amount = amount - 30")
+        sites.sql("erp", "UPDATE b_to SET amount = amount + 30")
+        killed(sites, "storage.formats:commit", "after", 1)
+        committed = [formats.head(sites.store, name) for name in ("erp.a_from", "erp.b_to")]
+        assert [one and (one.version, one.record.beside) for one in committed] == [
+            (1, {"erp.b_to": 1}),
+            (0, {"erp.a_from": 0}),
+        ]
+        sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+        assert sites.refresh("crm.customer")["crm.customer"].error is None
+        assert (2, 100, "other") in seen(sites, "balance")
+        for name in ("erp.a_from", "erp.b_to"):
+            assert seen(sites, name) == before[name]
+        sites.well()
+        sites.check()
+        assert seen(sites, "erp.a_from") == Counter({(i, 70): 1 for i in range(5)})
 
 
 def killed(sites: Sites, function: str, when: str, call: int, *names: str) -> None:

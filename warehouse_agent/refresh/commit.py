@@ -7,6 +7,7 @@ version was compared; notes may be lost, so a failure to write them after a comm
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from driftline.errors import WarehouseUnavailable
@@ -23,8 +24,13 @@ from warehouse_agent.storage import formats, row_security
 from warehouse_agent.storage.table import NewVersion, VersionRecord
 
 
-def commit(job: Job, proven: Proven) -> Published:
+def commit(job: Job, proven: Proven, *, beside: Mapping[str, int] | None = None) -> Published:
     """Publish what was proven, clear what was staged and note what the next refresh uses.
+
+    Args:
+        job: the fragment's, in this attempt.
+        proven: what is published.
+        beside: versions, by name, that are committed with it from the same snapshot.
 
     Raises:
         Locked: another agent committed since the base was read.
@@ -35,7 +41,7 @@ def commit(job: Job, proven: Proven) -> Published:
             return _confirm(job, proven)
         case ProvenVersion():
             with job.phase("publish"):
-                return _publish(job, proven)
+                return _publish(job, proven, beside or {})
 
 
 def _confirm(job: Job, proven: ProvenEqual) -> Published:
@@ -46,7 +52,7 @@ def _confirm(job: Job, proven: ProvenEqual) -> Published:
     return _result(proven.compared, version, 0)
 
 
-def _publish(job: Job, proven: ProvenVersion) -> Published:
+def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Published:
     """Commit the files as the next version; then tidy up and note what it took."""
     p, out, applied = proven.compared.prepared, proven.compared.found, proven.applied
     counts, shipped = proven.changes.counts, sum(f.rows for f in applied.shipped)
@@ -66,7 +72,7 @@ def _publish(job: Job, proven: ProvenVersion) -> Published:
         schema_changed=is_other,
         bytes_rewritten=sum(f.size for f in applied.gone if f not in lost),
     )
-    record = _record(job, proven, done)
+    record = replace(_record(job, proven, done), beside=dict(beside) or None)
     new = NewVersion(p.base, p.layout, applied.added, applied.gone, record)
     formats.commit(job.store, job.name, new)
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost

@@ -3,7 +3,9 @@
 A fragment is ahead if a newer version of it is committed or held than the one that readers are
 given. That is so for a moment in each refresh, for longer as `max_lag` of its views allows or while
 a view holds it, and after a crash. A phase takes all that is ahead along, whichever fragments the
-command names.
+command names. What was committed beside it from the same snapshot must be there, too: if a command
+was killed between these commits, a version waits until its other half was refreshed, so that no
+reader is shown half a transaction.
 """
 
 from __future__ import annotations
@@ -112,19 +114,58 @@ def state_of(
         if member.kind is Kind.VIEW:
             for name, version in member.inputs.items():
                 lowest[name] = min(lowest.get(name, version), version)
+    flipped = {name: members[name].version if name in members else None for name in names}
+    heads = {name: _head(store, name, flipped[name], is_held=name in held) for name in names}
+    left = {name for name in names if name not in held}
+    while parts := {name for name in left if not _is_whole(heads[name], heads, held)}:
+        left -= parts
+        for name in parts:
+            heads[name] = _flipped_head(store, name, heads[name], flipped[name])
     fragments = {
-        name: _fragment(store, name, held.get(name), members.get(name), lowest.get(name))
+        name: _fragment(store, name, held.get(name), heads[name], flipped[name], lowest.get(name))
         for name in names
     }
     return ComponentState(fragments, members, number)
 
 
+def _is_whole(
+    head: Snapshot | None, heads: Mapping[str, Snapshot | None], held: Mapping[str, Held]
+) -> bool:
+    """Return True if all versions are there that belong to the same snapshot as a head.
+
+    A fragment that left the component does not count, and one that is held has a later snapshot.
+    """
+    beside = None if head is None else head.record.beside
+    return all(
+        name in held or ((other := heads[name]) is not None and other.version >= version)
+        for name, version in (beside or {}).items()
+        if name in heads
+    )
+
+
+def _flipped_head(
+    store: Store, name: str, head: Snapshot | None, flipped: int | None
+) -> Snapshot | None:
+    """Return the version that readers are given instead of a head that is not whole.
+
+    A component that has no warehouse version yet shows what is there, as it always did.
+    """
+    if head is None or flipped is None or head.version <= flipped:
+        return head
+    with contextlib.suppress(NotFound, WarehouseUnavailable):
+        return formats.head(store, name, version=flipped)
+    return head
+
+
 def _fragment(
-    store: Store, name: str, held: Held | None, member: Member | None, lowest: int | None
+    store: Store,
+    name: str,
+    held: Held | None,
+    head: Snapshot | None,
+    flipped: int | None,
+    lowest: int | None,
 ) -> FragmentState:
     """Return the state of a fragment; `lowest`: the oldest version that a view is made of."""
-    flipped = None if member is None else member.version
-    head = _head(store, name, flipped, is_held=held is not None)
     target = _input(name, head) if held is None else held.as_input
     if target is None or flipped is None:
         return FragmentState(flipped, None, target, head, {}, is_urgent=True)

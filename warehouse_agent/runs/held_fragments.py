@@ -58,11 +58,27 @@ class Held:
             case ProvenEqual(base=base):
                 return Input.published(self.job.name, base)
 
-    def commit(self) -> bool:
-        """Commit what was proven, and note it in the report; return False if that failed."""
+    @property
+    def snapshot(self) -> tuple[str, str] | None:
+        """Return what names the snapshot of a new version: its source, and the time of its rows.
+
+        None: nothing new is committed, or its rows are not of one instant.
+        """
+        if isinstance(self.proven, ProvenEqual):
+            return None
+        found = self.proven.compared.found
+        source = self.job.fragment.source.name
+        return (source, found.as_of) if found.consistency == "exact" else None
+
+    def commit(self, beside: Mapping[str, int]) -> bool:
+        """Commit what was proven, and note it in the report; return False if that failed.
+
+        Args:
+            beside: versions, by name, that are committed with it from the same snapshot.
+        """
         job = self.job
         try:
-            job.report.took(commit(job, self.proven))
+            job.report.took(commit(job, self.proven, beside=beside))
             job.report.recovered()
         except Exception as problem:
             job.report.fail(job.steps.mistake(problem, job.name))
@@ -87,9 +103,18 @@ class Taken:
 
     def commit(self) -> bool:
         """Commit all, back to back; return False if something could not be committed."""
-        done = [held.commit() for held in self.held.values()]
+        done = [held.commit(self._beside(name)) for name, held in self.held.items()]
         self._left = {*self.held}
         return all(done)
+
+    def _beside(self, name: str) -> dict[str, int]:
+        """Return the versions of the other fragments that are of the same snapshot."""
+        snapshot = self.held[name].snapshot
+        return {
+            other: held.as_input.version
+            for other, held in self.held.items()
+            if snapshot is not None and other != name and held.snapshot == snapshot
+        }
 
     def close(self) -> None:
         """Let go of the locks; remove the files of what was not committed."""
