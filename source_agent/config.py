@@ -37,7 +37,7 @@ _DATABASE = (
 _SERVER = ("listen", "certificate", "key", "client_ca", "insecure", "audit_file")
 _LIMITS = (
     "scans_at_once", "readers", "rows_per_second", "bytes_per_second", "pause_file", "quiet_hours",
-    "snapshot_seconds", "activity_seconds",
+    "snapshot_seconds", "activity_seconds", "feedback",
 )  # fmt: skip
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
@@ -90,7 +90,7 @@ class Budget:
     each over its own connection; all scans share the `readers` - 1 worker processes.
     `rows_per_second`: read. `bytes_per_second`: sent. `snapshot_s`: the longest exchange.
     `activity_s`: the shortest time between two questions of a client about activity; None: the
-    counters are never read.
+    counters are never read. `feedback`: a read is held back while the database answers slowly.
     """
 
     scans_at_once: int = 2
@@ -101,6 +101,7 @@ class Budget:
     quiet_hours: tuple[Hours, ...] = ()
     snapshot_s: float | None = None
     activity_s: float | None = ACTIVITY_S
+    feedback: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ def _budget(table: TomlTable) -> Budget:
         quiet_hours=_hours(table, "quiet_hours"),
         snapshot_s=table.optional_number("snapshot_seconds"),
         activity_s=table.number_or("activity_seconds", _NEVER, default=ACTIVITY_S),
+        feedback=table.flag("feedback") or not table.has("feedback"),
     )
 
 

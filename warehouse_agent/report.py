@@ -60,6 +60,9 @@ class Spent:
     seconds: float = 0.0
 
 
+HELD_BACK_SHOWN_S = 1.0  # less than this is not shown to people
+
+
 @dataclass
 class Report:
     """The result of a command on one fragment; its fields are the keys of the JSON object.
@@ -90,6 +93,8 @@ class Report:
     round_trips: int = 0
     source_scans: int = 0
     source_rows_read: int = 0
+    held_back_s: float = 0.0  # the source read less, because its database answered slowly
+    snapshot_s: float | None = None  # the longest that the source held a snapshot, at most
     seconds: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step
     method: str | None = None

@@ -1114,6 +1114,7 @@ class Finished(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
+    HELD_BACK_S_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     count: _builtins.int
     sum: _builtins.bytes
@@ -1125,6 +1126,8 @@ class Finished(_message.Message):
     """a NOT NULL unique constraint covers the key"""
     changed: _builtins.bool
     """the data changed during the read, which this engine allows"""
+    held_back_s: _builtins.float
+    """seconds of reading held back, because the database answered slowly"""
     @_builtins.property
     def row_security(self) -> Global___RowSecurity:
         """under which the rows were read"""
@@ -1147,10 +1150,11 @@ class Finished(_message.Message):
         changed: _builtins.bool = ...,
         row_security: Global___RowSecurity | None = ...,
         activity: Global___Activity | None = ...,
+        held_back_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "held_back_s", b"held_back_s", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,7 @@
 """The audit: one JSON line for every call about a relation, with client, amounts and outcome.
 
+A line without client and relation says that the DBA's file was read again, or could not be.
+
 It is for the DBA, not for debugging: no SQL, no keys of rows, and no values but the literals of a
 derivation, which say what a warehouse chose. Text from the network is escaped by JSON and cut.
 Lines go to `server.audit_file`, which is opened for each line so that it may be rotated, or to
@@ -8,6 +10,7 @@ stderr. A line that cannot be written is logged and does not end an exchange.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,14 +28,20 @@ _log = logging.getLogger("driftline.source")
 NAME_CHARACTERS_MAX = 200
 DERIVATION_CHARACTERS_MAX = 2000  # of the columns, and of the predicate
 _MODE = 0o640
+RELOADED, NOT_RELOADED = "reloaded", "not_reloaded"
+RECENT_BYTES_MAX = 1 << 20  # of the end of the file: some 3,000 lines
+_RARE = ("chosen_columns", "chosen_rows", "relations", "held_back_s", "snapshot_s")
 
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One request. `outcome`: `equal`, `sent`, `cancelled`, `described`, `probed`, an error code.
+    """One request. `outcome`: `equal`, `sent`, `cancelled`, `described`, `probed`, an error code;
+    of the DBA's file RELOADED or NOT_RELOADED.
 
     `relation` is empty for a list of relations, for a stream that ended before it named one, and
     for a question about the activity of several; `relations` is their number, 0 elsewhere.
+    `held_back_s`: for how long the read was held back because the database answered slowly.
+    `snapshot_s`: how long the session had held its snapshot at the end.
     `chosen_columns` and `chosen_rows` are those of a derivation; empty: all.
     """
 
@@ -47,6 +56,8 @@ class AuditEntry:
     chosen_columns: str = ""
     chosen_rows: str = ""
     relations: int = 0
+    held_back_s: float = 0.0
+    snapshot_s: float = 0.0
 
     def choose(self, derivation: Derivation) -> None:
         """Note what a derivation chooses."""
@@ -83,9 +94,11 @@ class Audit:
         facts = asdict(entry)
         facts["relation"] = facts["relation"][:NAME_CHARACTERS_MAX]
         facts["seconds"] = round(entry.seconds, 3)
+        for seconds in ("held_back_s", "snapshot_s"):
+            facts[seconds] = round(facts[seconds], 3)
         for chosen in ("chosen_columns", "chosen_rows"):
             facts[chosen] = facts[chosen][:DERIVATION_CHARACTERS_MAX]
-        for rare in ("chosen_columns", "chosen_rows", "relations"):
+        for rare in _RARE:
             if not facts[rare]:
                 del facts[rare]
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -106,3 +119,24 @@ class Audit:
             os.write(file, data)
         finally:
             os.close(file)
+
+
+def recent_snapshots(path: Path | None) -> list[float]:
+    """Return for how many seconds snapshots were held, of the last lines of an audit file.
+
+    Lines that are damaged, or of an older release, are skipped; so is a file that is not there.
+    """
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - RECENT_BYTES_MAX, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            if held_s := json.loads(line).get("snapshot_s"):
+                found.append(float(held_s))
+    return found

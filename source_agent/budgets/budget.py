@@ -1,8 +1,9 @@
-"""Enforce the DBA's budget: rates, simultaneous reads, the pause file and quiet hours.
+"""Enforce the DBA's brakes: rates, simultaneous reads, the pause file, quiet hours, feedback.
 
 One `Governor` serves the whole agent, so all warehouses together stay within the budget. A
 `GovernedSession` checks after every batch whether the agent is paused, the hour is quiet or the
-client has left, and waits if rows come too fast; so a pause file also stops a scan that runs.
+client has left, and waits if rows come too fast or the database slows down (`feedback`); so a
+pause file also stops a scan that runs.
 It has no thread; the clock is injected; a wait ends early when the exchange is stopped.
 
 Rejected: limits inside SQL (LIMIT, pg_sleep). They are further statements for the DBA to review,
@@ -14,8 +15,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from datetime import datetime
 from functools import partial
 
@@ -27,6 +28,7 @@ from driftline.errors import NotNow
 from driftline.key_order import KeyRange
 from driftline.types import Column
 
+from source_agent.budgets.feedback import Feedback, Pasts, held_s_max
 from source_agent.budgets.places import Places
 from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
@@ -34,6 +36,7 @@ from source_agent.config import Budget
 from source_agent.engines.interface import (
     Condition,
     Consistency,
+    DatabaseTime,
     Limits,
     Pulse,
     Relation,
@@ -44,6 +47,7 @@ from source_agent.engines.interface import (
     TimeLimit,
 )
 from source_agent.printable import counted
+from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.workers import WorkerPool
 
 SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
@@ -124,6 +128,7 @@ class Governor:
         self._bytes = Bucket(budget.bytes_per_second, clock)
         self.activity_turns = Turns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
+        self.pasts = Pasts()
 
     def adopt(self, budget: Budget) -> None:
         """Use this budget from now on. A scan that runs keeps its readers."""
@@ -190,9 +195,11 @@ class GovernedSession:
         stop: threading.Event,
         check: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
+        on_held: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
-        self.watch = Watch(session, limits or Limits())
+        self._limits, self._on_held = limits or Limits(), on_held
+        self.watch = Watch(session, self._limits)
         self._looked = governor.clock()
 
     @property
@@ -206,6 +213,10 @@ class GovernedSession:
     @property
     def activities(self) -> Mapping[str, Activity]:
         return self._session.activities
+
+    @property
+    def holds_back(self) -> str:
+        return self._session.holds_back
 
     @property
     def generation(self) -> int:
@@ -234,7 +245,8 @@ class GovernedSession:
         return self._session.compare(comparison, column, place)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        return self.governed(self._session.scan(shape, ordered=ordered))
+        read = self._session.scan(shape, ordered=ordered)
+        return self.governed(read, self._feedback("scan", shape))
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         rate = self._governor.budget.rows_per_second
@@ -242,7 +254,9 @@ class GovernedSession:
             rows_max = min(rows_max or sys.maxsize, max(int(rate * PART_S), 1))
         with self.watch.waiting():
             split = self._session.split(shape, rows_max=rows_max)
-        return None if split is None else GovernedSplit(split, self)
+        if split is None:
+            return None
+        return GovernedSplit(split, self, self._feedback("split", shape))
 
     def read_ranges(
         self,
@@ -252,12 +266,14 @@ class GovernedSession:
         *,
         rows_max: int | None = None,
     ) -> Iterator[Rows]:
-        return self.governed(self._session.read_ranges(shape, first, last, rows_max=rows_max))
+        read = self._session.read_ranges(shape, first, last, rows_max=rows_max)
+        return self.governed(read, self._feedback("ranges", shape))
 
     def read_between(
         self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
-        return self.governed(self._session.read_between(shape, within, rows_max=rows_max))
+        read = self._session.read_between(shape, within, rows_max=rows_max)
+        return self.governed(read, self._feedback("between", shape))
 
     def pause(self) -> None:
         with self.watch.waiting():
@@ -280,27 +296,46 @@ class GovernedSession:
             self._check()
         self._governor.wait_rows(rows, self._stop)
 
-    def governed(self, batches: Iterator[Rows]) -> Iterator[Rows]:
+    def hold_back(self, feedback: Feedback, spent: DatabaseTime) -> None:
+        """Wait if the database answers more slowly than it did; raise Stopped."""
+        hold_s = feedback.note(spent) if self._governor.budget.feedback else 0.0
+        if hold_s <= 0:
+            return
+        if self._stop.wait(hold_s):
+            raise Stopped
+        self._on_held(hold_s)
+
+    def governed(self, batches: Iterator[Rows], feedback: Feedback) -> Iterator[Rows]:
         """Yield the batches, each when the budget allows it."""
-        try:
+        timer = DatabaseTimer()
+        # The engine's generator closes its cursor only when it is closed itself.
+        with closing(timer.timed(batches)) as timed:
             while True:
                 with self.watch.waiting():
-                    rows = next(batches, None)
+                    rows = next(timed, None)
                 if rows is None:
                     return
                 self.note(len(rows))
+                self.hold_back(feedback, timer.taken())
                 yield rows
-        finally:
-            # The engine's generator closes its cursor only when it is closed itself.
-            if isinstance(batches, Generator):
-                batches.close()
+
+    def _feedback(self, kind: str, shape: Shape) -> Feedback:
+        """Return the feedback of one read; reads of a kind of the same columns and rows are alike.
+
+        Another kind costs the database more or less for the same rows.
+        """
+        plan = shape.plan
+        what = (plan.where, plan.reads, plan.row_hash) if plan else shape.recipe.id
+        past = self._governor.pasts.of((kind, shape.relation.name, what))
+        most_s = held_s_max(self._governor.budget.snapshot_s, self._limits.statement_s)
+        return Feedback(past, most_s)
 
 
 class GovernedSplit:
     """A `Split` within the budget, for rows that are read here and by other processes."""
 
-    def __init__(self, split: Split, session: GovernedSession) -> None:
-        self._split, self.session = split, session
+    def __init__(self, split: Split, session: GovernedSession, feedback: Feedback) -> None:
+        self._split, self.session, self._feedback = split, session, feedback
 
     @property
     def parts(self) -> int:
@@ -312,11 +347,14 @@ class GovernedSplit:
         return self._split.join
 
     def read(self, part: int) -> Iterator[Rows]:
-        return self.session.governed(self._split.read(part))
+        return self.session.governed(self._split.read(part), self._feedback)
 
     def note(self, rows: int) -> None:
         self._split.note(rows)
         self.session.note(rows)
+
+    def spent(self, time: DatabaseTime) -> None:
+        self.session.hold_back(self._feedback, time)
 
     def wait(self) -> None:
         with self.session.watch.waiting():

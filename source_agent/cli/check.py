@@ -16,6 +16,7 @@ from driftline.errors import ConfigurationError, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
+from source_agent.budgets.audit import recent_snapshots
 from source_agent.budgets.budget import local_now
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import ServedRelation, SourceConfig
@@ -74,6 +75,20 @@ class LimitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """What an exchange's snapshot holds back in the database, and for how long.
+
+    `longest_s`: of the last `exchanges` in the audit file; None: it has none. `most_s`: the DBA's
+    limit; None: no limit.
+    """
+
+    holds_back: str
+    longest_s: float | None
+    exchanges: int
+    most_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """Everything that `check` prints."""
 
@@ -85,6 +100,7 @@ class CheckReport:
     relations: list[RelationReport]
     privileges: list[Privilege]
     limits: list[LimitReport]
+    snapshot: SnapshotReport
     server: list[EndpointReport]
     plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
 
@@ -118,6 +134,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
     try:
         as_of, consistency = session.as_of, session.consistency.value
         limits = [_limit(limit) for limit in session.time_limits]
+        snapshot = _snapshot(config, session)
         reports = []
         for name in config.relations:
             reports.append(_relation(config, engine, session, name))
@@ -135,9 +152,31 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         relations=reports,
         privileges=engine.privileges(relations),
         limits=limits,
+        snapshot=snapshot,
         server=server,
         plug_ins=plug_ins.refused(KINDS),
     )
+
+
+def _snapshot(config: SourceConfig, session: Session) -> SnapshotReport:
+    held = recent_snapshots(config.server.audit_file)
+    longest_s = max(held, default=None)
+    return SnapshotReport(session.holds_back, longest_s, len(held), config.budget.snapshot_s)
+
+
+def _snapshot_lines(report: SnapshotReport) -> list[str]:
+    """Return what waits for the end of a refresh, if anything does, and for how long."""
+    if not report.holds_back:
+        return []
+    most = "no limit" if report.most_s is None else f"at most {report.most_s:g} s"
+    held = "the audit file has no refresh yet"
+    if report.longest_s is not None:
+        exchanges = counted(report.exchanges, "exchange")
+        held = f"{report.longest_s:,.1f} s at most in the last {exchanges} of the audit"
+    return [
+        f"  snapshot holds back {report.holds_back}",
+        f"           for as long as a refresh lasts: {held}; {most} (limits.snapshot_seconds)",
+    ]
 
 
 def _limit(limit: TimeLimit) -> LimitReport:
@@ -228,6 +267,7 @@ def as_text(report: CheckReport) -> str:
         f"  login    {report.login or 'the default of the driver'}",
         f"  reads    {report.consistency}; {report.read_only}",
         f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
+        *_snapshot_lines(report.snapshot),
         *(f"  note     {x.name} is {x.note}" for x in report.limits if x.note),
         *(f"  note     {text}" for text in report.plug_ins),
     ]

@@ -225,6 +225,14 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseTime:
+    """Seconds that a thread waited for the database, and seconds of its own CPU."""
+
+    waited_s: float = 0.0
+    worked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
     """A table or view of the database, for `init`; `table` is its name as source.toml has it.
 
@@ -268,6 +276,10 @@ class Session(Protocol):
     @property
     def activities(self) -> Mapping[str, Activity]:
         """The activity of relations, by name, from before the snapshot began (`Engine.open`)."""
+
+    @property
+    def holds_back(self) -> str:
+        """What of the database waits for the end of a snapshot, as text; empty: nothing does."""
 
     @property
     def generation(self) -> int:
@@ -393,6 +405,9 @@ class Split(Protocol):
 
     def note(self, rows: int) -> None:
         """Note that another process has read `rows` more. Raises if the scan must end."""
+
+    def spent(self, time: DatabaseTime) -> None:
+        """Note what another process spent on a part; it may wait, and raises as `note`."""
 
     def wait(self) -> None:
         """Keep the session from being closed as idle while others read. Raises as `note`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
@@ -28,6 +28,7 @@ class SnapshotSession:
     An engine whose snapshot can change counts `generation` itself.
     """
 
+    holds_back: ClassVar[str] = ""
     as_of: str  # set by the engine when it has taken the snapshot
 
     def __init__(self) -> None:

@@ -87,6 +87,7 @@ class Comparison:
                 vouched=reader.shape.vouched,
                 scans=reader.tally.scans,
                 rows_read=reader.tally.rows_read,
+                held_back_s=reader.tally.held_back_s,
                 row_security=security.message() if security else None,
                 activity=to_message(self._activity) if self._activity else None,
             )

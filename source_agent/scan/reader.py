@@ -36,6 +36,7 @@ class Tally:
     rows_read: int = 0
     rows_expected: int = 0
     phase: str = "scan"
+    held_back_s: float = 0.0  # because the database answered slowly
 
 
 class Reader:

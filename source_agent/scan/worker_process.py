@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection
 from driftline.digests import Salt
 from driftline.errors import DatabaseUnavailable, DriftlineError, InternalError
 
-from source_agent.engines.interface import Session, Shape, Split
+from source_agent.engines.interface import DatabaseTime, Session, Shape, Split
 from source_agent.scan.accumulators import Hashed
+from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.heap import keep_heap_small
 from source_agent.scan.reader import Reader, Tally
 
@@ -50,6 +51,7 @@ class Read:
 
     part: int
     rows: int
+    spent: DatabaseTime = field(default_factory=DatabaseTime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,10 @@ class Worker:
         )
         while isinstance(part := self._received.get(), int):
             before = tally.rows_read
-            for batch in reader.batches(split.read(part)):
+            timer = DatabaseTimer()
+            for batch in reader.batches(timer.timed(split.read(part))):
                 self._pipe.send(Hashed.of(batch))
-            self._pipe.send(Read(part, tally.rows_read - before))
+            self._pipe.send(Read(part, tally.rows_read - before, timer.taken()))
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ too, and adds up all hashes. A part goes to the process that is free.
 
 Invariants: a part is added once, after a process has read it to its end. The unfinished parts of a
 lost process are read again here. An error in the rows ends the exchange. However a scan ends, no
-process keeps a statement. The governor counts every batch. Memory: only this process has tables;
+process keeps a statement. The governor counts every batch; while it waits, no process goes on for
+longer than the parts that it has. Memory: only this process has tables;
 one unfinished part of each process is held, 2 MB of the narrowest rows.
 
 Rejected: threads (the interpreter's lock); `multiprocessing` (it forks, or runs the DBA's main
@@ -280,6 +281,7 @@ class SharedScan:
                 self._give(process)
             except OSError as error:
                 self._lost(process, error)
+            self._split.spent(said.spent)
         elif isinstance(said, Done):
             self._working.remove(process)
         elif isinstance(said, Failed):

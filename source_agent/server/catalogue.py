@@ -18,7 +18,7 @@ from driftline.errors import ConfigurationError, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
 
-from source_agent.budgets.audit import Audit, AuditEntry
+from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
 from source_agent.engines.interface import Engine, Relation, Session, Shape
@@ -84,18 +84,43 @@ class AgentState:
         Limits take effect also for running exchanges, relations and `allow` for new ones, and
         [database] and [server] only at a restart. A file with an error is logged and not used.
         """
+        if (config := self._read_again()) is None:
+            return
+        self.governor.adopt(config.budget)
+        self.config = replace(config, database=self.config.database, server=self.config.server)
+        _log.info("%s was read again: %s", config.path, counted(len(config.relations), "relation"))
+
+    def reload_limits(self) -> None:
+        """Read the DBA's file again, because it changed, and adopt its limits alone.
+
+        What a client may have changes by a signal of the DBA, not by saving a file. The log names
+        what changed and does not count yet.
+        """
+        if (config := self._read_again()) is None:
+            return
+        before = self.config
+        if config.relations != before.relations:
+            _log.warning("[relations] of %s changed; send SIGHUP to apply it", config.path)
+        if config.budget == before.budget:
+            return
+        self.governor.adopt(config.budget)
+        self.config = replace(before, budget=config.budget)
+        _log.info("[limits] of %s changed and count from now on", config.path)
+
+    def _read_again(self) -> SourceConfig | None:
+        """Return the DBA's file as it is now; None, said in log and audit, if it is wrong."""
         before = self.config
         try:
             config = load(before.path)
         except ConfigurationError as error:
             _log.error("source.toml was not reloaded; the previous settings stay in use: %s", error)
-            return
+            self.audit.write(AuditEntry("", "", NOT_RELOADED))
+            return None
         for name in ("database", "server"):
             if getattr(config, name) != getattr(before, name):
                 _log.warning("[%s] of %s changed; restart the agent to apply it", name, config.path)
-        self.governor.adopt(config.budget)
-        self.config = replace(config, database=before.database, server=before.server)
-        _log.info("%s was read again: %s", config.path, counted(len(config.relations), "relation"))
+        self.audit.write(AuditEntry("", "", RELOADED))
+        return config
 
 
 def derivation_of(

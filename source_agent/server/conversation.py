@@ -244,6 +244,9 @@ class Conversation:
             entry.outcome = error.code
         finally:
             entry.rows_read, entry.scans = self._tally.rows_read, self._tally.scans
+            entry.held_back_s = self._tally.held_back_s
+            if self._session is not None:
+                entry.snapshot_s = time.monotonic() - self._opened_at
             entry.seconds = time.monotonic() - started
             self._state.audit.write(entry)
         if isinstance(error, _BREAKS_SESSION):
@@ -301,6 +304,7 @@ class Conversation:
                 self._stopping,
                 self._check_age,
                 self._state.config.database.limits,
+                self._note_held,
             )
             self._opened_at = time.monotonic()
             with self._lock:
@@ -339,6 +343,9 @@ class Conversation:
                 self._session.pause()
         except DriftlineError:
             self._close_session()
+
+    def _note_held(self, seconds: float) -> None:
+        self._tally.held_back_s += seconds
 
     def _check_age(self) -> None:
         longest = self._state.config.budget.snapshot_s

@@ -58,6 +58,7 @@ from source_agent.server.catalogue import (
 )
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import abort, add_handlers, known, one_message
+from source_agent.server.reload import FileWatch
 from source_agent.server.transport import Transport
 
 STOP_GRACE_S = 30.0
@@ -254,12 +255,15 @@ class Servicer(wire_pb2_grpc.SourceServicer):
             yield from conversation.replies()
 
     def _watch(self) -> None:
+        file = FileWatch(self.state.config.path)
         while not self._is_over.wait(WATCH_S):
             with self._lock:
                 conversations = list(self._conversations)
             try:
                 for conversation in conversations:
                     conversation.look()
+                if file.changed():
+                    self.state.reload_limits()
             except Exception:
                 _log.exception("the watchdog met an internal error and continues")
 

@@ -26,7 +26,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 from warehouse_agent.transport.channel import Link
 
-BASE = "eae39816708129f3d9879d563f7a41fc97dd4698"
+BASE = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments

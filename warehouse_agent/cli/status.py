@@ -21,6 +21,7 @@ from warehouse_agent.history import view_phases
 from warehouse_agent.history.record import Left, checked, left
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.report import (
+    HELD_BACK_SHOWN_S,
     counted,
     fingerprint_kind,
     miss_probability,
@@ -38,6 +39,7 @@ INTERVAL_S = 86_400.0  # assumed time between two refreshes, before there were t
 _OURS = ("layout", "clock", "changes_files", "report")  # fields of a version for Driftline alone
 HEADINGS = ("fragment", "version", "rows", "equal to the source", "checked", "consistency", "proof")
 NEVER = "nothing published yet"
+_BRAKES = ("held_back_s", "snapshot_s")  # of the report of a version
 _NUMBERS = ("version", "rows")
 _GAP = "  "
 # A unit, its length in seconds, and the least number of it that is shown.
@@ -349,6 +351,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
     for version, record in ours[:limit]:
         if as_json:
             body = {k: v for k, v in record.body.items() if k not in _OURS}
+            body |= {k: v for k, v in (record.report or {}).items() if k in _BRAKES}
             print(json.dumps(body | ({"staleness": moved.get(version)} if moved else {})))
             continue
         is_given = member is not None and member.version == version != ours[0][0]
@@ -357,5 +360,12 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
             f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "
             f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
             f"{record.consistency}, as of {record.as_of}{f', {told}' if told else ''}"
-            f"{', which readers are given' if is_given else ''}"
+            f"{_held_back(record)}{', which readers are given' if is_given else ''}"
         )
+
+
+def _held_back(record: VersionRecord) -> str:
+    """Return for how long the source held the refresh of a version back, if it did; else empty."""
+    held_s = (record.report or {}).get("held_back_s")
+    is_told = isinstance(held_s, int | float) and held_s >= HELD_BACK_SHOWN_S
+    return f", held back for {held_s:,.1f} s" if is_told else ""

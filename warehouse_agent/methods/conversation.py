@@ -209,6 +209,7 @@ class Talk:
             round_trips=self.round_trips,
             frame_bytes=self._frame_bytes,
             answered_s=self._answered_s,
+            held_back_s=done.held_back_s,
             row_security=PolicyDigests.from_message(done),
             activity=from_message(done.activity) if done.HasField("activity") else None,
         )

@@ -44,6 +44,7 @@ def exchanged(report: Report, done: Compared) -> None:
     compared(report, found)
     report.round_trips += found.round_trips
     report.source_scans, report.source_rows_read = found.scans, found.rows_read
+    report.held_back_s, report.snapshot_s = found.held_back_s, found.snapshot_s
     if p.is_part:
         report.rows_left = p.ours.rest.count
         report.updates_left = round(p.ours.updates_left, 2)
@@ -56,6 +57,8 @@ def walked(report: Report, tiles: Pass) -> None:
         report.round_trips += found.round_trips
         report.source_scans += found.scans
         report.source_rows_read += found.rows_read
+        report.held_back_s += found.held_back_s
+        report.snapshot_s = max(report.snapshot_s or 0.0, found.snapshot_s)
 
 
 def compared(report: Report, found: Outcome) -> None:

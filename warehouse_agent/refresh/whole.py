@@ -7,7 +7,7 @@ The rows that come are staged, also where the line is cut: the next attempt buil
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
 
@@ -90,7 +90,7 @@ def converse(
     )
     talk = Talk(stream, terms, keep=writer.add, progress=progress)
     try:
-        return compare(ours, talk)
+        return replace(compare(ours, talk), snapshot_s=stream.snapshot_s)
     finally:
         if not talk.ended:
             stream.abandon()
@@ -103,8 +103,8 @@ def converse(
 def rows_per_s(line: Line, found: Outcome, seconds: float, size: int) -> float | None:
     """Return how fast the source read in one exchange; None if the exchange was too short to tell.
 
-    At least half of the time is taken to be spent on reading, because rows are on the line while
-    others are read.
+    Time for which the source held back says nothing of the next refresh. At least half of the time
+    is taken to be spent on reading, because rows are on the line while others are read.
 
     Args:
         size: bytes of the exchange, in both directions.
@@ -112,4 +112,4 @@ def rows_per_s(line: Line, found: Outcome, seconds: float, size: int) -> float |
     if found.rows_read <= ROWS_TIMED or not seconds:
         return None
     waited = line.seconds(size, found.round_trips, 0)
-    return found.rows_read / max(seconds - waited, seconds / 2)
+    return found.rows_read / max(seconds - waited - found.held_back_s, seconds / 2)

@@ -92,8 +92,10 @@ class Outcome:
     `theirs` is the digest of the source's rows, `came` that of the rows that came (empty for a
     pass). `as_of` and `checked_at` are ISO 8601 in UTC, by the source's and the warehouse's clock.
     `scans` and `rows_read` count at the source, `frame_bytes` all frames that came; `answered_s`
-    are the seconds from the opening to the first reply other than progress. `activity` is
-    from before the snapshot, of a pass from before its first one.
+    are the seconds from the opening to the first reply other than progress. `held_back_s` are those
+    for which the source held its reads back. `snapshot_s` is for how long, at most, it had held a
+    snapshot at the end, of a pass the longest one. `activity` is from before the snapshot, of a
+    pass from before its first one.
     """
 
     difference: Difference
@@ -111,6 +113,8 @@ class Outcome:
     round_trips: int = 1
     frame_bytes: int = 0
     answered_s: float = 0.0
+    held_back_s: float = 0.0
+    snapshot_s: float = 0.0
     row_security: PolicyDigests | None = None
     activity: Activity | None = None
 

@@ -285,6 +285,7 @@ class Stream:
         self._closed = threading.Event()
         self._meter = Meter()
         self._advance = Advance(time.monotonic())
+        self._sent_at: float | None = None  # the first request, after which a snapshot begins
         self._call = stub.Exchange(iter(self._requests.get, None))
         self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
         self._reader.start()
@@ -321,6 +322,8 @@ class Stream:
 
     def send(self, request: pb.Request) -> None:
         """Send a request."""
+        if self._sent_at is None:
+            self._sent_at = time.monotonic()
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
         self._requests.put(request)
 
@@ -359,6 +362,11 @@ class Stream:
                 remedy="Ask its DBA to check the database and silence_timeout_s.",
             )
         return reply
+
+    @property
+    def snapshot_s(self) -> float:
+        """Return for how many seconds the source has held a snapshot for this stream, at most."""
+        return 0.0 if self._sent_at is None else time.monotonic() - self._sent_at
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -23,6 +23,7 @@ from warehouse_agent.report import counted
 
 COUNT_MAX: Final = 2**63 - 1  # of rows: counts are kept as signed 64-bit integers
 SUM_BYTES: Final = 16
+HELD_BACK_S_MAX: Final = 1e9  # 30 years: a sum of such numbers stays finite
 MESSAGE_CHARACTERS_MAX: Final = 4_000  # of an error: it may name every column
 LINE_CHARACTERS_MAX: Final = 1_000  # of a remedy, a place, a note, a detail
 WORD_CHARACTERS_MAX: Final = 200  # of a phase, an agent's name, a database's
@@ -123,6 +124,10 @@ def refusal(refused: pb.Refused) -> DriftlineError:
 def _check_finished(finished: pb.Finished) -> None:
     _check_counts(count=finished.count, rows_read=finished.rows_read)
     _check_sum(finished.sum)
+    if not 0 <= finished.held_back_s <= HELD_BACK_S_MAX:  # also not a number
+        raise MalformedMessage(
+            f"The source finished after holding back for {finished.held_back_s:g} s."
+        )
     if finished.consistency not in CONSISTENCIES:
         shown = one_line(finished.consistency, WORD_CHARACTERS_MAX)
         raise MalformedMessage(f"The source finished with the consistency {shown!r}.")

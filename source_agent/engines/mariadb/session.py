@@ -69,6 +69,7 @@ class MariadbSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     compare = staticmethod(compare)
+    holds_back = "the purge of old row versions (history list)"
 
     def __init__(
         self,

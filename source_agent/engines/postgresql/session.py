@@ -28,7 +28,7 @@ from driftline.errors import DatabaseUnavailable
 from driftline.key_order import KeyRange
 from psycopg import Error, pq
 
-from source_agent.engines.interface import Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.interface import DatabaseTime, Limits, Relation, Rows, Shape, TimeLimit
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
@@ -49,6 +49,7 @@ class PostgresqlSession(SnapshotSession):
     """Implement `interface.Session`."""
 
     compare = staticmethod(compare)
+    holds_back = "vacuum, which keeps all row versions that died since (xmin horizon)"
 
     def __init__(
         self,
@@ -316,6 +317,9 @@ class PostgresqlSplit:
 
     def note(self, rows: int) -> None:  # noqa: ARG002 - the governor counts them
         self.session.refuse_interrupted()
+
+    def spent(self, time: DatabaseTime) -> None:
+        """Do nothing: the governor decides by it."""
 
     def wait(self) -> None:
         self.session.refuse_interrupted()

@@ -24,12 +24,13 @@ from driftline.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent.budgets.budget import GovernedSession, Governor, Stopped
+from source_agent.budgets import feedback
+from source_agent.budgets.budget import GovernedSession, GovernedSplit, Governor, Stopped
 from source_agent.cli.check import check
 from source_agent.cli.explain import explain
 from source_agent.cli.grants import grants
 from source_agent.config import Budget, load
-from source_agent.engines.interface import Limits, Relation, Session, Split
+from source_agent.engines.interface import DatabaseTime, Limits, Relation, Session, Split
 from source_agent.engines.postgresql import session as postgresql_session
 from source_agent.engines.postgresql import split as postgresql_split
 from source_agent.engines.postgresql.engine import PostgresqlEngine
@@ -730,6 +731,40 @@ def test_every_row_is_within_the_budget(pg: OfPostgreSQL, pool: WorkerPool) -> N
     assert sum(noted) == 5000
     assert postgresql_split.cut(10_000, rows_per_block=100.0, rows_max=250) == Cut(5000, 2)
     assert postgresql_split.cut(10_000, rows_per_block=None, rows_max=250) == Cut(5000, 2)
+
+
+def test_what_other_processes_wait_for_the_database_holds_all_back(
+    pg: OfPostgreSQL, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All windows are slow: the first begins to hold back whoever gives out the parts."""
+    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
+    monkeypatch.setattr(feedback, "SLOWER", 0.0)
+    fill_items(pg, 5000)
+    spent: list[DatabaseTime] = []
+    held: list[float] = []
+
+    class Noting:
+        def __init__(self, split: GovernedSplit) -> None:
+            self._split = split
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._split, name)
+
+        def spent(self, time: DatabaseTime) -> None:
+            spent.append(time)
+            self._split.spent(time)
+
+    with session_of(pg) as session:
+        alone, _ = scanned(session, None)
+        governed = GovernedSession(
+            session, Governor(Budget()), threading.Event(), on_held=held.append
+        )
+        found, _ = scanned(governed, pool, wrap=Noting)
+    assert_equal(found, alone)
+    assert spent
+    assert all(time.waited_s >= 0 and time.worked_s > 0 for time in spent)
+    assert sum(held) > 0
 
 
 def test_two_scans_share_one_crew(pg: OfPostgreSQL) -> None:

@@ -35,7 +35,7 @@ REPORT = [
     "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left", "allowed",
     "bytes_sent", "bytes_received", "bytes_rewritten", "repaired_files", "repaired_rows",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
-    "seconds", "places",
+    "held_back_s", "snapshot_s", "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
     "not_started", "warehouse_version", "inputs", "stale", "derived", "held",
@@ -51,7 +51,7 @@ STATUS = [
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
     "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
-    "repaired_files", "repaired_rows",
+    "repaired_files", "repaired_rows", "held_back_s", "snapshot_s",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",

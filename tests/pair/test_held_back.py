@@ -1,0 +1,61 @@
+"""A refresh whose reads the source holds back: equal all the same, and everybody says for how long.
+
+With windows of no length and a threshold of zero each batch after the second is slow, so the test
+needs no database that is really slow. `tests/source_agent/budgets/test_feedback.py` has the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from source_agent.budgets import feedback
+from tests.harness.legacy import SqliteLegacy
+from tests.harness.pair import Pair
+from warehouse_agent.cli.answers import text_of
+from warehouse_agent.cli.status import history
+
+ROWS = 40_000
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_report_history_and_audit_say_it(
+    spark: SparkSession,
+    tmp_path: Path,
+    is_on: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(feedback, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feedback, "WINDOWS_MIN", 1)
+    monkeypatch.setattr(feedback, "SLOWER", 0.0)
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY NOT NULL, note TEXT)")
+    legacy.many("INSERT INTO orders VALUES (?, ?)", [(n, f"note {n}") for n in range(ROWS)])
+    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as pair:
+        pair.limits = f"feedback = {str(is_on).lower()}"
+        pair.restart()
+        (report,) = pair.reports()
+        pair.check("orders")
+        assert report.error is None
+        assert (report.held_back_s > 0) == is_on
+        assert report.snapshot_s is not None
+        assert report.snapshot_s >= report.held_back_s
+        line = json.loads((pair.folder / "audit.jsonl").read_text().splitlines()[-1])
+        assert line.get("held_back_s", 0) == round(report.held_back_s, 3)
+        assert 0 < line["snapshot_s"] <= report.snapshot_s
+        run = pair.store.read("_driftline", "runs", "orders.jsonl")
+        assert run is not None
+        assert json.loads(run)["held_back_s"] == report.held_back_s
+        monkeypatch.setattr("warehouse_agent.cli.answers.HELD_BACK_SHOWN_S", 1e-9)
+        monkeypatch.setattr("warehouse_agent.cli.status.HELD_BACK_SHOWN_S", 1e-9)
+        assert ("held back for" in text_of(report)) == is_on
+        history(pair.config(), "orders", 20, as_json=False)
+        assert ("held back for" in capsys.readouterr().out) == is_on
+        history(pair.config(), "orders", 20, as_json=True)
+        told = json.loads(capsys.readouterr().out)
+        assert told["held_back_s"] == report.held_back_s
+    legacy.close()
