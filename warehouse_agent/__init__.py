@@ -28,6 +28,10 @@ __all__ = ["at", "changes", "read"]
 # children use gRPC. gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# The largest matrices here are those of a fit, 168 x 168. OpenBLAS shares them between threads that
+# wait for each other without sleep: on two busy cores a decomposition of 0.3 ms took 23 ms.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def at(spark: SparkSession, path: str | Path, version: int | None = None) -> Warehouse:
     """Return a pinned version of the whole warehouse (`readers.at`)."""

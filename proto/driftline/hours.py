@@ -6,6 +6,7 @@ more. Moments are local times; the caller knows the zone.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,12 +100,18 @@ def next_open(spans: Sequence[WeekSpan], local: datetime) -> datetime:
     Args:
         local: a time of the wall clock; a zone that it has is kept.
     """
-    opened = set().union(*(span.minutes() for span in spans))
+    opened = _opened(tuple(spans))
     minute = local.weekday() * DAY + local.hour * 60 + local.minute
     if not opened or minute in opened:
         return local
     wait = next(m for m in range(1, 7 * DAY) if (minute + m) % (7 * DAY) in opened)
     return local.replace(second=0, microsecond=0) + timedelta(minutes=wait)
+
+
+@functools.lru_cache(maxsize=256)
+def _opened(spans: tuple[WeekSpan, ...]) -> frozenset[int]:
+    """Return the minutes of the week that are in any of the spans."""
+    return frozenset().union(*(span.minutes() for span in spans))
 
 
 def _days(text: str) -> tuple[int, ...] | None:

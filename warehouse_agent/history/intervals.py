@@ -10,6 +10,7 @@ enough.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import statistics
 from collections.abc import Mapping
@@ -18,9 +19,10 @@ from typing import Any
 
 from warehouse_agent.events import Event, RefreshCommitted
 from warehouse_agent.history.record import DAMAGED_LINE, amount, durations_s, succeeded
-from warehouse_agent.schedule.memory import Memory, from_json
+from warehouse_agent.schedule.memory import DAMAGED, Memory, from_json
 from warehouse_agent.storage.store import PRIVATE, Store
 
+MEMORIES = 1024  # of fragments, that a process keeps: about 100 kB each
 LATEST = 8  # refreshes, whose seconds and bytes the next one is expected to take
 
 
@@ -30,13 +32,22 @@ def remembered(store: Store, name: str, zone: str) -> Memory:
     Args:
         zone: the time zone of its source.
     """
-    memory = from_json(store.read_json(PRIVATE, "schedule", f"{name}.json")).in_zone(zone)
+    memory = _kept(store.read(PRIVATE, "schedule", f"{name}.json") or b"", zone)
     new: list[dict[str, Any]] = []
     for report in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):
         new.append(report)
         if memory.line == (report.get("as_of"), report.get("checked_at")):
             break
     return memory.after(new[::-1])
+
+
+@functools.lru_cache(maxsize=MEMORIES)
+def _kept(body: bytes, zone: str) -> Memory:
+    """Return the memory that a file has: the same object for the same bytes, so that a process that
+    decides for long fits no model twice."""
+    with contextlib.suppress(ValueError, RecursionError, *DAMAGED):
+        return from_json(json.loads(body)).in_zone(zone)
+    return Memory().in_zone(zone)
 
 
 def remember(store: Store, name: str, zone: str) -> None:

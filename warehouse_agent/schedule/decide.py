@@ -29,6 +29,7 @@ from warehouse_agent.schedule.timing import Policy, Timing, hours_allowed
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 
 GAIN = 0.95  # cost over that of the fixed interval, from which the model may choose
+CACHED = 1024  # fragments whose models a process keeps: about 2 kB each, and their memories
 PLANNED_MIN_H = 2.0  # plans are in whole hours, so shorter intervals stay fixed
 
 
@@ -181,10 +182,11 @@ def _plan(
     return _planned(timing, given.allowed, model)[0], why, "model"
 
 
-_fit = functools.lru_cache(maxsize=16)(fit)  # a memory is the same one only if it is this object
+# A memory, or a model, is the same one only if it is this object.
+_fit = functools.lru_cache(maxsize=CACHED)(fit)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=CACHED)
 def _gain(
     memory: Memory, timing: Timing, allowed: tuple[WeekSpan, ...], interval: float
 ) -> float | None:
@@ -198,6 +200,7 @@ def _gain(
     )
 
 
+@functools.lru_cache(maxsize=CACHED)
 def _planned(timing: Timing, allowed: tuple[WeekSpan, ...], model: Model) -> tuple[Integers, float]:
     """Return the plan of a timing under a model, hours [168], and the price of a refresh."""
     price, weights = timing.price(model), timing.hourly_weights()

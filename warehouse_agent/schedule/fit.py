@@ -33,6 +33,7 @@ from warehouse_agent.schedule.structure import merged as told_apart
 from warehouse_agent.schedule.week import HOURS, Week
 
 STEPS = 60  # of EM
+BISECTIONS = 60  # of a range of 21 decades, on a scale of logarithms: to 15 digits
 SHAPE = 0.90  # quantile of positive counts
 BURST = 4.0
 Z = 1.959964  # of a 95 % interval
@@ -111,12 +112,11 @@ def fit(memory: Memory, zone: str, structures: Mapping[str, Integers] = STRUCTUR
     data = _Data(exposures, np.array([one.changed for one in memory.recent]), memory.folded)
     flat = data.fitted(HOMOGENEOUS, STRUCTURES[HOMOGENEOUS])
     information = flat.mean / (exposures.sum(axis=1) * flat.dispersion)
-    found = [
-        data.fitted(name, told_apart(segments, exposures, information))
-        for name, segments in structures.items()
-    ]
-    best = _best(found, data)
-    return _with_kinds(best, memory.recent, _untold(exposures, information, memory))
+    asked = {name: STRUCTURES[name] for name in (HOUR_OF_DAY, DAY)} | dict(structures)
+    apart = {n: told_apart(segments, exposures, information) for n, segments in asked.items()}
+    best = _best([data.fitted(name, apart[name]) for name in structures], data)
+    best = replace(best, batch=data.batch(best))
+    return _with_kinds(best, memory.recent, _untold(apart, memory))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,13 +161,18 @@ class _Data:
             rates=rates,
             errors=np.sqrt(np.maximum(variance, 0)),
             dispersion=dispersion,
-            batch=min(_batch(expected, self.counts > 0), dispersion),
+            batch=1.0,
             shares=(0.0, 0.0, 0.0),
             updated_per_row=0.0,
             deleted_per_row=0.0,
             intervals=intervals,
             shortest_h=float(self.exposures.sum(axis=1).min()),
         )
+
+    def batch(self, model: Model) -> float:
+        """Return the mean number of rows of an event, rule 4."""
+        expected = np.maximum(self.exposures @ model.hourly, _TINY)
+        return min(_batch(expected, self.counts > 0), model.dispersion)
 
     def log_likelihood(self, model: Model) -> float:
         """Return Poisson's log-likelihood of the counts, without its constant."""
@@ -255,17 +260,17 @@ def _root(increasing: Callable[[float], float], low: float, high: float) -> floa
     """Return where an increasing function is 0, on a scale of logarithms; else the nearer end."""
     if increasing(low) >= 0:
         return low
-    for _ in range(100):
+    for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if increasing(middle) < 0 else (low, middle)
     return high
 
 
-def _untold(exposures: Floats, information: Floats, memory: Memory) -> tuple[str, ...]:
-    """Return what the intervals cannot tell."""
+def _untold(apart: Mapping[str, Integers], memory: Memory) -> tuple[str, ...]:
+    """Return what the intervals cannot tell, by the segments that they tell apart, [168] each."""
     found = []
     for structure, what in ((HOUR_OF_DAY, "hours of the day"), (DAY, "days of the week")):
-        if not told_apart(STRUCTURES[structure], exposures, information).max():
+        if not apart[structure].max():
             found.append(f"{what} are not known: {_reason(memory.recent, structure)}")
     return tuple(found)
 

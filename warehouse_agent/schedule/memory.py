@@ -28,6 +28,7 @@ from warehouse_agent.schedule.week import HOURS, Week
 RECENT_MAX = 400  # intervals; about 20 kB of JSON
 INTERVAL_DAYS_MAX = 400  # a longer one tells nothing about hours, and is rather a wrong clock
 PRIOR_HOURS = 0.25  # of the mean rate, added to every segment
+GROWN = 1.1  # intervals over those that a model was fitted to, from which it is fitted again
 TAIL = 0.99  # quantile of positive counts, at which a folded count is cut
 _DAY_S = 86_400.0
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading what is kept
@@ -122,6 +123,11 @@ class Memory:
         """Return the source's instant of the last refresh, or part of one; None: never."""
         return None if self.line is None else _seconds(self.line[0])
 
+    @property
+    def intervals(self) -> int:
+        """Return the number of intervals, folded ones among them."""
+        return len(self.recent) + self.folded.intervals
+
     def after(self, reports: Iterable[Mapping[str, Any]]) -> Memory:
         """Return the memory with the reports that are not in it yet.
 
@@ -195,6 +201,28 @@ class Memory:
 
 
 _COUNTS = ("inserted", "updated", "deleted")
+
+
+@dataclass(slots=True)
+class Learned:
+    """The memories that models are fitted to, by fragment, in a process that decides for long.
+
+    A model changes little with one interval more, and takes much longer to fit than a decision. So
+    a memory stands for the later ones of its fragment until they have GROWN times its intervals.
+    """
+
+    _memories: dict[str, Memory] = field(default_factory=dict)
+
+    def of(self, name: str, memory: Memory) -> Memory:
+        """Return the memory to fit to, where `memory` is the newest one of a fragment."""
+        known = self._memories.get(name)
+        if (
+            known is None
+            or known.folded.zone != memory.folded.zone
+            or not known.intervals <= memory.intervals < GROWN * known.intervals
+        ):
+            self._memories[name] = known = memory
+        return known
 
 
 def from_json(body: Mapping[str, Any]) -> Memory:

@@ -98,19 +98,21 @@ def optimal(
         least, most: hours of an interval.
         allowed: hours of the week in which a refresh may begin, [168].
     """
-    costs = obsolescence_table(rates, weights, most) + price
     steps = np.arange(least, most + 1)
+    table = obsolescence_table(rates, weights, most) + price
+    longest, costs = table[:, -1].copy(), table[:, least:]
+    costs[~allowed[(np.arange(HOURS)[:, None] + steps) % HOURS]] = np.inf
     least_cost = np.zeros(HORIZON + most + 1)
     plan = np.empty(HOURS, np.int64)
     for at in range(HORIZON - 1, -1, -1):
         hour = at % HOURS
-        total = costs[hour, steps] + least_cost[at + steps]
-        total = np.where(allowed[(hour + steps) % HOURS], total, np.inf)
+        total = costs[hour] + least_cost[at + least : at + most + 1]
         best = int(total.argmin())
+        is_possible = total[best] < np.inf
         # Where no hour is allowed, the longest interval is made, and the caller waits.
-        least_cost[at] = total[best] if np.isfinite(total[best]) else costs[hour, -1]
+        least_cost[at] = total[best] if is_possible else longest[hour]
         if at < HOURS:
-            plan[hour] = steps[best] if np.isfinite(total[best]) else most
+            plan[hour] = steps[best] if is_possible else most
     return plan
 
 

@@ -53,20 +53,23 @@ def merged(segments: Integers, exposures: Floats, information: Floats) -> Intege
     """
     segments = _numbered(segments)
     segments = _numbered(_alike(exposures @ matrix(segments))[segments])
-    while (count := int(segments.max()) + 1) > 1:
-        seen = exposures @ matrix(segments)
-        values, vectors = np.linalg.eigh(seen.T @ (seen * information[:, None]))
+    seen = exposures @ matrix(segments)
+    known = seen.T @ (seen * information[:, None])  # of every segment, and then of merged ones
+    while len(known) > 1:
+        values, vectors = np.linalg.eigh(known)
         unknown = int((values < 1).sum())
         if not unknown:
             break
-        labels, taken = np.arange(count), np.zeros(count, np.bool_)
+        labels, taken = np.arange(len(known)), np.zeros(len(known), np.bool_)
         for vector in vectors[:, : max(1, unknown // 4)].T:
             one, other = _ends(vector)
             if not taken[one] and not taken[other]:
                 labels[other] = one
                 taken[[one, other]] = True
-        segments = _numbered(labels[segments])
-    return segments
+        labels = _numbered(labels)
+        joined = matrix(labels)
+        known, segments = joined.T @ known @ joined, labels[segments]
+    return _numbered(segments)
 
 
 def _ends(vector: Floats) -> tuple[int, int]:
@@ -82,9 +85,10 @@ def _ends(vector: Floats) -> tuple[int, int]:
 def _alike(seen: Floats) -> Integers:
     """Return a label for each column, [K]; proportional columns [J, K] have the same one."""
     totals = seen.sum(axis=0)
-    shares = np.round(seen / np.where(totals > 0, totals, 1), 9)
-    _, labels = np.unique(shares, axis=1, return_inverse=True)
-    return np.asarray(labels, np.int64).reshape(-1)
+    shares = np.round(seen / np.where(totals > 0, totals, 1), 9).T
+    first: dict[bytes, int] = {}
+    labels = [first.setdefault(share.tobytes(), n) for n, share in enumerate(shares)]
+    return np.array(labels, np.int64)
 
 
 def _numbered(segments: Integers) -> Integers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,11 +63,7 @@ class Timing:
 
     def hourly_weights(self) -> Floats:
         """Return the mean weight of each hour of the week, [168]."""
-        minutes = np.ones(7 * DAY)
-        for span, weight in self.weights:
-            minutes[list(span.minutes())] = weight
-        found: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
-        return found
+        return _hourly(self.weights)
 
     def interval_h(self, model: Model | None, duration_s: float = 0.0) -> float:
         """Return the fixed interval of this timing in hours.
@@ -96,9 +93,22 @@ class Timing:
         return model.mean * float(self.hourly_weights().mean())
 
 
+@functools.lru_cache(maxsize=256)
+def _hourly(weights: tuple[tuple[WeekSpan, float], ...]) -> Floats:
+    minutes = np.ones(7 * DAY)
+    for span, weight in weights:
+        minutes[list(span.minutes())] = weight
+    found: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
+    found.flags.writeable = False  # all callers share it
+    return found
+
+
+@functools.lru_cache(maxsize=256)
 def hours_allowed(spans: tuple[WeekSpan, ...]) -> Bools:
     """Return True for each hour of the week that begins in a span, [168]; all without a span."""
     if not spans:
         return np.ones(HOURS, np.bool_)
     opened = set().union(*(span.minutes() for span in spans))
-    return np.array([hour * 60 in opened for hour in range(HOURS)])
+    found = np.array([hour * 60 in opened for hour in range(HOURS)])
+    found.flags.writeable = False
+    return found

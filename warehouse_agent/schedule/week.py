@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -21,6 +21,7 @@ from driftline.arrays import Floats, Integers
 HOURS = 168
 HOUR_S = 3600.0
 _QUARTER_S = 900
+_QUARTERS_MAX = 1 << 18  # that are counted at once, which takes about 10 MB
 _DAY = 96  # quarters
 _THURSDAY = 3 * 24  # the hour of the week in which the year 1970 began
 
@@ -41,15 +42,30 @@ class Week:
         Args:
             starts, ends: moments; no interval ends before it starts.
         """
-        found = np.zeros((len(starts), HOURS))
-        for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            first, last = math.floor(start / _QUARTER_S), math.ceil(end / _QUARTER_S)
-            if last <= first:
-                continue
-            edges = np.arange(first, last + 1) * float(_QUARTER_S)
-            lengths = np.diff(np.clip(edges, start, end)) / HOUR_S
-            found[n] = np.bincount(self._hours(first, last - first), lengths, HOURS)
+        begins, finishes = np.asarray(starts, np.float64), np.asarray(ends, np.float64)
+        first = np.floor(begins / _QUARTER_S).astype(np.int64)
+        counts = np.maximum(np.ceil(finishes / _QUARTER_S).astype(np.int64) - first, 0)
+        found = np.zeros((len(begins), HOURS))
+        upto = np.concatenate([[0], np.cumsum(counts)])
+        for a, b in _portions(upto):
+            part = slice(a, b)
+            found[part] = self._exposures(begins[part], finishes[part], first[part], counts[part])
         return found
+
+    def _exposures(self, starts: Floats, ends: Floats, first: Integers, counts: Integers) -> Floats:
+        """Return `exposures`, given the first quarter and the number of quarters of each, [n]."""
+        total = int(counts.sum())
+        if not total:
+            return np.zeros((len(starts), HOURS))
+        low, high = int(first.min()), int((first + counts).max())
+        of_week = self._hours(low, high - low)
+        owner = np.repeat(np.arange(len(starts)), counts)
+        quarter = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + first[owner]
+        begin = quarter * float(_QUARTER_S)
+        lengths = np.minimum(begin + _QUARTER_S, ends[owner]) - np.maximum(begin, starts[owner])
+        places = owner * HOURS + of_week[quarter - low]
+        sums = np.bincount(places, lengths / HOUR_S, len(starts) * HOURS)
+        return sums.reshape(len(starts), HOURS)
 
     def _hours(self, first: int, count: int) -> Integers:
         """Return the local hour of the week of `count` quarters of an hour from `first` on, [n]."""
@@ -60,6 +76,19 @@ class Week:
             offsets[a:b] = _offsets(self.zone, day)[a + first - day * _DAY : b + first - day * _DAY]
         found: Integers = ((quarters + offsets) // 4 + _THURSDAY) % HOURS
         return found
+
+
+def _portions(upto: Integers) -> Iterator[tuple[int, int]]:
+    """Yield ranges of intervals with about QUARTERS_MAX quarters in all, at least one interval.
+
+    Args:
+        upto: quarters before each interval, and in all, [n + 1].
+    """
+    a, n = 0, len(upto) - 1
+    while a < n:
+        b = max(int(np.searchsorted(upto, upto[a] + _QUARTERS_MAX, side="right")) - 1, a + 1)
+        yield a, b
+        a = b
 
 
 @functools.lru_cache(maxsize=20_000)

@@ -16,6 +16,7 @@ from warehouse_agent.schedule.memory import (
     INTERVAL_DAYS_MAX,
     RECENT_MAX,
     Interval,
+    Learned,
     Memory,
     from_json,
 )
@@ -133,3 +134,17 @@ def test_a_damaged_memory_is_an_empty_one(key: str, damage: object) -> None:
     found = from_json(body)
     assert found.recent in {(), memory.recent}
     found.after([LOAD, report(1, 5), report(2, 3)])
+
+
+def test_a_model_is_kept_until_a_tenth_more_is_known() -> None:
+    learned, memory = Learned(), Memory().after([report(day, day % 7) for day in range(41)])
+    first = learned.of("orders", memory)
+    assert first is memory
+    for day in range(41, 44):
+        memory = memory.after([report(day)])
+        assert learned.of("orders", memory) is first
+    memory = memory.after([report(44)])
+    assert learned.of("orders", memory) is memory
+    assert learned.of("items", first) is first
+    assert learned.of("orders", first) is first  # its history was lost
+    assert learned.of("orders", in_tokyo := first.in_zone("Asia/Tokyo")) is in_tokyo

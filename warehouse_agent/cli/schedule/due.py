@@ -17,6 +17,7 @@ from warehouse_agent.history import intervals
 from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
+from warehouse_agent.schedule.memory import Learned
 from warehouse_agent.schedule.probe import Probe
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats
@@ -110,6 +111,7 @@ def scheduled(
     probe: Probe | None,
     *,
     expects: bool = True,
+    learned: Learned | None = None,
 ) -> Scheduled:
     """Return the decision about a fragment.
 
@@ -117,6 +119,7 @@ def scheduled(
         now: seconds since 1970.
         probe: what its source says; None: it was not asked.
         expects: also say what is expected to be unseen until then.
+        learned: what a loop fits its models to; None: all that is remembered.
 
     Raises:
         WarehouseUnavailable: what is published, or its history, cannot be read.
@@ -131,7 +134,8 @@ def scheduled(
         duration_s=duration_s,
         bytes=sent,
     )
-    found = decide(memory, timings_of(config, fragment), given, now, expects=expects)
+    fitted = memory if learned is None else learned.of(fragment.name, memory)
+    found = decide(fitted, timings_of(config, fragment), given, now, expects=expects)
     return Scheduled(fragment.name, found, memory.dropped)
 
 
@@ -150,10 +154,12 @@ def schedule(
 
 
 def look(
-    config: WarehouseConfig, chosen: Selection, now: datetime
+    config: WarehouseConfig, chosen: Selection, now: datetime, learned: Learned | None = None
 ) -> tuple[list[str], list[Scheduled]]:
     """Return the names of the fragments of a selection that are due now, and the others, after
     asking the sources.
+
+    learned: as in `scheduled`.
 
     A fragment about which nothing can be decided is due: its refresh says what is wrong.
     """
@@ -164,7 +170,9 @@ def look(
 
     def one(fragment: Fragment) -> None:
         probe = said.get(fragment.name)
-        found = scheduled(config, store, fragment, now.timestamp(), probe, expects=False)
+        found = scheduled(
+            config, store, fragment, now.timestamp(), probe, expects=False, learned=learned
+        )
         if found.decision.due:
             names.append(found.name)
         else:

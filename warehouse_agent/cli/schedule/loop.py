@@ -18,6 +18,7 @@ from driftline.errors import DriftlineError
 from warehouse_agent.cli.schedule.due import look
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
+from warehouse_agent.schedule.memory import Learned
 from warehouse_agent.views.selection import Selection, select
 
 LOOK_S = 600.0  # the longest time without a look: others may refresh, too
@@ -84,9 +85,10 @@ def run(
         BrokenPipeError: nobody reads the answers any more.
         KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
     """
+    learned = Learned()
 
     def looked(now: float) -> Looked:
-        due, later = look(config, chosen, datetime.fromtimestamp(now, UTC))
+        due, later = look(config, chosen, datetime.fromtimestamp(now, UTC), learned)
         return due, [(found.name, found.decision.at) for found in later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
