@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import click
 from driftline.errors import ConfigurationError, DriftlineError, InternalError
 
+from source_agent.failpoints import Point
+
 if TYPE_CHECKING:
     from source_agent.config import SourceConfig
     from source_agent.engines.interface import Engine
@@ -70,6 +72,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
     )
     if not debug:  # gRPC's core reads it when a command imports gRPC
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    Point.check()
     context.obj = config
 
 

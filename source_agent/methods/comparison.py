@@ -16,6 +16,7 @@ from driftline.errors import MalformedMessage
 from driftline.negotiation import check_fields
 
 from source_agent.engines.interface import Session, Shape
+from source_agent.failpoints import Point
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
@@ -72,6 +73,7 @@ class Comparison:
             go_on = registry.continuation_of(end.request)
             end = yield from go_on(self._scan, end, recv)
         yield self._finished(end)
+        Point.FINISHED_SENT.reach()
 
     def _finished(self, end: Answered) -> pb.Reply:
         reader, total = self._scan.reader, end.total

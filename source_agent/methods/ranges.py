@@ -21,6 +21,7 @@ from driftline.digests import MASK64, Digest, Salt
 from driftline.limits import ROW_HASHES_MAX
 from driftline.ranges import Partition, RangeSums, estimate_differing, strata
 
+from source_agent.failpoints import Point
 from source_agent.methods import request_validation
 from source_agent.methods.full_copy import send_again
 from source_agent.methods.interface import Answered, Handover, Scan
@@ -51,6 +52,7 @@ class RangesCompared:
             return Answered(sums.total, equal=True)
         differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
         yield verdict(sums.total, differing)
+        Point.VERDICT_SENT.reach()
         return Handover(sums, self.partition, recv())
 
 

@@ -26,6 +26,7 @@ from driftline.limits import CELLS_TAKEN_MAX
 from driftline.ranges import Partition
 from driftline.sketches import HASHES, Cells, Grid, pack, sampled
 
+from source_agent.failpoints import Point
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.ranges import differing_slots, verdict
@@ -98,6 +99,7 @@ class SketchDecoded:
                 differing = differing_slots(self.strata, cells.r, salt)
                 sample = cells.sample(sampled(differing, len(cells))) if is_first else b""
             yield verdict(total, differing, stuck=_stuck(decoder), sample=sample)
+            Point.VERDICT_SENT.reach()
             is_first = False
             request = recv()
             if request.WhichOneof("message") != "cells":

@@ -17,6 +17,7 @@ from driftline.digests import Mixed, Salt
 from driftline.limits import FRAME_BODY_BYTES_TARGET, FRAME_ROWS_MAX, MESSAGE_BYTES_MAX
 from driftline.types import Recipe
 
+from source_agent.failpoints import Point
 from source_agent.scan.batches import Batch
 
 _ENVELOPE_BYTES = 64  # of the message around a frame
@@ -52,6 +53,7 @@ class FrameBuilder:
     def flush(self) -> Iterator[wire_pb2.Reply]:
         """Yield messages with all rows that are still held."""
         yield from self._drain(keep=False)
+        Point.LAST_FRAME_SENT.reach()
 
     def _drain(self, *, keep: bool) -> Iterator[wire_pb2.Reply]:
         """Yield what is held; with `keep`, hold back a last frame that is far from full."""
@@ -91,6 +93,7 @@ class FrameBuilder:
             yield from self._frames(block, mixed, middle, end)
             return
         yield wire_pb2.Reply(rows=wire_pb2.Rows(frame=data))
+        Point.FRAME_SENT.reach()
 
 
 def _concatenate(blocks: list[Block], mixed: list[Mixed]) -> tuple[Block, Mixed]:

@@ -22,6 +22,7 @@ from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
 from driftline.types import Recipe
 
 from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
+from source_agent.failpoints import Point
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 
@@ -161,6 +162,7 @@ class Reader:
         for rows in source:
             if not self._has_begun:
                 self._begin()
+            Point.BATCH_READ.reach()
             block = gather(rows)
             if not self.shape.vouched:
                 self._refuse_nulls(block, recipe)

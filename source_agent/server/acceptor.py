@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from source_agent.failpoints import Point
 from source_agent.printable import counted
 from source_agent.server.admission import (
     HELLO_BYTES_MAX,
@@ -186,6 +187,7 @@ class Acceptor:
                     self._make_room(error)
                     return
                 continue  # the client has left already
+            Point.ACCEPTED.reach()
             outer.setblocking(False)
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(origin_of(address[0]), time.monotonic())

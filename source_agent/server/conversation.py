@@ -43,6 +43,7 @@ from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.config import ServedRelation
 from source_agent.engines.interface import Shape
+from source_agent.failpoints import Point
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place
 from source_agent.scan.reader import Tally
@@ -271,6 +272,7 @@ class Conversation:
         governor, label = self._state.governor, self._client.label
         governor.check()
         check_scan(opening, served, governor.wall())
+        Point.GRANTED.reach()
         if self._session is None:
             self._place.close()
             self._place.enter_context(governor.session(self._stopping, label))
@@ -307,6 +309,7 @@ class Conversation:
                 self._note_held,
             )
             self._opened_at = time.monotonic()
+            Point.SNAPSHOT_OPENED.reach()
             with self._lock:
                 self._session = session
             if self._stopping.is_set():  # since then: `stop` may have found no session
@@ -332,6 +335,7 @@ class Conversation:
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
+            Point.SESSION_CLOSING.reach()
             try:
                 session.close()
             except Exception:

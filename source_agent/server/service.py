@@ -48,6 +48,7 @@ from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines.interface import Engine, Relation, Session, Shape
 from source_agent.engines.registry import connect
+from source_agent.failpoints import Point
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (
     AgentState,
@@ -233,6 +234,7 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         client = self._client(context)
+        Point.AUTHENTICATED.reach()
         try:
             with self._exchanges.taken(client.label):
                 yield from self._converse(client, request_iterator, context)

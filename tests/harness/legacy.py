@@ -36,6 +36,9 @@ class Legacy(Protocol):
 
     def rows(self, table: str) -> list[tuple[Any, ...]]: ...
 
+    def sessions(self) -> int:
+        """Return how many sessions the agent's login has."""
+
     def close(self) -> None: ...
 
 
@@ -60,6 +63,9 @@ class SqliteLegacy:
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(f'SELECT * FROM "{table}"').fetchall()
+
+    def sessions(self) -> int:
+        return 0  # of a file
 
     def close(self) -> None:
         self._connection.close()
@@ -96,6 +102,10 @@ class PostgresLegacy:
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(f'SELECT * FROM "{table}"').fetchall()
+
+    def sessions(self) -> int:
+        sql = "SELECT 1 FROM pg_stat_activity WHERE usename = %s"
+        return len(self._connection.execute(sql, (self.login,)).fetchall())
 
     def is_asleep(self) -> bool:
         """Return True if a statement of the agent's is in pg_sleep, on the server it reads."""
@@ -170,6 +180,11 @@ class MariaLegacy:
         with self._connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM `{table}`")
             return list(cursor.fetchall())
+
+    def sessions(self) -> int:
+        with self._connection.cursor() as cursor:
+            sql = "SELECT 1 FROM information_schema.processlist WHERE user = %s"
+            return int(cursor.execute(sql, (self.login,)))
 
     def is_asleep(self) -> bool:
         """Return True if a statement of the agent's is in SLEEP."""

@@ -28,6 +28,7 @@ from warehouse_agent.cli.plan import forecast
 from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
+from warehouse_agent.failpoints import Point
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
@@ -213,6 +214,7 @@ def gc(
             if yes:
                 for place in found.places:
                     store.remove_file(*place)
+                    Point.GARBAGE_REMOVED.reach()
         files = len(found.places)
         if as_json:
             body = {"name": fragment.name, "files": files, "bytes": found.bytes, "removed": yes}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from driftline.settings import duration_s
 
+from warehouse_agent.failpoints import Point
 from warehouse_agent.spark import foreign_output
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def cli(context: click.Context, config: Path, debug: bool) -> None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(foreign_output.is_ours)
     _log.setLevel(logging.DEBUG if debug else logging.WARNING)
+    Point.check()
     context.obj = config
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warehouse_agent.events import Event, RefreshCommitted
+from warehouse_agent.failpoints import Point
 from warehouse_agent.history.record import DAMAGED_LINE, amount, durations_s, succeeded
 from warehouse_agent.schedule.memory import DAMAGED, Memory, from_json
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -58,6 +59,7 @@ def remember(store: Store, name: str, zone: str) -> None:
     """
     body = json.dumps(remembered(store, name, zone).to_json()).encode()
     store.write(body, PRIVATE, "schedule", f"{name}.json")
+    Point.MEMORY_WRITTEN.reach()
 
 
 def habits(store: Store, name: str) -> tuple[float, float | None]:

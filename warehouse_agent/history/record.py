@@ -25,6 +25,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.config import Require, Source
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
+from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.notes import GREATEST, number
@@ -138,7 +139,9 @@ class RunHistory:
         """
         if isinstance(event, RefreshCommitted | RefreshFailed):
             line, name = event.report.to_json(), event.report.name
+            Point.HISTORY_WRITING.reach()
             self.store.append_line(line, PRIVATE, "runs", f"{name}.jsonl")
+            Point.HISTORY_WRITTEN.reach()
 
 
 def complete(store: Store, name: str, newest: Snapshot | None) -> None:

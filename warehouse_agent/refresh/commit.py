@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 from driftline.errors import WarehouseUnavailable
 
+from warehouse_agent.failpoints import Point
 from warehouse_agent.history.record import PART, Checked, Left, checked, note_checked, note_left
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
@@ -74,9 +75,12 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
     )
     record = replace(_record(job, proven, done), beside=dict(beside) or None)
     new = NewVersion(p.base, p.layout, applied.added, applied.gone, record)
+    Point.COMMITTING.reach()
     formats.commit(job.store, job.name, new)
+    Point.COMMITTED.reach()
     with contextlib.suppress(WarehouseUnavailable):  # it is published; these may be lost
         job.staging.clear()
+        Point.STAGING_CLEARED.reach()
         job.tidy(applied.added)
         learnt = prices.new_notes(
             job.remembered(),
@@ -87,6 +91,7 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             level=p.known.line.level(p.ours.compared.count),
         )
         job.remember(**learnt, **_notes(job, proven.compared, done.version))
+        Point.NOTES_WRITTEN.reach()
     return done
 
 

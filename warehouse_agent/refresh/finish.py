@@ -32,6 +32,7 @@ from driftline.errors import (
 )
 
 from warehouse_agent.config import Require
+from warehouse_agent.failpoints import Point
 from warehouse_agent.planning import choice, proof_diagnosis
 from warehouse_agent.refresh import repair, schema_change
 from warehouse_agent.refresh.job import Job
@@ -128,11 +129,14 @@ def _proven(job: Job, compared: Compared) -> Proven:
     _refuse_inconsistent(job, out)
     with job.phase("apply"):
         applied = _apply(job, compared)
+    Point.DATA_WRITTEN.reach()
     # Two jobs that do not need each other run side by side: each alone leaves cores idle.
     with ThreadPoolExecutor(1) as beside, job.phase("prove"):
         changes = beside.submit(_changes, job, p, applied)
         _prove(job, p, out, applied)
-        return ProvenVersion(compared, applied, changes.result(), out.row_security or before)
+        feed = changes.result()
+    Point.PROVEN.reach()
+    return ProvenVersion(compared, applied, feed, out.row_security or before)
 
 
 def _says_all(p: Prepared, base: Snapshot) -> bool:
@@ -321,4 +325,5 @@ def _changes(job: Job, p: Prepared, applied: Applied) -> Feed:
         found = change_feed.write(*place, before=before, after=after, layout=p.layout)
     else:
         found = change_feed.joined(*place, old=before, new=after, layout=p.layout)
+    Point.FEED_WRITTEN.reach()
     return repair.without_feed(job.store, job.name, found, p.base) if p.base.lost else found

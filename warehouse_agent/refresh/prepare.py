@@ -27,6 +27,7 @@ from driftline.ranges import Partition
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Proof
+from warehouse_agent.failpoints import Point
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
@@ -273,6 +274,7 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
         )
     key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
     job.store.write(key, *place, private=True)
+    Point.KEY_WRITTEN.reach()
     return key
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
 
+from warehouse_agent.failpoints import Point
 from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
@@ -55,6 +56,7 @@ def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
         rate = rows_per_s(p.known.line, found, spent.seconds, carried)
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
     staged = [] if found.is_equal else job.staging.uris(writer.folder)
+    Point.COMPARED.reach()
     return Compared(p, found, staged, rate)
 
 

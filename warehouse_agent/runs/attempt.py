@@ -28,6 +28,7 @@ from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.events import (
     RefreshStarted,
 )
+from warehouse_agent.failpoints import Point
 from warehouse_agent.history import record
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
@@ -99,6 +100,7 @@ class Attempt:
                 allowance = link.allowance(job.fragment.relation)
                 p = prepare(job, partial(_describe, link, job, described.get(job.name)), allowance)
                 reporting.prepared(job.report, p)
+                Point.PREPARED.reach()
                 self._prepared.append((job, p))
             if job.name in self.failed:
                 command.published(job.report)

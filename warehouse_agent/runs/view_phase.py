@@ -18,6 +18,7 @@ from driftline.errors import DriftlineError, Locked
 
 from warehouse_agent.config import View
 from warehouse_agent.events import RefreshStarted
+from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Member
 from warehouse_agent.refresh.derivation import noted_offer
 from warehouse_agent.report import Report, utc_now
@@ -264,6 +265,7 @@ class ViewPhase:
                 accept_schema=command.options.accept_schema,
                 anew=name in command.options.anew,
             )
+            Point.VIEW_COMPUTED.reach()
         except Exception as problem:
             one.error = command.steps.mistake(problem, name)
 
@@ -299,6 +301,7 @@ class ViewPhase:
             )
             new = NewViewVersion(made.base, made.layout, made.added, made.removed, record)
             formats.commit(store, name, new)
+            Point.VIEW_COMMITTED.reach()
             one.is_committed = True
             one.head = formats.view_head(store, name)
 

@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING
 from driftline.errors import Locked, WarehouseUnavailable
 from pyarrow import fs
 
+from warehouse_agent.failpoints import Point
+
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
 
@@ -105,9 +107,12 @@ class Store:
             try:
                 with os.fdopen(handle, "wb") as out:
                     out.write(data)
+                    Point.SMALL_FILE_WRITING.reach()
                     out.flush()
                     os.fsync(out.fileno())
+                Point.SMALL_FILE_WRITTEN.reach()
                 os.replace(temporary, path)
+                Point.SMALL_FILE_NAMED.reach()
                 _sync_folder(path)
             except OSError:
                 with contextlib.suppress(OSError):

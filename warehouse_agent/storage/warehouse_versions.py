@@ -26,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
+from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Kind, Member
 from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors, one_line
 
@@ -138,6 +139,7 @@ def flip(
         if after is None:
             return base
         if _commit(store, base, after):
+            Point.FLIPPED.reach()
             return newest(store)
     raise Locked(
         f"Other commands overtook this one {TRIES_MAX} times.",
@@ -255,6 +257,7 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
     pq.write_table(rows, sink, compression="zstd")
     data, name = sink.getvalue().to_pybytes(), f"{number:010d}-{uuid.uuid4().hex[:12]}.parquet"
     store.write(data, PRIVATE, FOLDER, name)
+    Point.FLIP_WRITTEN.reach()
     statistics = json.dumps({"numRecords": rows.num_rows})
     now = int(time.time() * 1000)
     add = AddAction(name, len(data), {}, now, True, statistics)

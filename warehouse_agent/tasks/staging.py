@@ -20,6 +20,7 @@ from driftline.errors import FrameDamaged
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
+from warehouse_agent.failpoints import Point
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, rows_of
 from warehouse_agent.storage.store import PRIVATE, Store, read_at
@@ -128,8 +129,10 @@ class Writer:
         self.store.refuse_full(self._bytes, *place)
         if self.note and not self._number:
             self.store.write(self.note, *place, _NOTE)
+            Point.STAGING_BEGUN.reach()
         self._number += 1
         self.store.write(b"".join(self._pieces), *place, f"{self._number:06d}.frames")
+        Point.FRAMES_STAGED.reach()
         self._pieces, self._bytes = [], 0
 
     def drop(self) -> None:

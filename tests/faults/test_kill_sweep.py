@@ -1,0 +1,73 @@
+"""Either agent is killed at each of its failpoints, once here, RUNS times by the soak.
+
+What is checked after each kill: `tests/harness/kill_rig.py`. The engines take turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.sweep import ENGINES, KILLS, ON_SPARK, RUNS, Kill, label, rigs
+from tests.harness.kill_rig import KillRig, Violation
+from tests.harness.legacy import LEGACIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
+
+
+@pytest.fixture(scope="module")
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, KillRig]]:
+    makes = {name: lambda below, name=name: LEGACIES[name](request, below) for name in ENGINES}
+    with rigs(makes, tmp_path_factory.mktemp("sweep")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("kill", "engine"),
+    [(kill, ENGINES[at % len(ENGINES)]) for at, kill in enumerate(KILLS)],
+    ids=lambda value: label(value) if isinstance(value, Kill) else value,
+)
+def test_killed_once(made: dict[str, KillRig], kill: Kill, engine: str) -> None:
+    assert made[engine].kill(kill.point, kill.what), "the point was not reached"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_killed_again_and_again(made: dict[str, KillRig]) -> None:
+    for run in range(RUNS):
+        for at, kill in enumerate(KILLS):
+            rig = made[ENGINES[(at + run) % len(ENGINES)]]
+            rig.kill(kill.point, kill.what, nth=1 + run // len(ENGINES) % kill.times)
+
+
+def test_every_point_is_killed_at() -> None:
+    """Points of views and of Spark's tasks are in `test_killed_views` and `test_killed_tasks`."""
+    points = {kill.point for kill in KILLS} | ON_SPARK
+    assert points == {point for agent in {type(p) for p in points} for point in agent}
+    source, warehouse = (
+        sum(p.value.startswith(f"{agent}.") for p in points) for agent in ("source", "warehouse")
+    )
+    assert source >= 8
+    assert warehouse >= 12
+
+
+def test_the_rig_notices(made: dict[str, KillRig]) -> None:
+    """What a kill might leave is found: another row, a file that belongs to nothing."""
+    rig = made["sqlite"]
+    rig.converge()
+    rig.check((rig.pair.version("t"), rig.published()))
+    version, rows = rig.pair.version("t"), rig.published()
+    with pytest.raises(Violation, match="the rows"):
+        rig.check((version, rows - Counter([next(iter(rows))])))
+    with pytest.raises(Violation, match="the version"):
+        rig.check((version + 1, rows))
+    stray = rig.pair.warehouse / "_driftline" / "stray"
+    stray.write_bytes(b"")
+    with pytest.raises(Violation, match="_driftline/stray"):
+        rig.check((rig.pair.version("t"), rig.published()))
+    stray.unlink()
+    rig.check((rig.pair.version("t"), rig.published()))
