@@ -18,12 +18,21 @@ from driftline.derivations import Derivation, Part
 from driftline.errors import ConfigurationError, DerivationRefused, MalformedMessage
 from driftline.hours import DAY, Hours, overlapping
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
-from driftline.settings import TomlTable, is_loopback, nearest, read, resolve, split_address
+from driftline.settings import (
+    TomlTable,
+    duration_s,
+    is_loopback,
+    nearest,
+    read,
+    resolve,
+    split_address,
+)
 from driftline.types import parse_type
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from source_agent.engines.interface import Files, Fingerprint, Limits, Relation, Shape
+from source_agent.engines.markers import Marker, is_known_zone
 from source_agent.engines.registry import has_files, is_file
 from source_agent.hours import ScanHours
 
@@ -42,7 +51,9 @@ _LIMITS = (
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
     "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
+    "marker",
 )  # fmt: skip
+_MARKER = ("column", "late", "zone", "deleted")
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 ACTIVITY_S = 60.0  # between two questions of a client about activity
 _NEVER = "never"
@@ -288,6 +299,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         fingerprint=_fingerprint(table),
         rows_by_key=table.integer("rows_by_key", default=0, least=BY_KEY_LEAST) or None,
         files=_files(table),
+        marker=_marker(table),
     )
     allow = table.texts("allow")
     return ServedRelation(
@@ -297,6 +309,21 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         _scan(table),
         table.flag("activity") or not table.has("activity"),
     )
+
+
+def _marker(table: TomlTable) -> Marker | None:
+    if not table.has("marker"):
+        return None
+    if table.has("files"):
+        raise table.error("marker", "Files are read whole.", "Remove it.")
+    inner = table.table("marker", _MARKER)
+    late_s = None
+    if (late := inner.optional_text("late")) is not None and not (late_s := duration_s(late)):
+        raise inner.error("late", f"{late!r} is no time.", 'Write "15m", or "1h30m".')
+    zone = inner.optional_text("zone")
+    if zone is not None and not is_known_zone(zone):
+        raise inner.error("zone", f"{zone!r} is no time zone.", 'Write "UTC", or "Europe/Vienna".')
+    return Marker(inner.text("column"), late_s, zone, inner.optional_text("deleted"))
 
 
 def _files(table: TomlTable) -> Files | None:

@@ -36,12 +36,13 @@ class Published:
 
     Counts are rows; `bytes_rewritten` is the size of our files that were replaced or deleted.
     `checked_at` is ISO 8601 in UTC. `miss_probability` is None where not all rows were compared,
+    `audit` (a `markers.state.Audit`) where no marker is used,
     `modelled` (a `candidates.Candidate`) where the number of changed rows is not known.
     """
 
     version: int
     rows: int
-    proof: str  # "total" or "part"
+    proof: str  # "total", "keys" or "part"
     checked_at: str
     fingerprint: str
     miss_probability: float | None
@@ -51,6 +52,7 @@ class Published:
     deleted: int = 0
     schema_changed: bool = False
     bytes_rewritten: int = 0
+    audit: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class Report:
     rows_total: int | None = None
     rows_left: int | None = None  # our rows that were not compared, in a part
     updates_left: float | None = None  # rows among them that are expected to have been updated
+    marker: dict[str, Any] | None = None  # how it was used; null: not asked for
+    audit: dict[str, Any] | None = None  # of the marker, the last one; null: no marker is used
     allowed: str | None = None  # what the source's DBA allowed to be read; null: everything
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -141,7 +145,7 @@ class Report:
         self.rows_inserted, self.rows_updated = done.inserted, done.updated
         self.rows_deleted, self.schema_changed = done.deleted, done.schema_changed
         self.bytes_rewritten, self.modelled = done.bytes_rewritten, done.modelled
-        self.proof, self.checked_at = done.proof, done.checked_at
+        self.proof, self.checked_at, self.audit = done.proof, done.checked_at, done.audit
         self.fingerprint, self.miss_probability = done.fingerprint, done.miss_probability
 
     def with_result(self, done: Published) -> Report:

@@ -67,6 +67,8 @@ DESCRIBE_RPCS_PER_CLIENT_MAX = 4  # a warehouse asks one after the other
 DESCRIBE_RPCS_READING_MAX = 2  # those that query the database, one per client; `grants` counts them
 ACTIVITY_RELATIONS_MAX = 10_000  # of one call: its reply stays below a few MB
 ACTIVITY_BYTES_MAX = 32  # of an identity or a flag, which are hashes
+MARK_BYTES_MAX = 64 << 10  # of a mark: it names each partition of a table, some 20 bytes each
+UNMARKED_ROWS_MAX = 1 << 15  # named by an audit, 16 bytes each
 HEALTH_RPCS_MAX = 16  # a probe every few seconds, answered at once
 HEALTH_RPCS_PER_CLIENT_MAX = 2
 RPCS_MAX = 96  # a thread each: the calls above, and those being refused
@@ -90,5 +92,6 @@ assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
+assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S
 assert DATABASE_SILENCE_S <= DATABASE_SILENCE_S_MAX < NO_ADVANCE_S - NO_PROGRESS_S

@@ -27,11 +27,14 @@ from driftline.limits import PROTOCOL_VERSION, SAMPLES_MAX
 PROTOCOLS = (PROTOCOL_VERSION,)  # all that this release speaks, ascending
 PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
+SINCE = "since"
+
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
 FEATURES: Mapping[str, str] = {
     "between": "tiles between two keys that are not one integer",
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
+    SINCE: "rows behind a mark, beside the keys of all rows",
 }
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error

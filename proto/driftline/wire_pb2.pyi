@@ -339,6 +339,7 @@ class Description(_message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
     DERIVE_FIELD_NUMBER: _builtins.int
+    MARKER_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
@@ -361,6 +362,10 @@ class Description(_message.Message):
     def derive(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what a warehouse may choose: "columns", "rows" """
 
+    @_builtins.property
+    def marker(self) -> Global___Marker:
+        """absent: its DBA names none, or the source is older"""
+
     def __init__(
         self,
         *,
@@ -374,14 +379,45 @@ class Description(_message.Message):
         bytes_per_second: _builtins.float = ...,
         row_security: Global___RowSecurity | None = ...,
         derive: _abc.Iterable[_builtins.str] | None = ...,
+        marker: Global___Marker | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["row_security", b"row_security"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["marker", b"marker", "row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "marker", b"marker", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Description: _TypeAlias = Description  # noqa: Y015
+
+@_typing.final
+class Marker(_message.Message):
+    """what the relation keeps about its own changes, as its DBA says"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    COLUMN_FIELD_NUMBER: _builtins.int
+    LATE_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"time", "version", "xmin" """
+    column: _builtins.str
+    """empty: none of the relation's"""
+    late_s: _builtins.float
+    """how late a row may show its time; 0: not of times"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        column: _builtins.str = ...,
+        late_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "kind", b"kind", "late_s", b"late_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Marker: _TypeAlias = Marker  # noqa: Y015
 
 @_typing.final
 class Allowance(_message.Message):
@@ -535,6 +571,7 @@ class Open(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     DERIVATION_FIELD_NUMBER: _builtins.int
     BETWEEN_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -580,6 +617,10 @@ class Open(_message.Message):
     def between(self) -> Global___Between:
         """absent: the whole relation; never beside `within`"""
 
+    @_builtins.property
+    def since(self) -> Global___Since:
+        """absent: no mark is wanted"""
+
     def __init__(
         self,
         *,
@@ -600,14 +641,59 @@ class Open(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         derivation: Global___Derivation | None = ...,
         between: Global___Between | None = ...,
+        since: Global___Since | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "since", b"since", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "count", b"count", "derivation", b"derivation", "features", b"features", "fragment_key", b"fragment_key", "grouping", b"grouping", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Since(_message.Message):
+    """rows behind a mark, and the keys of all rows"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    STRATA_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    mark: _builtins.bytes
+    """as the source gave it; empty: a mark is wanted, and all rows are compared"""
+    sum: _builtins.bytes
+    """of our keys; 16 bytes, little-endian"""
+    strata: _builtins.bytes
+    """over the cells of `keys`"""
+    hashes: _builtins.bytes
+    """the database's hashes of our keys, added up: 8 bytes; empty: not made"""
+    audited: _builtins.bytes
+    """a mark: name rows that come although they are not behind it; empty: none"""
+    @_builtins.property
+    def keys(self) -> Global___Sketch:
+        """of our keys"""
+
+    def __init__(
+        self,
+        *,
+        mark: _builtins.bytes = ...,
+        keys: Global___Sketch | None = ...,
+        sum: _builtins.bytes = ...,
+        strata: _builtins.bytes = ...,
+        hashes: _builtins.bytes = ...,
+        audited: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "hashes", b"hashes", "keys", b"keys", "mark", b"mark", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Since: _TypeAlias = Since  # noqa: Y015
 
 @_typing.final
 class Within(_message.Message):
@@ -968,6 +1054,7 @@ class Verdict(_message.Message):
     DIFFERING_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    UNMARKED_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     sum: _builtins.bytes
     differing: _builtins.int
@@ -976,6 +1063,8 @@ class Verdict(_message.Message):
     """zstd; bit i: cell i of the last grid is not zero"""
     sample: _builtins.bytes
     """Σ r modulo 2^8 of cells of the source, if many differ"""
+    unmarked: _builtins.bool
+    """the mark cannot be used: this is about all rows, and ranges"""
     def __init__(
         self,
         *,
@@ -984,10 +1073,11 @@ class Verdict(_message.Message):
         differing: _builtins.int = ...,
         stuck: _builtins.bytes = ...,
         sample: _builtins.bytes = ...,
+        unmarked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "sample", b"sample", "stuck", b"stuck", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "differing", b"differing", "sample", b"sample", "stuck", b"stuck", "sum", b"sum", "unmarked", b"unmarked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1114,6 +1204,7 @@ class Finished(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     HELD_BACK_S_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     count: _builtins.int
@@ -1136,6 +1227,10 @@ class Finished(_message.Message):
     def activity(self) -> Global___Activity:
         """before the snapshot began; absent: not read, or the source is older"""
 
+    @_builtins.property
+    def since(self) -> Global___Marked:
+        """if `Open` has `since`"""
+
     def __init__(
         self,
         *,
@@ -1150,15 +1245,74 @@ class Finished(_message.Message):
         changed: _builtins.bool = ...,
         row_security: Global___RowSecurity | None = ...,
         activity: Global___Activity | None = ...,
+        since: Global___Marked | None = ...,
         held_back_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "row_security", b"row_security"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "row_security", b"row_security", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "held_back_s", b"held_back_s", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "as_of", b"as_of", "changed", b"changed", "consistency", b"consistency", "count", b"count", "equal", b"equal", "held_back_s", b"held_back_s", "row_security", b"row_security", "rows_read", b"rows_read", "scans", b"scans", "since", b"since", "sum", b"sum", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Marked(_message.Message):
+    """how a relation's marker was used"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    BY_MARKER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    ROW_HASHES_FIELD_NUMBER: _builtins.int
+    UNMARKED_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    mark: _builtins.bytes
+    """for the next exchange; empty: there is none"""
+    why: _builtins.str
+    """there is no mark, or why the one that came cannot be used"""
+    by_marker: _builtins.bool
+    """rows were read by the marker; count and sum of `Finished` are of keys"""
+    rows: _builtins.int
+    """read by the marker"""
+    hashes: _builtins.bool
+    """the database can hash keys"""
+    counted: _builtins.bool
+    """and did: no key was read"""
+    positions: _builtins.bytes
+    """of rows that came although they are not behind the audited mark: int64"""
+    row_hashes: _builtins.bytes
+    """of these, uint64 each; both little-endian"""
+    unmarked: _builtins.int
+    """how many there are; the first UNMARKED_ROWS_MAX are named"""
+    audited: _builtins.bool
+    """the audited mark could be used"""
+    def __init__(
+        self,
+        *,
+        mark: _builtins.bytes = ...,
+        why: _builtins.str = ...,
+        by_marker: _builtins.bool = ...,
+        rows: _builtins.int = ...,
+        hashes: _builtins.bool = ...,
+        counted: _builtins.bool = ...,
+        positions: _builtins.bytes = ...,
+        row_hashes: _builtins.bytes = ...,
+        unmarked: _builtins.int = ...,
+        audited: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "counted", b"counted", "hashes", b"hashes", "mark", b"mark", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Marked: _TypeAlias = Marked  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):

@@ -46,6 +46,7 @@ from source_agent.engines.interface import (
     Split,
     TimeLimit,
 )
+from source_agent.engines.markers import Mark
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.workers import WorkerPool
@@ -274,6 +275,20 @@ class GovernedSession:
     ) -> Iterator[Rows]:
         read = self._session.read_between(shape, within, rows_max=rows_max)
         return self.governed(read, self._feedback("between", shape))
+
+    def mark(self, shape: Shape) -> Mark:
+        with self.watch.waiting():
+            return self._session.mark(shape)
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        return self.governed(self._session.read_marked(shape, mark))
+
+    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
+        with self.watch.waiting():
+            found = self._session.hash_keys(shape, seed)
+        if found is not None:
+            self.note(0)
+        return found
 
     def pause(self) -> None:
         with self.watch.waiting():

@@ -28,6 +28,7 @@ from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
+from source_agent.engines.markers import Mark, MarkedBy, Marker
 from source_agent.engines.row_security import RowSecurity
 
 # A batch is closed at whichever limit is reached first.
@@ -76,6 +77,7 @@ class Relation:
     `as_text` names columns read as the engine's own text (SQLite: tagged with the storage class).
     `types` overrides declared types that an engine cannot know (expressions in SQLite).
     `rows_by_key` is the most that an exchange may read by key, None is no limit.
+    `marker` is what it keeps about its own changes, None: nothing that the DBA vouches for.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Relation:
     fingerprint: Fingerprint = Fingerprint.AGENT
     rows_by_key: int | None = None
     files: Files | None = None
+    marker: Marker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ class Plan:
     expression to select, and the name of its conversion to bytes. `pages` are NOT NULL columns,
     together unique, by which the relation can be read in pages. `consistency` is the best that the
     tables allow. `row_hash` is the expression of a row's hash if the database computes
-    fingerprints, `seed` the hash's first value.
+    fingerprints, `seed` the hash's first value. `key_hash` is that of its key's hash, empty if the
+    database has none or the relation no marker.
     """
 
     source: str
@@ -134,6 +138,7 @@ class Plan:
     consistency: Consistency = Consistency.EXACT
     row_hash: str = ""
     seed: int | None = None
+    key_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,7 @@ class Shape:
     `comparable`: of each column of the recipe.
     `row_security`: None if the engine has none.
     `as_of`: the time of the relation's rows, if each relation of a session has its own; else empty.
+    `marker`: by which its changed rows are found; None: the DBA names none.
     """
 
     relation: Relation
@@ -163,6 +169,7 @@ class Shape:
     row_security: RowSecurity | None = None
     unordered: str = ""
     as_of: str = ""
+    marker: MarkedBy | None = None
 
     @property
     def not_by_key(self) -> str:
@@ -192,6 +199,17 @@ class Shape:
             recipe=Recipe(columns, keys),
             comparable=(*self.comparable[:keys], Comparable.NOTHING),
             plan=replace(plan, reads=(*plan.reads[:keys], plan.row_hash), seed=seed),
+        )
+
+    def keys(self) -> Shape:
+        """Return the relation with its key columns alone."""
+        plan, keys = self.plan, self.recipe.key_columns
+        assert plan is not None, "a relation is read by the engine that described it"
+        return replace(
+            self,
+            recipe=Recipe(self.recipe.key, keys),
+            comparable=self.comparable[:keys],
+            plan=replace(plan, reads=plan.reads[:keys], forms=plan.forms[:keys], row_hash=""),
         )
 
     def may_be_null_in(self, first: Positions) -> bool:
@@ -356,6 +374,24 @@ class Session(Protocol):
             within: bounds in canonical string forms.
             rows_max: as in `read_ranges`.
         """
+
+    def mark(self, shape: Shape) -> Mark:
+        """Return the mark of what this snapshot shows of a relation with a marker.
+
+        It never passes what a later snapshot may still show for the first time, as far as the
+        marker's promises hold.
+
+        Raises:
+            ConfigurationError: the engine has no markers.
+            DatabaseRefused: the login may not ask for it.
+        """
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        """Yield the rows behind a mark, and those without a marker. Raises as `scan`."""
+
+    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
+        """Return the number of rows, and the sum modulo 2^64 of the hashes of their keys, which the
+        database makes (protocol, section 6); None: it cannot. `seed` has 64 signed bits."""
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         """Return the scan in parts of about `rows_max` rows at most.

@@ -23,6 +23,7 @@ from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
 from source_agent.engines.interface import Consistency, Fingerprint, Plan, Relation, Shape
+from source_agent.engines.markers import MarkedBy
 
 ALIAS = "driftline_relation"
 # A range of keys for each text in which ranges are read: which bounds it has decides.
@@ -53,7 +54,8 @@ class Access:
     """An engine's knowledge of a relation beyond its columns; see `Shape` and `Plan`.
 
     `key_indexed`: an index begins with the columns of the key, in their order.
-    `row_hash` is None if the engine has no hash that the warehouse can compute too.
+    `row_hash` is None if the engine has no hash that the warehouse can compute too; `key_hash` is
+    empty then. `kept` is the condition of rows that the flag of the marker does not delete.
     """
 
     source: str
@@ -66,6 +68,9 @@ class Access:
     pages: tuple[str, ...] = ()
     consistency: Consistency = Consistency.EXACT
     row_hash: str | None = None
+    key_hash: str = ""
+    kept: str = ""
+    marker: MarkedBy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +281,7 @@ def shape(
         DATABASE_FINGERPRINT_VERSION if by_database else FINGERPRINT_VERSION,
     )
     notes = tuple(f"{f.name}: {f.note}" for f in found if f.note)
+    where = f"(\n{relation.where}\n)" if relation.where else ""
     return Shape(
         relation=relation,
         recipe=recipe,
@@ -288,13 +294,15 @@ def shape(
         unordered=_unordered(recipe, found, access),
         plan=Plan(
             source=access.source,
-            where=f"(\n{relation.where}\n)" if relation.where else "",
+            where=" AND ".join(filter(None, (where, access.kept))),
             reads=tuple(f.read for f in found),
             forms=tuple(f.form for f in found),
             pages=access.pages,
             consistency=access.consistency,
             row_hash=access.row_hash or "",
+            key_hash=access.key_hash,
         ),
+        marker=access.marker,
     )
 
 

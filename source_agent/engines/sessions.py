@@ -7,15 +7,24 @@ beyond it. Connections, statements and the errors of a driver are each engine's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
-from driftline.errors import DatabaseUnavailable, DriftlineError
+from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
 from driftline.types import Column
 
-from source_agent.engines.interface import Condition, Consistency, Pulse, Relation, Shape, Split
+from source_agent.engines.interface import (
+    Condition,
+    Consistency,
+    Pulse,
+    Relation,
+    Rows,
+    Shape,
+    Split,
+)
+from source_agent.engines.markers import Mark
 from source_agent.engines.predicates import derived
 from source_agent.engines.relations import plan_of
 
@@ -45,6 +54,18 @@ class SnapshotSession:
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
         """Return the shape of a derivation, without asking the database."""
         return derived(shape, derivation, self.compare)
+
+    def mark(self, shape: Shape) -> Mark:
+        """Refuse: this engine has no markers. Raises ConfigurationError."""
+        raise ConfigurationError("This engine has no markers.", where=shape.relation.name)
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        """Read the rows behind a mark, for an engine that has markers."""
+        raise NotImplementedError(f"rows of {shape.relation.name} behind {mark.at}")
+
+    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return None: the database has no hash that the warehouse can make."""
+        return None
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
         """Return None: two connections cannot read one snapshot."""

@@ -9,6 +9,7 @@ module knows no gRPC server, no engine and no method.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 from driftline import wire_pb2 as pb
 from driftline.activity_messages import to_message
@@ -20,6 +21,7 @@ from source_agent.failpoints import Point
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
+from source_agent.scan import marked as marked_scan
 from source_agent.scan.frame_builder import FrameBuilder
 from source_agent.scan.reader import Tally
 from source_agent.scan.tile import reader_of
@@ -52,6 +54,7 @@ class Comparison:
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
         self._scan = Scan(reader, frames, parsed.ours, pool)
+        self._session, self._opening = session, opening
         self._activity = session.activities.get(shape.relation.name)
 
     def answer(self, requests: Iterator[pb.Request]) -> Generator[pb.Reply, None, None]:
@@ -68,6 +71,10 @@ class Comparison:
             check_fields(request)
             return request
 
+        if self._opening.HasField("since"):
+            marked = marked_scan.begin(self._session, self._scan.reader, self._opening.since)
+            self._scan.frames.sent = marked.note_sent
+            self._scan = replace(self._scan, marked=marked)
         end = yield from self._answer.replies(self._scan, recv)
         if isinstance(end, Handover):
             go_on = registry.continuation_of(end.request)
@@ -77,7 +84,7 @@ class Comparison:
 
     def _finished(self, end: Answered) -> pb.Reply:
         reader, total = self._scan.reader, end.total
-        security = reader.shape.row_security
+        security, marked = reader.shape.row_security, self._scan.marked
         return pb.Reply(
             finished=pb.Finished(
                 equal=end.equal,
@@ -92,5 +99,6 @@ class Comparison:
                 held_back_s=reader.tally.held_back_s,
                 row_security=security.message() if security else None,
                 activity=to_message(self._activity) if self._activity else None,
+                since=None if marked is None else marked.message(by_marker=end.by_marker),
             )
         )

@@ -19,6 +19,7 @@ from driftline.ranges import Partition, RangeSums
 from source_agent.methods.request_validation import ParsedOpening, Recv
 from source_agent.scan.accumulators import Accumulator
 from source_agent.scan.frame_builder import FrameBuilder
+from source_agent.scan.marked import Marked
 from source_agent.scan.reader import Reader
 from source_agent.scan.workers import WorkerPool, fill
 
@@ -28,13 +29,15 @@ class Scan:
     """The exchange that a method answers: rows to read, and rows to send.
 
     reader: of the relation, in one snapshot; frames: to `flush` before any other reply; ours: the
-    warehouse's total; pool: processes that may read parts of a scan.
+    warehouse's total; pool: processes that may read parts of a scan; marked: the marker of the
+    relation, if the warehouse asked for its mark.
     """
 
     reader: Reader
     frames: FrameBuilder
     ours: Digest
     pool: WorkerPool | None = None
+    marked: Marked | None = None
 
     def fill(self, *accumulators: Accumulator) -> None:
         """Read every row once, shared with the pool, and add it to every accumulator.
@@ -46,10 +49,12 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The end of an exchange. total: of the source's rows; equal: the warehouse holds the same."""
+    """The end of an exchange. total: of the source's rows, or of their keys if `by_marker`; equal:
+    the warehouse holds the same rows."""
 
     total: Digest
     equal: bool = False
+    by_marker: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ from source_agent.methods.groups import GroupsCompared
 from source_agent.methods.interface import Continuing, MethodAnswer
 from source_agent.methods.ranges import RangesCompared, refine
 from source_agent.methods.request_validation import ParsedOpening
+from source_agent.methods.since import SinceRead
 from source_agent.methods.sketch import SketchDecoded
 
-# Groups and sketches come first: they refuse an opening of no rows, which else is a load. Ranges
-# come last: every opening has ranges.
+# A mark comes first: its opening has ranges, too. Groups and sketches refuse an opening of no rows,
+# which else is a load. Ranges come last: every opening has ranges.
 ANSWERS: tuple[type[MethodAnswer], ...] = (
+    SinceRead,
     GroupsCompared,
     SketchDecoded,
     EverythingSent,

@@ -24,9 +24,11 @@ from driftline.errors import (
     VersionMismatch,
 )
 from driftline.fingerprints import FRAGMENT_KEY_BYTES
+from driftline.key_digests import HASH_BYTES
 from driftline.limits import (
     BITMAP_SLACK_BYTES,
     GROUP_KEYS_MAX,
+    MARK_BYTES_MAX,
     PART_RANGES_MAX,
     SEGMENTS_MAX,
     STRATUM_CELLS,
@@ -35,7 +37,7 @@ from driftline.limits import (
 )
 from driftline.negotiation import check_features, check_fields, check_protocol
 from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
-from driftline.sketches import CELL_BYTES, PRIME, Cells, Embedding, Grid, unpack
+from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, Grid, unpack
 from driftline.units import UnitRun, UnitSums
 
 from source_agent.engines.interface import Shape
@@ -99,10 +101,14 @@ def strata_in(opening: pb.Open, slots: int) -> Bytes:
 
     Raises MalformedMessage if they are strata of another number of slots.
     """
+    return _strata(opening.strata, slots)
+
+
+def _strata(data: bytes, slots: int) -> Bytes:
     count = strata_of(slots)
-    if len(opening.strata) != count * STRATUM_CELLS:
+    if len(data) != count * STRATUM_CELLS:
         raise MalformedMessage("An opening has another number of strata than its slots.")
-    return np.frombuffer(opening.strata, np.uint8).reshape(count, STRATUM_CELLS)
+    return np.frombuffer(data, np.uint8).reshape(count, STRATUM_CELLS)
 
 
 def _partition(opening: pb.Open) -> Partition:
@@ -127,15 +133,53 @@ class SketchParameters:
 
 def sketch_of(opening: pb.Open, shape: Shape) -> SketchParameters | None:
     """Return the sketch in an opening, or None. Raise MalformedMessage if it is not allowed."""
-    if not opening.HasField("sketch"):
-        return None
-    said = opening.sketch
+    return _sketch(opening.sketch, opening, shape) if opening.HasField("sketch") else None
+
+
+def _sketch(said: pb.Sketch, opening: pb.Open, shape: Shape) -> SketchParameters:
     embedding = _embedding(said, shape)
     if not 1 <= said.third <= THIRD_CELLS_MAX or (said.fold and said.third % said.fold):
         raise MalformedMessage(f"A sketch of {said.third} cells a third is not allowed.")
     if not opening.count or said.check >= PRIME:
         raise MalformedMessage("A sketch of no rows, or with no check, is not allowed.")
     return SketchParameters(embedding, said.third, said.fold, said.check)
+
+
+@dataclass(frozen=True, slots=True)
+class SinceParameters:
+    """Rows behind a mark. `keys`: the sketch of the warehouse's keys, `strata` over its cells;
+    `ours`: their digest; `hashes`: the sum of the database's hashes of them, None: not made."""
+
+    keys: SketchParameters
+    strata: Bytes
+    ours: Digest
+    hashes: int | None
+
+
+def since_of(opening: pb.Open, shape: Shape) -> SinceParameters | None:
+    """Return what an opening with a mark compares, or None: it has no mark.
+
+    Raises MalformedMessage if it is not allowed.
+    """
+    if not opening.HasField("since"):
+        return None
+    said = opening.since
+    others = [name for name in ("within", "between", "grouping") if opening.HasField(name)]
+    if others or max(len(said.mark), len(said.audited)) > MARK_BYTES_MAX:
+        raise MalformedMessage("A mark is for all rows, and not as long as this.")
+    if not said.mark:
+        return None
+    if opening.HasField("sketch") or said.audited or not said.HasField("keys"):
+        raise MalformedMessage("A mark comes with a sketch of keys, and with nothing else.")
+    if len(said.sum) != _SUM_BYTES or len(said.hashes) not in (0, HASH_BYTES):
+        raise MalformedMessage("An opening has fields of a wrong size.")
+    keys = _sketch(said.keys, opening, shape)
+    return SinceParameters(
+        keys,
+        _strata(said.strata, HASHES * keys.third),
+        Digest(opening.count, int.from_bytes(said.sum, "little")),
+        int.from_bytes(said.hashes, "little") if said.hashes else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ the warehouse and always sent. If cells do not decode, the warehouse sends more,
 another method. The table of the scan is kept, so only changed rows are read twice.
 
 Memory is bounded by THIRD_CELLS_MAX, not by the number of rows. The cells, up to 35 MB, are local
-to `_decode`, so that they are freed before a row is sent.
+to `decode`, so that they are freed before a row is sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from source_agent.scan.batches import Batch, join_neighbours
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
+class Decoded:
     """Every k that changed, uint64 [n] ascending; the number of rows outside; the total."""
 
     ks: U64
@@ -67,18 +67,24 @@ class SketchDecoded:
         return cls(sketch, opening.partition, strata)
 
     def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
-        found = yield from self._decode(scan, recv)
-        if not isinstance(found, _Decoded):
+        # Before the scan, so that a malformed message costs the database nothing.
+        found = yield from self.decode(scan, recv, self.first_cells(recv))
+        if not isinstance(found, Decoded):
             return found
         yield from self._send(scan, found)
         return Answered(found.total)
 
-    def _decode(
-        self, scan: Scan, recv: Recv
-    ) -> Generator[pb.Reply, None, _Decoded | Answered | Handover]:
-        """Scan, and decode cells until they explain every difference inside the embedding."""
-        # Before the scan, so that a malformed message costs the database nothing.
-        received = self._cells(recv(), recv, len) if self.sketch.fold else None
+    def first_cells(self, recv: Recv) -> tuple[Grid, Cells] | None:
+        """Return the cells that follow the opening, and their grid; None: none do."""
+        return self._cells(recv(), recv, len) if self.sketch.fold else None
+
+    def decode(
+        self, scan: Scan, recv: Recv, received: tuple[Grid, Cells] | None
+    ) -> Generator[pb.Reply, None, Decoded | Answered | Handover]:
+        """Scan, and decode cells until they explain every difference inside the embedding.
+
+        received: from `first_cells`.
+        """
         salt = scan.reader.salt
         totals = RangeTotals(self.partition)
         filled = SketchCells(self.sketch.embedding, self.sketch.third, salt)
@@ -93,7 +99,7 @@ class SketchDecoded:
             if received is not None:
                 decoder.take(*received)
             if decoder.solved:
-                return _Decoded(decoder.ks, filled.outside, total)
+                return Decoded(decoder.ks, filled.outside, total)
             differing, sample = decoder.differing, b""
             if differing is None:
                 differing = differing_slots(self.strata, cells.r, salt)
@@ -113,7 +119,7 @@ class SketchDecoded:
             raise MalformedMessage(f"Cells came more than {CELLS_TAKEN_MAX} times.")
         return request_validation.cells(first, recv, self.sketch.third, expected)
 
-    def _send(self, scan: Scan, found: _Decoded) -> Iterator[pb.Reply]:
+    def _send(self, scan: Scan, found: Decoded) -> Iterator[pb.Reply]:
         """Send the rows below every decoded k and outside; then name the k without rows."""
         ks, reader, total = found.ks, scan.reader, found.total.count
         has_rows = np.zeros(len(ks), np.bool_)
@@ -133,11 +139,11 @@ class SketchDecoded:
             reader.check_snapshot(outside == found.outside and is_whole)
         yield pb.Reply(deleted=pb.Deleted(ks=pack(ks[~has_rows])))
 
-    def _scans(self, scan: Scan, found: _Decoded) -> bool:
+    def _scans(self, scan: Scan, found: Decoded) -> bool:
         is_hashed = self.sketch.embedding.base is None
         return is_hashed or not scan.reader.by_index(found.rows, found.total.count)
 
-    def _find(self, scan: Scan, found: _Decoded) -> Iterator[Batch]:
+    def _find(self, scan: Scan, found: Decoded) -> Iterator[Batch]:
         if self._scans(scan, found):
             return scan.reader.scan()
         first, last = join_neighbours(self.sketch.embedding.positions(found.ks))

@@ -7,7 +7,7 @@ Only a frame of a single row may exceed a message: a row cannot be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from driftline import frames, wire_pb2
@@ -33,11 +33,14 @@ class FrameBuilder:
         self._mixed: list[Mixed] = []
         self._bytes = self._rows = 0
         self._ratio = _RATIO_FIRST
+        self.sent: Callable[[Batch], None] | None = None  # is called with all rows
 
     def add(self, batch: Batch) -> Iterator[wire_pb2.Reply]:
         """Add rows; yield the messages that became full."""
         if not len(batch.block):
             return
+        if self.sent is not None:
+            self.sent(batch)
         self._blocks.append(batch.block)
         self._mixed.append(batch.mixed)
         self._bytes += len(batch.block.buffer)

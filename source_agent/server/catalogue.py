@@ -22,6 +22,7 @@ from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
 from source_agent.engines.interface import Engine, Relation, Session, Shape
+from source_agent.engines.markers import MarkedBy
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")
@@ -155,7 +156,7 @@ def describe(shape: Shape, budget: Budget, derive: Collection[Part] = ()) -> pb.
 
     derive: what a warehouse may choose of it.
     """
-    recipe = shape.recipe
+    recipe, marked = shape.recipe, shape.marker
     return pb.Description(
         columns=[
             pb.ColumnDescription(
@@ -176,4 +177,10 @@ def describe(shape: Shape, budget: Budget, derive: Collection[Part] = ()) -> pb.
         bytes_per_second=budget.bytes_per_second or 0.0,
         derive=sorted(part.value for part in derive),
         row_security=None if shape.row_security is None else shape.row_security.message(),
+        marker=None if marked is None else _marker(marked),
     )
+
+
+def _marker(marked: MarkedBy) -> pb.Marker:
+    marker = marked.marker
+    return pb.Marker(kind=marked.kind.value, column=marker.column, late_s=marker.late_s or 0.0)

@@ -116,6 +116,13 @@ def text_of(report: Report) -> str:
             extra += f", of which {report.updates_left:,.1f} are expected to have been updated"
         if report.allowed is not None:
             extra += f" (the source allows {report.allowed})"
+    if (marker := report.marker) is not None and marker["used"]:
+        extra += f", {counted(marker['rows'], 'row')} behind the mark, and all keys"
+    elif marker is not None:
+        extra += f", all rows compared: {marker['why']}"
+    if (audit := report.audit) is not None and audit["missed"] and not (marker or {}).get("used"):
+        extra += f"; the marker had missed {counted(audit['missed'], 'changed row')}"
+        extra += f" ({', '.join(audit['keys'])})"
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"
@@ -129,13 +136,20 @@ def text_of(report: Report) -> str:
     if report.staleness is not None and report.staleness["vs_s"] is not None:
         extra += f", {report.staleness['vs_s']:,.1f} s stale on average"
     if report.version == report.previous_version:
+        if report.proof == "keys":
+            return (
+                f"{report.name}: nothing changed, version {report.version} has the keys of the "
+                f"source as of {report.as_of}, and its marker shows no update{extra} "
+                f"({', '.join(took)})"
+            )
         return (
             f"{report.name}: nothing changed, version {report.version} is equal to the source "
             f"as of {report.as_of}{extra} ({', '.join(took)})"
         )
     assert report.rows_total is not None
+    proven = "keys proven equal" if report.proof == "keys" else "proven equal"
     return (
         f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
         f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}, "
-        f"proven equal as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
+        f"{proven} as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
     )

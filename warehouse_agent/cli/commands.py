@@ -29,13 +29,15 @@ from warehouse_agent.cli.progress import Display
 from warehouse_agent.cli.verify import check_files, damaged, given_version, verified
 from warehouse_agent.config import Fragment, View, WarehouseConfig, select
 from warehouse_agent.failpoints import Point
+from warehouse_agent.history import marks
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report, counted, utc_now
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.runs.each_fragment import each, published
 from warehouse_agent.spark import session
 from warehouse_agent.spark.executors import failures, mistake
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks import proof
 from warehouse_agent.tasks.steps import StepLog, Steps
 from warehouse_agent.views import selection
@@ -177,6 +179,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         "fragment_key": one_off.hex(),
         "salt": salt.to_bytes().hex(),
         **({} if layout.derivation is None else {"derivation": to_json(layout.derivation)}),
+        **_proof_of(store, fragment.name, snapshot),
     }
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
@@ -187,6 +190,14 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         print(given.removeprefix("; "), file=sys.stderr)
     command = f"driftline-source total --receipt {output.name}"
     print(f"Wrote {output}. On the DBA's machine: {command}", file=sys.stderr)
+
+
+def _proof_of(store: Store, name: str, snapshot: Snapshot) -> dict[str, object]:
+    """Return what a receipt says of the proof of its version, and of the last audit of a marker."""
+    notes = store.read_json(PRIVATE, "fragments", f"{name}.json")
+    audit = marks.marking(notes, snapshot).audit
+    said: dict[str, object] = {"proof": snapshot.record.proof}
+    return said if audit is None else said | {"audit": audit.to_json()}
 
 
 def gc(

@@ -206,6 +206,11 @@ def plan(config: WarehouseConfig, chosen: Chosen, **options: Any) -> list[int]:
     ),
     click.option("--accept-schema", is_flag=True, help="Accept changed columns or a changed key."),
     click.option(
+        "--trust-marker",
+        is_flag=True,
+        help="Use a marker again that two audits in a row found wrong.",
+    ),
+    click.option(
         "--deadline",
         "deadline_s",
         metavar="DURATION",

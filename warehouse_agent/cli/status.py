@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
-from warehouse_agent.history import view_phases
+from warehouse_agent.history import marks, view_phases
 from warehouse_agent.history.record import Left, checked, left
 from warehouse_agent.planning.flip import Member
+from warehouse_agent.planning.markers.state import Audit
 from warehouse_agent.report import (
     HELD_BACK_SHOWN_S,
     counted,
@@ -76,6 +77,7 @@ class Status:
     stale: str | None = None  # of a view: why it stayed behind its inputs
     ahead: dict[str, Any] | None = None  # of a fragment: changed rows that no flip shows, and since
     staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
+    audit: dict[str, Any] | None = None  # of the marker, the last one; null: no marker is used
     part: Left | None = None  # what the last refresh left, if it compared a part
     activity: dict[str, Any] | None = None  # of a fragment whose source was asked
 
@@ -129,6 +131,7 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
     lines = _table([status.cells(now) for status in shown], width)
     if any(status.proof == "part" for status in shown):
         lines.append("part: only some rows were compared since the last full comparison")
+    lines += [line for status in shown for line in _audit(status, now)]
     lines += [_left(status.name, status.part) for status in shown if status.part is not None]
     if hidden := [status.name for status in shown if status.row_security]:
         lines.append(f"row security hides rows of the source from its login: {', '.join(hidden)}")
@@ -147,6 +150,26 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
         lines.append(
             f"probability of a missed change: {'at most ' if len(sure) > 1 else ''}"
             f"{worst.miss_probability:.0e} per refresh"
+        )
+    return lines
+
+
+def _audit(status: Status, now: datetime) -> list[str]:
+    """Return what the last audit of a marker found, as lines."""
+    found = None if status.audit is None else Audit.from_json(status.audit)
+    if found is None:
+        return []
+    lines = []
+    if status.proof == "keys":
+        lines.append(
+            f"{status.name}: all keys were compared, updated rows are those of its marker; all rows"
+            f" were compared {age(found.at, now)}"
+        )
+    if found.missed:
+        lines.append(
+            f"{status.name}: the marker missed {found.missed:,} of"
+            f" {counted(found.changes, 'change')} since {(found.since or '')[:10]}"
+            f" ({', '.join(found.keys)})"
         )
     return lines
 
@@ -309,7 +332,8 @@ def status_of(store: Store, name: str) -> Status:
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe
-    probability = None if record.proof == "part" else miss_probability(record.rows_changed, recipe)
+    is_total, audit = found.proof == "total", marks.marking(notes, snapshot).audit
+    probability = miss_probability(record.rows_changed, recipe) if is_total else None
     return Status(
         name=name,
         version=snapshot.version,
@@ -318,7 +342,7 @@ def status_of(store: Store, name: str) -> Status:
         checked_at=found.checked_at,
         published_at=record.published_at,
         consistency=found.consistency,
-        proof=record.proof,
+        proof=found.proof,
         fingerprint=fingerprint_kind(recipe),
         miss_probability=probability,
         years_until_a_change_is_missed=(
@@ -327,6 +351,7 @@ def status_of(store: Store, name: str) -> Status:
         files=len(snapshot.files),
         bytes=sum(f.size for f in snapshot.files),
         row_security=None if security is None else security.hides,
+        audit=None if audit is None else audit.to_json(),
         part=left(notes, snapshot.version),
     )
 
@@ -359,8 +384,9 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
         print(
             f"version {version}: {record.published_at}, {counted(record.rows, 'row')}, "
             f"+{record.rows_inserted:,} ~{record.rows_updated:,} -{record.rows_deleted:,}, "
-            f"{record.consistency}, as of {record.as_of}{f', {told}' if told else ''}"
-            f"{_held_back(record)}{', which readers are given' if is_given else ''}"
+            f"{record.consistency}, {record.proof}, as of {record.as_of}"
+            f"{f', {told}' if told else ''}{_held_back(record)}"
+            f"{', which readers are given' if is_given else ''}"
         )
 
 

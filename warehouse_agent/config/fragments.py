@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from driftline.settings import TomlTable, nearest
+from driftline.settings import TomlTable, duration_s, nearest
 
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
-from warehouse_agent.config.settings import Fragment, Proof, Require, Source
+from warehouse_agent.config.settings import AUDIT_S, Fragment, Proof, Require, Source
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
 
 SETTINGS = (
-    "source", "relation", "carriers", "method", "require", "proof", "read_at_most",
+    "source", "relation", "carriers", "method", "require", "proof", "audit", "read_at_most",
     "incremental", "staging_at_most", "priority", *schedule.SETTINGS,
 )  # fmt: skip
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
@@ -48,6 +48,7 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         method=None if method is None else choice(table, "method", method, Method),
         require=choice(table, "require", table.text("require", default="exact"), Require),
         proof=choice(table, "proof", table.text("proof", default=weakest.value), Proof),
+        audit_s=_audit(table),
         read_at_most=read_at_most,
         incremental=_incremental(table),
         staging_at_most=_staging_at_most(table),
@@ -59,7 +60,15 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
     _check_part(table, fragment)
     _check_proof(table, fragment)
     _check_incremental(table, fragment)
+    _check_keys(table, fragment)
     return fragment
+
+
+def _audit(table: TomlTable) -> int:
+    text = table.text("audit", default=f"{AUDIT_S}s")
+    if not (found := duration_s(text)):
+        raise table.error("audit", f"{text!r} is no time.", 'Write "7d", or "12h".')
+    return found
 
 
 def _read_at_most(table: TomlTable) -> int | None:
@@ -115,6 +124,22 @@ def _check_proof(table: TomlTable, fragment: Fragment) -> None:
             "proof",
             "A version that is proven in part holds rows of different instants.",
             'If that is good enough: `require = "fuzzy"` in the fragment.',
+        )
+
+
+def _check_keys(table: TomlTable, fragment: Fragment) -> None:
+    """Refuse settings of a marker where all rows are proven, or compared in another way."""
+    if fragment.proof is not Proof.KEYS:
+        for key in ("audit",) if fragment.method is not Method.SINCE else ("audit", "method"):
+            if table.has(key):
+                raise table.error(
+                    key,
+                    "All rows are proven, whatever a marker of the relation claims.",
+                    'If the claims are good enough for updates: `proof = "keys"` in the fragment.',
+                )
+    elif fragment.incremental is not None:
+        raise table.error(
+            "proof", "A refresh in tiles compares every row.", "Remove `proof`, or `incremental`."
         )
 
 

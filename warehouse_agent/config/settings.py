@@ -41,6 +41,9 @@ class OnFailure(Enum):
     HOLD = "hold"
 
 
+AUDIT_S = 7 * 86_400
+
+
 class Require(Enum):
     """The weakest consistency that may be published."""
 
@@ -94,6 +97,7 @@ class Fragment:
     `read_at_most`: rows of the source that a refresh reads by key: those most likely to have
     changed, and some in turn; None: all rows are compared.
     `proof`: the weakest proof that a refresh may publish; PART needs `Require.FUZZY`.
+    `audit_s`: with `Proof.KEYS`, seconds between two comparisons of all rows.
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `timing`: when it is to be refreshed; None: as the views over it say, else once a day.
@@ -108,6 +112,7 @@ class Fragment:
     method: Method | None = None
     require: Require = Require.EXACT
     proof: Proof = Proof.TOTAL
+    audit_s: int = AUDIT_S
     read_at_most: int | None = None
     incremental: Incremental | None = None
     staging_at_most: int | None = None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from driftline.activity import Activity, from_json, to_json
 from driftline.errors import WarehouseUnavailable
 
-from warehouse_agent.config import Require, Source
+from warehouse_agent.config import Proof, Require, Source
 from warehouse_agent.events import Event, RefreshCommitted, RefreshFailed
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.change_forecast import Expected, Past, Run, expect
@@ -61,13 +61,14 @@ class Checked:
 
     `as_of` is the source's instant and `checked_at` the warehouse's time, both ISO 8601 in UTC.
     `activity`, from before that instant, is what a later one is compared with; None: not read, or
-    its note is lost.
+    its note is lost. `proof`: what the comparison proved, if not all rows (`config.Proof`).
     """
 
     as_of: str
     checked_at: str
     consistency: str
     activity: Activity | None = None
+    proof: str = Proof.TOTAL.value
 
 
 def checked(notes: dict[str, object], version: Snapshot) -> Checked:
@@ -86,7 +87,16 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
         str(noted.get("checked_at") or record.checked_at),
         fuzzy if fuzzy in said else record.consistency,
         from_json(noted.get("activity")),
+        _weaker(record.proof, noted.get("proof")),
     )
+
+
+def _weaker(of_version: str, noted: object) -> str:
+    """Return the weaker of two proofs: of a version, and of its last comparison."""
+    try:
+        return min(Proof(of_version), Proof(noted)).value
+    except ValueError:  # of another release, or no note
+        return of_version
 
 
 def note_checked(version: int, found: Checked) -> dict[str, object]:

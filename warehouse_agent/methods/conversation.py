@@ -16,7 +16,7 @@ import numpy as np
 from driftline import derivation_messages, derivations, frames, key_order
 from driftline import wire_pb2 as pb
 from driftline.activity_messages import from_message
-from driftline.arrays import U64
+from driftline.arrays import U64, Positions
 from driftline.columns import join
 from driftline.derivations import Derivation
 from driftline.digests import Digest, Salt
@@ -24,7 +24,7 @@ from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
 from driftline.key_order import KeyRange
 from driftline.keys import positions, received
-from driftline.negotiation import Agreement
+from driftline.negotiation import SINCE, Agreement
 from driftline.ranges import Partition
 from driftline.sketches import Embedding
 from driftline.types import Recipe
@@ -33,7 +33,14 @@ from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import PolicyDigests
-from warehouse_agent.tasks.difference import BelowKeys, Difference, Equal, ListedRows, Outcome
+from warehouse_agent.tasks.difference import (
+    BelowKeys,
+    Difference,
+    Equal,
+    ListedRows,
+    MarkerUse,
+    Outcome,
+)
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.frame_admission import FrameAdmission, Room
 from warehouse_agent.transport.reply_validation import refusal
@@ -59,7 +66,8 @@ class Terms:
 
     `level` is the zstd level of the frames; `rows_expected` is for progress only; `room` is what
     may be staged, None for no limit; `within` is a tile, by positions or by keys; `derivation` are
-    the columns and rows of the relation that `recipe` has, None: all.
+    the columns and rows of the relation that `recipe` has, None: all. `marks`: ask for the mark of
+    the relation; `audited` is the mark whose misses the source is to name, empty: none.
     """
 
     relation: str
@@ -71,6 +79,8 @@ class Terms:
     room: Room | None = None
     within: Bounds | None = None
     derivation: Derivation | None = None
+    marks: bool = False
+    audited: bytes = b""
 
 
 class Talk:
@@ -94,7 +104,7 @@ class Talk:
         self._wire, self._keep, self._progress = wire, keep, progress
         self._shipping = pb.Progress(phase="ship", rows_expected=terms.rows_expected)
         self._ours, self._came, self._frame_bytes = Digest(), Digest(), 0
-        self._keys: ShippedKeys | None = None
+        self._keys: ShippedKeys | ShippedPositions | None = None
         self._opened_at = self._answered_s = 0.0
 
     def open(
@@ -105,11 +115,14 @@ class Talk:
         strata: bytes = b"",
         sketch: pb.Sketch | None = None,
         grouping: pb.Grouping | None = None,
+        since: pb.Since | None = None,
     ) -> None:
         """Send the opening; `ours` is the digest of our rows that are compared."""
         self._ours = ours
         terms, agreed, starts = self.terms, self._wire.agreed, partition.starts
         derivation = terms.derivation
+        if since is None and terms.marks:
+            since = pb.Since(audited=terms.audited)
         opening = pb.Open(
             protocol=agreed.protocol,
             features=(*agreed.features, *_features(terms)),
@@ -126,6 +139,7 @@ class Talk:
             sketch=sketch,
             grouping=grouping,
             **_tile(terms.within),
+            since=since,
             derivation=None if derivation is None else derivation_messages.to_message(derivation),
         )
         self._opened_at = monotonic()
@@ -169,6 +183,11 @@ class Talk:
         self._keys = ShippedKeys(self.terms, embedding, among)
         return self._keys
 
+    def collect_positions(self) -> ShippedPositions:
+        """Collect the positions of the rows that come from now on."""
+        self._keys = found = ShippedPositions(self.terms)
+        return found
+
     def stop_collecting(self) -> None:
         """Stop collecting the k of rows that come."""
         self._keys = None
@@ -183,10 +202,7 @@ class Talk:
             MalformedMessage: the reply is not the end, or the source's rows are not ours although
                 it named no difference.
         """
-        if reply.WhichOneof("message") != "finished":
-            raise MalformedMessage("The end of the relation was expected.")
-        self.ended = True
-        done, ours = reply.finished, self._ours
+        done, ours = self.end(reply), self._ours
         theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
         if theirs == ours:
             difference = Equal()
@@ -194,9 +210,15 @@ class Talk:
             if ours.count:
                 raise MalformedMessage("The source finished, but its rows are not ours.")
             difference = ListedRows(Listing.joined(()))
+        return self.outcome(done, difference, method if ours.count else Method.FULL, theirs)
+
+    def outcome(
+        self, done: pb.Finished, difference: Difference, method: Method, theirs: Digest
+    ) -> Outcome:
+        """Return the outcome of the comparison, with what the source said at its end."""
         return Outcome(
             difference,
-            method if ours.count else Method.FULL,
+            method,
             theirs=theirs,
             came=self._came,
             as_of=done.as_of,
@@ -212,7 +234,20 @@ class Talk:
             held_back_s=done.held_back_s,
             row_security=PolicyDigests.from_message(done),
             activity=from_message(done.activity) if done.HasField("activity") else None,
+            marker=_marker_use(done),
         )
+
+    def end(self, reply: pb.Reply) -> pb.Finished:
+        """Return the source's last reply. Raises MalformedMessage: it is another one."""
+        if reply.WhichOneof("message") != "finished":
+            raise MalformedMessage("The end of the relation was expected.")
+        self.ended = True
+        return reply.finished
+
+    @property
+    def came(self) -> Digest:
+        """Return the digest of the rows that came."""
+        return self._came
 
     def _take(self, frame: bytes) -> None:
         declared = self.admission.admit(frame)
@@ -246,10 +281,50 @@ class ShippedKeys:
         return BelowKeys(np.unique(np.concatenate([*self._ks, gone])), self._embedding)
 
 
+class ShippedPositions:
+    """The positions of the rows that came."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._positions: list[Positions] = []
+
+    def take(self, frame: bytes) -> None:
+        """Add the rows of a frame. Raises FrameDamaged."""
+        terms = self._terms
+        keys = join(received(frames.decode(frame).columns, terms.recipe))
+        self._positions.append(positions(keys, terms.recipe, position_seed(terms.fragment_key)))
+
+    def ascending(self) -> Positions:
+        """Return all positions, int64 [n] ascending."""
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *self._positions]))
+
+
+def _marker_use(done: pb.Finished) -> MarkerUse | None:
+    """Return how the source used the marker. Raises MalformedMessage."""
+    if not done.HasField("since"):
+        return None
+    said = done.since
+    where = np.frombuffer(said.positions, "<i8").astype(np.int64)
+    hashes = np.frombuffer(said.row_hashes, "<u8").astype(np.uint64)
+    return MarkerUse(
+        mark=said.mark,
+        why=said.why,
+        by_marker=said.by_marker,
+        rows=said.rows,
+        hashes=said.hashes,
+        counted=said.counted,
+        audited=said.audited,
+        unmarked=said.unmarked,
+        positions=where,
+        row_hashes=hashes,
+    )
+
+
 def _features(terms: Terms) -> list[str]:
     """Return the features that an exchange cannot do without."""
     needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
     needed[derivations.FEATURE] = terms.derivation is not None
+    needed[SINCE] = terms.marks
     return [feature for feature, is_needed in needed.items() if is_needed]
 
 

@@ -11,6 +11,7 @@ from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.full_copy import FullCopyOpening, WholeCopy
 from warehouse_agent.methods.interface import Continuation, Opening, OurSide, Priced, Stalled
 from warehouse_agent.methods.ranges import RangeDigests, RangeOpening
+from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import MoreCells, SketchOpening
 from warehouse_agent.methods.units import GroupOpening
 from warehouse_agent.planning.candidates import Candidate, Known, Part, in_part
@@ -25,15 +26,39 @@ from warehouse_agent.planning.choice import (
 )
 from warehouse_agent.tasks.difference import Outcome
 
-OPENINGS: tuple[Opening, ...] = (FullCopyOpening(), SketchOpening(), RangeOpening(), GroupOpening())
+OPENINGS: tuple[Opening, ...] = (
+    FullCopyOpening(),
+    SinceOpening(),
+    SketchOpening(),
+    RangeOpening(),
+    GroupOpening(),
+)
 # The first of equally cheap continuations is taken.
 CONTINUATIONS: tuple[Continuation, ...] = (MoreCells(), RangeDigests(), WholeCopy())
 
 
-def opening_for(known: Known) -> Opening:
-    """Return the opening of a refresh: the configured method's, else the first possible one."""
+def opening_for(known: Known, expected: Expected | None) -> Opening:
+    """Return the opening of a refresh: the configured method's, else the first possible one.
+
+    A refresh by a marker is none if one that compares all rows is as cheap: that is an audit.
+    """
     usable = [opening for opening in OPENINGS if opening.supports(known)]
-    return next((o for o in usable if o.method is known.forced), usable[0])
+    first = next((o for o in usable if o.method is known.forced), usable[0])
+    if first.method is not Method.SINCE or known.forced is Method.SINCE:
+        return first
+    whole = usable[usable.index(first) + 1]
+    return whole if _is_as_cheap(known, expected, whole, first) else first
+
+
+def _is_as_cheap(known: Known, expected: Expected | None, one: Opening, other: Opening) -> bool:
+    """Return True if an opening is expected to cost no more than another one."""
+    changed = max(expected.median if expected else round(known.ours * CHANGE_SHARE), 1)
+    costs = []
+    for opening in (one, other):
+        found, chosen = opening.price(known, expected, min(changed, known.ours), offers)
+        way = next(candidate for candidate in found if candidate.what == chosen)
+        costs.append(way.exchange_seconds if way.exchange_seconds is not None else 0.0)
+    return costs[0] <= costs[1] and costs[1] > 0.0
 
 
 def offers(at: Disagreement) -> list[PricedChoice]:
@@ -73,9 +98,9 @@ def refreshes(
     if isinstance(known.scope, Part):  # and the ways to compare all rows, groups excepted
         whole = replace(known, read_at_most=None)
         found, _ = refreshes(whole, expected, changed, with_rivals=with_rivals)
-        part, chosen = opening_for(known).price(known, expected, changed, offers)
+        part, chosen = opening_for(known, expected).price(known, expected, changed, offers)
         return (*(c for c in found if c.what != NAMES[Method.GROUP]), *part), chosen
-    opening = opening_for(known)
+    opening = opening_for(known, expected)
     found, chosen = opening.price(known, expected, changed, offers)
     ways, has_continuations = list(found[1:]), opening.stalls
     for rival in OPENINGS if with_rivals else ():

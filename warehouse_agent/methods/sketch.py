@@ -44,17 +44,17 @@ class SketchOpening:
     method, stalls = Method.SKETCH, True
 
     def supports(self, known: Known) -> bool:
-        is_wanted = known.forced in {None, Method.SKETCH}
+        is_wanted = known.forced in {None, Method.SKETCH, Method.SINCE}
         return bool(known.rows) and is_wanted and isinstance(known.scope, Whole)
 
     def price(
         self, known: Known, expected: Expected | None, changed: int, offers: Offers
     ) -> Priced:
-        sketch = _sized(replace(known, rows_lost=0), expected)
+        sketch = sized(replace(known, rows_lost=0), expected)
         return stalled_ways(known, sketch, changed, offers)
 
     def plan(self, known: Known, expected: Expected | None) -> SketchPlan:
-        return SketchPlan(known.partition, known.costs, _sized(known, expected))
+        return SketchPlan(known.partition, known.costs, sized(known, expected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class SketchSide:
             self.compared,
             self.ranges.partition,
             strata=strata(self.cells.r, talk.terms.salt).tobytes(),
-            sketch=_described(self.sketch, self.cells.check),
+            sketch=described(self.sketch, self.cells.check),
         )
         grid = self.sketch.sent
         if grid is None:
@@ -156,7 +156,8 @@ class MoreCells:
         return at.more_cells(talk, choice.grid)
 
 
-def _sized(known: Known, expected: Expected | None) -> Sketch:
+def sized(known: Known, expected: Expected | None) -> Sketch:
+    """Return the sketch of a refresh that expects these changes."""
     return open_sketch(
         rows=(known.rows or 0) + known.rows_lost,
         bounds=known.bounds,
@@ -167,7 +168,8 @@ def _sized(known: Known, expected: Expected | None) -> Sketch:
     )
 
 
-def _described(sketch: Sketch, check: int) -> pb.Sketch:
+def described(sketch: Sketch, check: int) -> pb.Sketch:
+    """Return a sketch as a message; `check` is that of our cells."""
     embedding = sketch.embedding
     return pb.Sketch(
         span=embedding.span,

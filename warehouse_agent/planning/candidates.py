@@ -27,6 +27,7 @@ from warehouse_agent.planning import choice as plan
 from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
@@ -153,7 +154,7 @@ class Known:
     the time of the prediction; `files` has the rows and bytes of each data file; `rows_lost` rows
     of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
     one exchange; `read_at_most` rows are compared by key, None: all are; `allowance` is None if the
-    source did not say what it allows.
+    source did not say what it allows; `marker` is None if all rows must be proven.
     """
 
     name: str
@@ -176,6 +177,7 @@ class Known:
     tiled: Tiled | None = None
     rows_lost: int = 0
     allowance: Allowance | None = None
+    marker: MarkerState | None = None
 
     @property
     def refusal(self) -> DriftlineError | None:
@@ -318,7 +320,7 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
     found = _by_groups(known, compared, planned, changed)
     size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
     what = f"{counted(compared, 'row')} of it, by groups"
-    return _priced(known, what, Method.GROUP, size, found.round_trips, 0, rows, changed)
+    return priced(known, what, Method.GROUP, size, found.round_trips, 0, rows, changed)
 
 
 def p_delete(known: Known, expected: Expected | None) -> float:
@@ -332,7 +334,7 @@ def in_tiles(known: Known, tiled: Tiled, changed: int) -> tuple[tuple[Candidate,
     pauses_s = (tiled.tiles - 1) * tiled.wanted.pause_s
     for what, d, method in (("nothing changed", 0, None), (chosen, changed, Method.RANGE)):
         size, trips = pass_cost(ours, d, known.prices.row, tiled.wanted)
-        found.append(_priced(known, what, method, size, trips, 0, ours, d, pauses_s))
+        found.append(priced(known, what, method, size, trips, 0, ours, d, pauses_s))
     return tuple(found), chosen
 
 
@@ -394,13 +396,13 @@ def _candidate(
     theirs = known.theirs
     what = "nothing changed" if method is None else NAMES[method]
     rows, scans = theirs + reread, 1 + (reread >= theirs > 0)
-    found = _priced(known, what, method, size, trips, scans, rows, changed)
+    found = priced(known, what, method, size, trips, scans, rows, changed)
     if method is not None and known.prices.guessed:
         return replace(found, bytes=None, exchange_seconds=None)
     return found
 
 
-def _priced(
+def priced(
     known: Known,
     what: str,
     method: Method | None,

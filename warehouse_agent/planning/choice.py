@@ -51,10 +51,12 @@ class Method(Enum):
     GROUP = "group"
     SKETCH = "sketch"
     FULL = "full"
+    SINCE = "since"
 
 
 # Names for people and reports, in the order in which candidates are listed.
 NAMES = {
+    Method.SINCE: "by marker",
     Method.SKETCH: "by sketch",
     Method.RANGE: "by ranges",
     Method.GROUP: "by groups",

@@ -12,12 +12,20 @@ from dataclasses import asdict, replace
 
 from driftline.errors import WarehouseUnavailable
 
+from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
+from warehouse_agent.history import marks
 from warehouse_agent.history.record import PART, Checked, Left, checked, note_checked, note_left
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.refresh import derivation, repair, restored, schema_change
-from warehouse_agent.refresh.finish import Proven, ProvenEqual, ProvenVersion, accepts
+from warehouse_agent.refresh import derivation, marker_audit, repair, restored, schema_change
+from warehouse_agent.refresh.finish import (
+    Proven,
+    ProvenEqual,
+    ProvenVersion,
+    accepts,
+    proof_of,
+)
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.whole import Compared
 from warehouse_agent.report import Published, fingerprint_kind, miss_probability, utc_now
@@ -49,7 +57,7 @@ def _confirm(job: Job, proven: ProvenEqual) -> Published:
     """Note that the published version is still equal to the source."""
     version = proven.base.version
     job.staging.clear()
-    job.remember(**_notes(job, proven.compared, version))
+    job.remember(**_notes(job, proven.compared, version, proven.base.record, changed=0))
     return _result(proven.compared, version, 0)
 
 
@@ -90,7 +98,8 @@ def _publish(job: Job, proven: ProvenVersion, beside: Mapping[str, int]) -> Publ
             is_copy=out.is_copy,
             level=p.known.line.level(p.ours.compared.count),
         )
-        job.remember(**learnt, **_notes(job, proven.compared, done.version))
+        noted = _notes(job, proven.compared, done.version, record, changed=record.rows_changed)
+        job.remember(**learnt, **noted)
         Point.NOTES_WRITTEN.reach()
     return done
 
@@ -99,15 +108,18 @@ def _result(compared: Compared, version: int, changed: int) -> Published:
     """Return the result of a refresh after which readers see `version`; `changed` rows."""
     p, out, recipe = compared.prepared, compared.found, compared.prepared.layout.recipe
     differing = changed + (p.base.rows_lost if p.base else 0)
+    is_total = proof_of(p, out) is Proof.TOTAL
+    marking = marker_audit.with_changes(compared.marking, out, changed)
     model = modelled(p.known, p.expected, differing, out.method, out.theirs.count)
     return Published(
         version=version,
         rows=out.theirs.count,
-        proof="part" if p.is_part else "total",
+        proof=proof_of(p, out).value,
         checked_at=out.checked_at,
         fingerprint=fingerprint_kind(recipe),
-        miss_probability=None if p.is_part else miss_probability(changed, recipe),
+        miss_probability=miss_probability(changed, recipe) if is_total else None,
         modelled=None if model is None else asdict(model),
+        audit=None if marking is None or marking.audit is None else marking.audit.to_json(),
     )
 
 
@@ -115,6 +127,8 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
     """Return the record that the commit keeps of its version."""
     p, out = proven.compared.prepared, proven.compared.found
     last = _checked(job, proven.compared)
+    changed = done.inserted + done.updated + done.deleted
+    marking = marker_audit.with_changes(proven.compared.marking, out, changed)
     return VersionRecord(
         as_of=last.as_of,
         checked_at=last.checked_at,
@@ -135,24 +149,29 @@ def _record(job: Job, proven: ProvenVersion, done: Published) -> VersionRecord:
         clock=p.stamp.clock_after,
         row_security=None if proven.security is None else proven.security.to_json(),
         report=asdict(job.report.with_result(done)),
+        marking=None if marking is None else marking.to_json(),
     )
 
 
-def _notes(job: Job, compared: Compared, version: int) -> dict[str, object]:
+def _notes(
+    job: Job, compared: Compared, version: int, record: VersionRecord, *, changed: int
+) -> dict[str, object]:
     """Return the notes after a refresh: the last comparison of all rows of this version, damaged
-    files, row security, wishes, what a part left and where the next one goes on, and how fast the
-    source read."""
+    files, row security, wishes, what a part left and where the next one goes on, the mark, and how
+    fast the source read."""
     p, rate = compared.prepared, compared.rows_per_s
+    marking = marker_audit.with_changes(compared.marking, compared.found, changed)
     noted = note_checked(version, _checked(job, compared))
     noted |= restored.left(job, p.base, version) | repair.left(job, p.base)
     noted |= row_security.note(compared.found.row_security, version)
-    noted |= derivation.note(job, p.layout)
+    noted |= derivation.note(job, p.layout) | marks.note(version, record, marking)
     said, left = job.report, None
     if p.is_part:
         left = Left(p.ours.rest.count, said.updates_left, said.allowed)
     if left is not None or job.remembered().get(PART) is not None:
         noted |= note_left(version, left)
-    return noted | dict(p.ours.notes) | ({} if rate is None else {"rows_per_s": rate})
+    speed = marks.KEYS_PER_S if compared.found.by_marker else "rows_per_s"
+    return noted | dict(p.ours.notes) | ({} if rate is None else {speed: rate})
 
 
 def _checked(job: Job, compared: Compared) -> Checked:
@@ -162,7 +181,8 @@ def _checked(job: Job, compared: Compared) -> Checked:
     of this exchange, the earlier instant stays and only the time of the check is new.
     """
     p, out = compared.prepared, compared.found
-    now = Checked(out.as_of, out.checked_at, out.consistency, out.activity)
+    proof = proof_of(p, out).value
+    now = Checked(out.as_of, out.checked_at, out.consistency, out.activity, proof)
     if p.base is None or (not p.is_part and accepts(job, out)):
         return now
     before = checked(job.remembered(), p.base)

@@ -31,7 +31,7 @@ from driftline.errors import (
     ValueDoesNotFit,
 )
 
-from warehouse_agent.config import Require
+from warehouse_agent.config import Proof, Require
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning import choice, proof_diagnosis
 from warehouse_agent.refresh import repair, schema_change
@@ -123,7 +123,7 @@ def _proven(job: Job, compared: Compared) -> Proven:
     if not job.options.accept_schema:
         row_security.refuse_changed(before, out.row_security, job.name)
     is_same = before is None or out.row_security in (None, before)
-    if out.is_equal and is_same and p.base is not None and _says_all(p, p.base):
+    if out.is_equal and is_same and p.base is not None and _says_all(p, out, p.base):
         return ProvenEqual(compared, p.base)
     _refuse_shrunk(job, p, out)
     _refuse_inconsistent(job, out)
@@ -139,10 +139,17 @@ def _proven(job: Job, compared: Compared) -> Proven:
     return ProvenVersion(compared, applied, feed, out.row_security or before)
 
 
-def _says_all(p: Prepared, base: Snapshot) -> bool:
+def _says_all(p: Prepared, out: Outcome, base: Snapshot) -> bool:
     """Return True if the published version is the working copy, with at least as strong a proof."""
     is_same = p.files == base.files and not schema_change.differs(p.layout, base.layout)
-    return is_same and (p.is_part or base.record.proof != "part")
+    return is_same and Proof(base.record.proof) >= proof_of(p, out)
+
+
+def proof_of(p: Prepared, out: Outcome) -> Proof:
+    """Return what a comparison proves of the version that it leads to."""
+    if p.is_part:
+        return Proof.PART
+    return Proof.KEYS if out.by_marker else Proof.TOTAL
 
 
 def _refuse_shrunk(job: Job, p: Prepared, out: Outcome) -> None:

@@ -49,6 +49,7 @@ class Options:
         accept_restored: go on from a table that is older than what was published.
         deadline_s: start nothing that is expected to end later, in seconds from the beginning.
         suspects: fragment names and paths of data files to be read again before they are used.
+        trust_marker: use a marker again that audits found wrong.
         anew: views to be computed whatever is published, because their rows are wrong.
     """
 
@@ -58,6 +59,7 @@ class Options:
     accept_restored: bool = False
     deadline_s: float | None = None
     suspects: frozenset[tuple[str, str]] = frozenset()
+    trust_marker: bool = False
     anew: frozenset[str] = frozenset()
 
 

@@ -28,13 +28,14 @@ from driftline.ranges import Partition
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import record
+from warehouse_agent.history import marks, record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
 from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.refresh import auxiliary_table, derivation, leftovers, repair, schema_change
@@ -93,13 +94,20 @@ def expect_spark(steps: Steps, store: Store, name: str) -> None:
         steps.begin(record.rows_total(store, name) * DIGEST_BYTES // DIGESTS_FACTOR)
 
 
-def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) -> Prepared:
+def prepare(
+    job: Job,
+    describe: Describe,
+    allowance: Allowance | None = None,
+    *,
+    knows_marks: bool = False,
+) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
     Args:
         describe: asks the source for a relation, once at most: for a first load, where a changed
             schema is accepted, or where views need other columns or rows.
         allowance: what the source allows to be read; None: it did not say.
+        knows_marks: the source gives marks, if it is asked for them.
 
     Raises: as its steps do, and
         NotNow, LimitExceeded, ConfigurationError: this refresh would be refused (`Known.refusal`).
@@ -135,6 +143,7 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
         runs=tuple(earlier),
         tiled=tiles.tiled if tiles else None,
         rows_lost=lost,
+        marker=_marker(job, base, layout, is_known=knows_marks),
     )
     known.check_allowed()
     changes = record.changes_expected(earlier, rows, now)
@@ -149,7 +158,7 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
     else:
         outlook, noted = _outlook(base, changes, stamp), job.remembered()
         copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, noted)
-        ours = opening_for(known).plan(known, expected).reduce(copy)
+        ours = opening_for(known, expected).plan(known, expected).reduce(copy)
     return Prepared(
         base=base,
         layout=layout,
@@ -163,6 +172,25 @@ def prepare(job: Job, describe: Describe, allowance: Allowance | None = None) ->
         stamp=stamp,
         ours=ours,
     )
+
+
+def _marker(
+    job: Job, base: Snapshot | None, layout: Layout, *, is_known: bool
+) -> MarkerState | None:
+    """Return what is known of the marker; None: all rows are to be proven."""
+    if job.fragment.proof is not Proof.KEYS:
+        return None
+    found = marks.state(
+        job.remembered(),
+        base,
+        audit_s=job.fragment.audit_s,
+        is_known=is_known,
+        is_trusted=job.options.trust_marker,
+    )
+    is_same = base is None or not schema_change.differs(layout, base.layout)
+    if is_same and not job.options.accept_schema:
+        return found
+    return replace(found, mark=b"", why="the columns or rows of the relation changed")
 
 
 def _known(

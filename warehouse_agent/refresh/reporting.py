@@ -42,12 +42,31 @@ def exchanged(report: Report, done: Compared) -> None:
     """Note the result of one exchange, and its cost at the source."""
     p, found = done.prepared, done.found
     compared(report, found)
+    report.marker = _marker(p, found)
     report.round_trips += found.round_trips
     report.source_scans, report.source_rows_read = found.scans, found.rows_read
     report.held_back_s, report.snapshot_s = found.held_back_s, found.snapshot_s
     if p.is_part:
         report.rows_left = p.ours.rest.count
         report.updates_left = round(p.ours.updates_left, 2)
+
+
+def _marker(p: Prepared, found: Outcome) -> dict[str, object] | None:
+    """Return how a marker was used, or why not; None: all rows are to be proven anyway."""
+    state, used = p.known.marker, found.marker
+    if state is None:
+        return None
+    why = (used.why if used is not None else "") or state.refused(p.known.now)
+    if found.by_marker:
+        why = ""
+    elif not why:
+        why = "comparing all rows is as cheap"
+    return {
+        "used": found.by_marker,
+        "why": why or None,
+        "rows": used.rows if used is not None else 0,
+        "keys_counted": used is not None and used.counted,
+    }
 
 
 def walked(report: Report, tiles: Pass) -> None:

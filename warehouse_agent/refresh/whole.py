@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from driftline import wire_pb2 as pb
 
 from warehouse_agent.failpoints import Point
+from warehouse_agent.history.marks import Marking
 from warehouse_agent.methods.conversation import Talk, Terms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.tiling import Bounds
+from warehouse_agent.refresh import marker_audit
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.tasks.difference import Outcome
@@ -31,7 +33,8 @@ class Compared:
     """The result of a comparison, and the URIs of the staged frames that belong to it.
 
     `rows_per_s` is how fast the source read; None: it cannot be told. `is_resumed`: the next
-    attempt would take up what is staged without comparing it again, as finished tiles.
+    attempt would take up what is staged without comparing it again, as finished tiles. `marking`:
+    the mark of the version that this becomes; None: the source was not asked for one.
     """
 
     prepared: Prepared
@@ -39,6 +42,7 @@ class Compared:
     staged: list[str]
     rows_per_s: float | None = None
     is_resumed: bool = False
+    marking: Marking | None = None
 
 
 def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
@@ -57,7 +61,7 @@ def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
     staged = [] if found.is_equal else job.staging.uris(writer.folder)
     Point.COMPARED.reach()
-    return Compared(p, found, staged, rate)
+    return Compared(p, found, staged, rate, marking=marker_audit.marking(job, p, found))
 
 
 def converse(
@@ -79,6 +83,7 @@ def converse(
         rows_expected: for progress only.
         within: a tile, by positions or by keys.
     """
+    marker = p.known.marker
     terms = Terms(
         relation=job.fragment.relation,
         recipe=p.layout.recipe,
@@ -89,6 +94,8 @@ def converse(
         room=job.staging.room(job.fragment.staging_at_most),
         within=within,
         derivation=p.layout.derivation,
+        marks=marker is not None and marker.is_known,
+        audited=b"" if marker is None or not ours.compared.count else marker.mark,
     )
     talk = Talk(stream, terms, keep=writer.add, progress=progress)
     try:

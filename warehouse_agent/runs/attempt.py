@@ -23,6 +23,7 @@ from driftline.errors import (
     ValueDoesNotFit,
     WarehouseUnavailable,
 )
+from driftline.negotiation import SINCE
 
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.events import (
@@ -95,10 +96,11 @@ class Attempt:
             )
         for job in self._jobs.values():
             with _catching(job, self.failed), job.phase("reduce"):
-                if job.fragment.proof is Proof.PART:
-                    link.relations()  # whether to compare a part depends on what it allows
+                if job.fragment.proof is not Proof.TOTAL:
+                    link.relations()  # what to compare depends on what it allows, and knows
                 allowance = link.allowance(job.fragment.relation)
-                p = prepare(job, partial(_describe, link, job, described.get(job.name)), allowance)
+                describe = partial(_describe, link, job, described.get(job.name))
+                p = prepare(job, describe, allowance, knows_marks=SINCE in link.features)
                 reporting.prepared(job.report, p)
                 Point.PREPARED.reach()
                 self._prepared.append((job, p))

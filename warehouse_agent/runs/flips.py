@@ -152,7 +152,7 @@ def fragment_member(store: Store, fragment: Fragment, snapshot: Snapshot) -> Mem
         version=snapshot.version,
         as_of=found.as_of,
         consistency=found.consistency,
-        proof=snapshot.record.proof,
+        proof=found.proof,
         moved_at=utc_now(),
     )
 
@@ -165,10 +165,13 @@ def _overtaken(name: str) -> Locked:
     )
 
 
+_WEAKEST_FIRST = ("fuzzy", "exact", "part", "keys", "total")  # consistencies, then proofs
+
+
 def weakest(what: str, inputs: Iterable[Member]) -> str:
     """Return the weakest `consistency` or `proof` among inputs."""
     found = {getattr(member, what) for member in inputs}
-    return next(word for word in ("fuzzy", "part", "exact", "total") if word in found)
+    return next(word for word in _WEAKEST_FIRST if word in found)
 
 
 def view_member(

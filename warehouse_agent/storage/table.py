@@ -33,7 +33,8 @@ class VersionRecord:
     Attributes:
         as_of: the source's time of the rows, ISO 8601 in UTC.
         checked_at: when the version was compared, and `published_at` when it was committed.
-        proof: "total" if all rows were proven equal, "part" if only the compared ones.
+        proof: "total" if all rows were proven equal, "keys" if all keys were and updated rows are
+            those of a marker, "part" if only the compared rows were.
         fingerprint: kind of the fingerprints in the proof, None in older tables.
         vouched: True if a NOT NULL unique constraint of the source covers the key.
         changes: folder of the change feed; None if the version has no feed.
@@ -50,6 +51,7 @@ class VersionRecord:
             (`views.evaluate.stamp_of`); None of a fragment, and in older tables.
         beside: versions of other fragments, by name, that were committed directly before or after
             this one from the same snapshot of their source; None: there were none.
+        marking: JSON of `history.marks.Marking`; None where no marker is asked for.
         body: the JSON as committed, with the format's own keys and keys of other releases.
     """
 
@@ -77,6 +79,7 @@ class VersionRecord:
     checked: str | None = None
     made_of: dict[str, str] | None = None
     beside: dict[str, int] | None = None
+    marking: dict[str, Any] | None = None
     body: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -109,7 +112,10 @@ class VersionRecord:
 
 _KEYS = tuple(f.name for f in fields(VersionRecord) if f.name != "body")
 # Left out of the JSON where they are None.
-_LATER = ("clock", "row_security", "restored", "report", "inputs", "checked", "made_of", "beside")
+_LATER = (
+    "clock", "row_security", "restored", "report", "inputs", "checked", "made_of", "beside",
+    "marking",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

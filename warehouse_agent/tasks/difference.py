@@ -86,6 +86,29 @@ Difference = Equal | Everything | ListedRows | BelowKeys | Zones
 
 
 @dataclass(frozen=True, slots=True)
+class MarkerUse:
+    """How a source used the marker of a relation.
+
+    `mark` is for the next refresh, empty if there is none; `why` there is none, or why the mark
+    that was sent could not be used. `by_marker`: updated rows are those that the marker shows, of
+    which `rows` were read. `hashes`: the database can hash keys; `counted`: it did, and no key was
+    read. `audited`: the audited mark could be used, and of the `unmarked` rows that came although
+    they are not behind it, some have their positions, int64 [n], and row hashes, uint64 [n], here.
+    """
+
+    mark: bytes
+    why: str
+    by_marker: bool
+    rows: int
+    hashes: bool
+    counted: bool
+    audited: bool
+    unmarked: int
+    positions: Integers
+    row_hashes: U64
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of an exchange, or of all exchanges of a pass.
 
@@ -95,7 +118,7 @@ class Outcome:
     are the seconds from the opening to the first reply other than progress. `held_back_s` are those
     for which the source held its reads back. `snapshot_s` is for how long, at most, it had held a
     snapshot at the end, of a pass the longest one. `activity` is from before the snapshot, of a
-    pass from before its first one.
+    pass from before its first one. `marker` is None if the source was not asked for a mark.
     """
 
     difference: Difference
@@ -117,6 +140,12 @@ class Outcome:
     snapshot_s: float = 0.0
     row_security: PolicyDigests | None = None
     activity: Activity | None = None
+    marker: MarkerUse | None = None
+
+    @property
+    def by_marker(self) -> bool:
+        """Return True if updated rows are those that a marker shows, and all keys are proven."""
+        return self.marker is not None and self.marker.by_marker
 
     @property
     def is_equal(self) -> bool:

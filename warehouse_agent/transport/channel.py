@@ -101,6 +101,7 @@ class Link:
         self._agreed: Agreement | None = None
         self._relations: frozenset[str] | None = None
         self._allowances: dict[str, Allowance] = {}
+        self.features: frozenset[str] = frozenset()  # of the source, as it named them last
         self._describing = threading.Lock()  # the source makes one description at a time for us
         self._stream: Stream | None = None  # the newest
         self._is_closed = False
@@ -176,6 +177,7 @@ class Link:
             finally:
                 self._called_at = time.monotonic()
         check_description(reply)
+        self.features = frozenset(reply.features)
         # A feature that an exchange cannot do without is asked for by that exchange alone.
         self._agreed = agree(reply.protocols, reply.features, our_features=())
         return reply

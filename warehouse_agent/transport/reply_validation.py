@@ -16,7 +16,7 @@ from typing import Final
 from driftline import wire_pb2 as pb
 from driftline.activity_messages import from_message
 from driftline.errors import DriftlineError, MalformedMessage, from_code
-from driftline.limits import COLUMNS_MAX, NAME_BYTES_MAX
+from driftline.limits import COLUMNS_MAX, MARK_BYTES_MAX, NAME_BYTES_MAX, UNMARKED_ROWS_MAX
 from driftline.peer_text import one_line
 
 from warehouse_agent.report import counted
@@ -86,6 +86,12 @@ def check_description(reply: pb.DescribeReply) -> None:
             f"The source describes a key of {counted(found.key_columns, 'column')} in a relation "
             f"of {len(found.columns):,}."
         )
+    if found.HasField("marker"):
+        marker = found.marker
+        marker.kind = one_line(marker.kind, WORD_CHARACTERS_MAX)
+        marker.column = one_line(marker.column, WORD_CHARACTERS_MAX)
+        if not math.isfinite(marker.late_s) or marker.late_s < 0:
+            raise MalformedMessage(f"The source describes late_s = {marker.late_s:g}.")
     notes = [one_line(note, LINE_CHARACTERS_MAX) for note in found.notes[:COLUMNS_MAX]]
     del found.notes[:]
     found.notes.extend(notes)
@@ -134,6 +140,19 @@ def _check_finished(finished: pb.Finished) -> None:
     _check_instant(finished.as_of, "finished as of")
     if finished.HasField("activity"):
         _check_activity(finished.activity)
+    if finished.HasField("since"):
+        _check_marked(finished.since)
+
+
+def _check_marked(marked: pb.Marked) -> None:
+    marked.why = one_line(marked.why, LINE_CHARACTERS_MAX)
+    _check_counts(rows=marked.rows, unmarked=marked.unmarked)
+    named = len(marked.positions)
+    is_named = named == len(marked.row_hashes) and named % 8 == 0 and named // 8 <= marked.unmarked
+    if not is_named or named > 8 * UNMARKED_ROWS_MAX:
+        raise MalformedMessage("The rows that an audit names are malformed.")
+    if len(marked.mark) > MARK_BYTES_MAX:
+        raise MalformedMessage(f"A mark of {counted(len(marked.mark), 'byte')} came.")
 
 
 def _check_activity(activity: pb.Activity) -> None:

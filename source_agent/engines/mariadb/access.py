@@ -26,12 +26,15 @@ from source_agent.engines.mariadb.sql import (
     STATEMENTS,
     between_sql,
     empty_sql,
+    greatest_sql,
+    marked_sql,
     null_in_key_sql,
     page_sql,
     probe_sql,
     range_sql,
 )
 from source_agent.engines.mariadb.values import bound
+from source_agent.engines.markers import MarkerKind
 from source_agent.engines.relations import (
     PRESENCE,
     join_name,
@@ -274,10 +277,20 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         if shape.recipe.integer_key:
             reads += [range_sql(shape), null_key_sql(shape, MARK)]
             reads += [] if plan.pages else [scan_sql(shape, ordered=True)]
-        reads += _tiles(shape)
+        reads += [*_tiles(shape), *_marked(shape)]
     session = (*settings.STATEMENTS, *STATEMENTS, ACTIVITY)
     issued = (*session, *types.CATALOGUE, *CATALOGUE, *reads)
     return list(dict.fromkeys(issued))
+
+
+def _marked(shape: Shape) -> list[str]:
+    """List the SQL texts by which changes are found by a marker."""
+    if shape.marker is None:
+        return []
+    keys = shape.keys()
+    pages = [page_sql(keys, is_first=first) for first in (True, False)]
+    found = [marked_sql(shape), scan_sql(keys), *(pages if plan_of(shape).pages else ())]
+    return [*found, greatest_sql(shape)] if shape.marker.kind is MarkerKind.VERSION else found
 
 
 def _tiles(shape: Shape) -> list[str]:

@@ -46,18 +46,22 @@ from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
     AS_OF,
     BEGIN,
+    IDENTITY,
     MARK,
     RANGES_PER_SELECT,
     ROWS_MAX,
     between_sql,
     bound_sql,
     bound_values,
+    greatest_sql,
+    marked_sql,
     null_in_key_sql,
     page_sql,
     range_sql,
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
+from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 
@@ -133,7 +137,7 @@ class MariadbSession(SnapshotSession):
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)
         plan = plan_of(shape)
-        if plan.pages:
+        if plan.pages and set(plan.pages) <= {c.name for c in shape.recipe.columns}:
             encode = rows.row_encoder(shape, ENCODERS)
             found = rows.batches(self._pages(shape), encode, block_rows=PAGE_ROWS)
             return self._settled(found, shape.relation)
@@ -174,6 +178,28 @@ class MariadbSession(SnapshotSession):
         self.note_consistency(shape)
         for sql, values in _between(shape, within, ROWS_MAX if rows_max is None else rows_max + 1):
             yield from self._read(shape, sql, values)
+        settings.refuse_changed(self.ask, self._shown, shape.relation)
+
+    def mark(self, shape: Shape) -> Mark:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        source = str(self.ask(IDENTITY)[0][0])
+        if marked.kind is MarkerKind.TIME:  # the session's own time zone is UTC
+            return Mark(source, time_mark(marked, self.as_of).removesuffix("+00"))
+        greatest = self._execute(
+            self._connection.cursor(Cursor),
+            greatest_sql(shape),
+            plan_of(shape).values,
+            shape.relation,
+        ).fetchall()[0][0]
+        return Mark(source, LEAST_VERSION if greatest is None else bytes(greatest).decode())
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        assert shape.marker is not None, "a relation without a marker has no mark"
+        self.note_consistency(shape)
+        is_time = shape.marker.kind is MarkerKind.TIME
+        bound = mark.at if is_time else int(mark.at)
+        yield from self._read(shape, marked_sql(shape), (bound,))
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:

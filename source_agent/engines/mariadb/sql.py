@@ -13,6 +13,7 @@ from typing import Final
 from driftline.key_order import KeyRange
 
 from source_agent.engines.interface import Shape
+from source_agent.engines.markers import behind
 from source_agent.engines.relations import null_key_sql, plan_of, quote, select_sql
 
 MARK: Final = "`"
@@ -23,7 +24,9 @@ AS_OF = "SELECT DATE_FORMAT(UTC_TIMESTAMP(6), '%Y-%m-%dT%H:%i:%s.%fZ')"
 EXPLAIN = "EXPLAIN "
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
-STATEMENTS: Final = (AS_OF, BEGIN, KILL)
+# What tells this server from another one; a restored one is not told apart.
+IDENTITY = """SELECT CONCAT_WS(':', @@hostname, @@port, @@server_id, @@datadir, DATABASE())"""
+STATEMENTS: Final = (AS_OF, BEGIN, KILL, IDENTITY)
 
 
 def empty_sql(source: str) -> str:
@@ -46,6 +49,21 @@ def range_sql(shape: Shape) -> str:
     key = quote(shape.recipe.columns[0].name, MARK).replace("%", "%%")
     ranges = " OR ".join([f"{key} BETWEEN %s AND %s"] * RANGES_PER_SELECT)
     return _placed(shape, select_sql(shape, "\0", tail="\nLIMIT \0"), f"({ranges})", "%s")
+
+
+def marked_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows behind a mark."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    column = quote(shape.marker.marker.column, MARK).replace("%", "%%")
+    return _placed(shape, select_sql(shape, "\0"), behind(column, "%s", shape.marker))
+
+
+def greatest_sql(shape: Shape) -> str:
+    """Return the SELECT of the greatest version in a relation."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    return bound_sql(shape, f"SELECT MAX({column}) FROM {plan.source}{where}")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

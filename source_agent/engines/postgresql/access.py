@@ -34,6 +34,7 @@ from source_agent.engines.interface import (
     Relation,
     Shape,
 )
+from source_agent.engines.markers import MarkerKind
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
@@ -41,6 +42,9 @@ from source_agent.engines.postgresql.sql import (
     STATEMENTS,
     between_sql,
     copy_of,
+    greatest_sql,
+    key_hashes_sql,
+    marked_sql,
     null_in_key_sql,
     range_sql,
     timeouts,
@@ -49,6 +53,7 @@ from source_agent.engines.relations import (
     PRESENCE,
     join_name,
     null_key_sql,
+    plan_of,
     quote,
     scan_sql,
     split_name,
@@ -287,6 +292,18 @@ def grants(
     return "\n".join(lines) + "\n"
 
 
+def _marked(shape: Shape) -> list[str]:
+    """List the SQL texts by which changes are found by a marker."""
+    if shape.marker is None:
+        return []
+    found = [copy_of(marked_sql(shape)), copy_of(scan_sql(shape.keys()))]
+    if shape.marker.kind is MarkerKind.VERSION:
+        found.append(greatest_sql(shape))
+    return found + (
+        [hashes.SEED, copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []
+    )
+
+
 def templates(shapes: Sequence[Shape]) -> list[str]:
     """List the SQL texts that can be issued for these relations, for `Engine.templates`."""
     reads = []
@@ -299,6 +316,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [copy_of(between_sql(shape, within)) for within in PRESENCE]
             nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
             reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
+        reads += _marked(shape)
         if shape.relation.fingerprint is Fingerprint.DATABASE:
             reads += [hashes.SEED, copy_of(scan_sql(shape.hashed(seed=0)))]
     session = (*STATEMENTS, settings.SHOWN, *policies.STATEMENTS, ACTIVITY)

@@ -74,6 +74,15 @@ def row_hash(ask: Ask, relation: Relation, found: Sequence[ReadColumn]) -> str:
     return expression(found, form=form, is_utf8=is_utf8)
 
 
+def key_hash(ask: Ask, key: Sequence[ReadColumn]) -> str:
+    """Return the expression of the hash of a row's key; empty if this server has none like ours."""
+    has_bytes, has_record, is_utf8, _ = ask(FUNCTIONS)[0]
+    form = BYTES if has_bytes else BYTES_BEFORE_18
+    if not has_record or ask(trial(form))[0] != _expected():
+        return ""
+    return expression(key, form=form, is_utf8=is_utf8)
+
+
 def refuse_unplanned(ask: Ask, shape: Shape) -> None:
     """Plan the scan of hashes, which checks the privileges on the functions without a call.
 

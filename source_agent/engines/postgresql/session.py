@@ -16,6 +16,7 @@ Rejected: server-side cursors. Each FETCH is a round trip, and its rows are deco
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +25,13 @@ from typing import Any, Final
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.derivations import Derivation
+from driftline.digests import MASK64
 from driftline.errors import DatabaseUnavailable
 from driftline.key_order import KeyRange
 from psycopg import Error, pq
 
 from source_agent.engines.interface import DatabaseTime, Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
@@ -231,6 +234,35 @@ class PostgresqlSession(SnapshotSession):
             yield from self._copy(shape, sql.between_sql(shape, within))
             self.ask(sql.KEY_BOUNDS, [sql.SEQUENTIAL], [before])
             self._refuse_changed(shape.relation)
+
+    def mark(self, shape: Shape) -> Mark:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        with self._reading(shape.relation):
+            self._bind(shape)
+            source = str(self.ask(sql.IDENTITY)[0][0])
+            if marked.kind is MarkerKind.TIME:
+                return Mark(source, time_mark(marked, self.as_of))
+            return Mark(source, self.ask(sql.greatest_sql(shape))[0][0] or LEAST_VERSION)
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        self.note_consistency(shape)
+        with self._reading(shape.relation):
+            self.ask(sql.BOUNDS, mark.at, "")
+            yield from self._copy(shape, sql.marked_sql(shape))
+            self._refuse_changed(shape.relation)
+
+    def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
+        if not plan_of(shape).key_hash:
+            return None
+        with self._reading(shape.relation):
+            self.ask(hashes.SEED, str(seed))
+            # By COPY: an aggregate over all rows may take as long as a scan.
+            found = self._copy(shape, sql.key_hashes_sql(shape))
+            ((row,),) = found
+            self._refuse_changed(shape.relation)
+        _, _, rows, _, low, _, high = struct.unpack(">hiqiqiq", row)
+        return rows, (low + (high << 32)) & MASK64
 
     def _refuse_changed(self, relation: Relation) -> None:
         """Raise SnapshotLost or DatabaseRefused if a table or a setting has changed."""

@@ -10,6 +10,7 @@ from typing import Final
 from driftline.key_order import KeyRange
 
 from source_agent.engines.interface import Limits, Shape
+from source_agent.engines.markers import Marker, behind
 from source_agent.engines.postgresql.values import bound
 from source_agent.engines.relations import plan_of, quote, select_sql
 
@@ -59,9 +60,15 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
+# What tells this database from a copy, a restored one, and one after a fail-over.
+IDENTITY = """SELECT pg_catalog.concat_ws(':', s.system_identifier, c.timeline_id, d.oid)
+FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c,
+     pg_catalog.pg_database d
+WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
+_CASTS: Final = {"int2": "int8", "int4": "int8", "oid": "int8"}
 _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
 _OF_KEYS: Final = (KEY_BOUNDS, SHOW_SEQUENTIAL)
-_OF_SESSION: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT)
+_OF_SESSION: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT, IDENTITY)
 STATEMENTS: Final = (*_OF_SESSION, *_OF_KEYS, *_OF_READ)
 
 # With these settings a server notices within a minute that the agent's machine is gone, and with
@@ -115,6 +122,50 @@ def range_sql(shape: Shape, *, literal: bool = False) -> str:
         f"{key} OPERATOR(pg_catalog.>=) driftline_range.first_key"
         f" AND {key} OPERATOR(pg_catalog.<=) driftline_range.last_key\n"
         "  OFFSET 0) AS driftline_row"
+    )
+
+
+def marked_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows behind the mark in a setting."""
+    marked = shape.marker
+    assert marked is not None, "a relation without a marker has no mark"
+    bound = (
+        "pg_catalog.current_setting('driftline.first')"  # no subquery: the planner must see it
+        f"::pg_catalog.{_CASTS.get(marked.type, marked.type)}"
+    )
+    column = quote(marked.marker.column)
+    return select_sql(shape, behind(column, bound, marked, "OPERATOR(pg_catalog.>=)"))
+
+
+def kept_sql(marker: Marker | None) -> str:
+    """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
+    if marker is None or marker.deleted is None:
+        return ""
+    flag = f"({quote(marker.deleted)})::pg_catalog.int4"  # of truth values and of integers
+    return f"(COALESCE({flag}, 0) OPERATOR(pg_catalog.=) 0)"
+
+
+def greatest_sql(shape: Shape) -> str:
+    """Return the SELECT of the greatest version in a relation, as text."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    return f"SELECT pg_catalog.max({column})::pg_catalog.text FROM {plan.source}{where}"
+
+
+def key_hashes_sql(shape: Shape) -> str:
+    """Return the SELECT of the number of rows, and the sums of both halves of the hashes of their
+    keys. OFFSET 0 keeps each hash from being made twice."""
+    plan = plan_of(shape)
+    where = f"\n  WHERE {plan.where}" if plan.where else ""
+    halves = (
+        "h OPERATOR(pg_catalog.&) 4294967295",
+        "(h OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.&) 4294967295",
+    )
+    sums = ", ".join(f"COALESCE(pg_catalog.sum({h}), 0)::pg_catalog.int8" for h in halves)
+    return (
+        f"SELECT pg_catalog.count(*), {sums}\nFROM (\n  SELECT {plan.key_hash} AS h\n"
+        f"  FROM {plan.source}{where}\n  OFFSET 0) AS driftline_key"
     )
 
 

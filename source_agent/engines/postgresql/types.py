@@ -9,6 +9,7 @@ search_path can replace them. The search_path stays, because the DBA's own queri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -17,9 +18,10 @@ from driftline.errors import ConfigurationError
 
 from source_agent.engines import relations
 from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
+from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
-from source_agent.engines.postgresql.sql import EXPLAIN, range_sql
+from source_agent.engines.postgresql.sql import EXPLAIN, kept_sql, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
 
@@ -170,6 +172,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
     row_hash = None
     if relation.fingerprint is Fingerprint.DATABASE:
         row_hash = hashes.row_hash(session.ask, relation, found)
+    marked = _marked(session, relation, source)
     access = relations.Access(
         source.sql,
         vouched=source.vouches(order.key),
@@ -178,6 +181,9 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         key_indexed=_key_indexed(session, source, order.key),
         rows_expected=source.rows,
         row_hash=row_hash,
+        key_hash="" if marked is None else hashes.key_hash(session.ask, found[: len(order.key)]),
+        kept=kept_sql(relation.marker),
+        marker=marked,
     )
     made = relations.shape(relation, source.columns, order, found, access)
     made = _planned(session, made, is_heap=source.is_heap)
@@ -187,8 +193,9 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
 
 
 def _query(session: PostgresqlCatalogue, relation: Relation) -> _Source:
-    sql = relations.derived_table(relation)
-    return _Source(sql, tuple(n for n, _, _ in session.row_description(f"SELECT * FROM {sql}")))
+    derived = relations.derived_table(relation)
+    described = session.row_description(f"SELECT * FROM {derived}")
+    return _Source(derived, tuple(name for name, _, _ in described))
 
 
 def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
@@ -221,6 +228,23 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
         name=(schema, name),
         oid=oid if kind in {"r", "p", "m"} else None,
     )
+
+
+def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> MarkedBy | None:
+    """Return the marker of a relation. Raises ConfigurationError: it cannot be used."""
+    if relation.marker is None:
+        return None
+    columns = dict.fromkeys(source.columns, ("of another type", True))
+    if select := _marked_sql(relation.marker, source.columns, source.sql):
+        for name, oid, _ in session.row_description(select):
+            columns[name] = NATIVE.get(oid, "of another type"), name not in source.not_null
+    return marked_by(relation.name, relation.marker, columns)
+
+
+def _marked_sql(marker: Marker, columns: Sequence[str], source: str) -> str:
+    """Return the SELECT whose columns are described; empty if the relation has none of them."""
+    names = [n for n in (marker.column, marker.deleted) if n is not None and n in columns]
+    return f"SELECT {', '.join(map(quote, names))} FROM {source}" if names else ""
 
 
 def _is_ordered(session: PostgresqlCatalogue, source: _Source, key: str) -> bool:
@@ -323,6 +347,9 @@ def describing_sql(shape: Shape) -> list[str]:
     names = ", ".join(quote(c.name) for c in shape.recipe.columns)
     asked = [f"SELECT * FROM {source}"] if shape.relation.query else []
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
+    if shape.relation.marker is not None:
+        marker = shape.relation.marker
+        asked.append(_marked_sql(marker, [marker.column, marker.deleted or ""], source))
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
     if shape.relation.fingerprint is Fingerprint.DATABASE:

@@ -23,12 +23,15 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, Privilege, Relation, Shape
+from source_agent.engines.markers import MarkerKind
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.sqlite import types
 from source_agent.engines.sqlite.types import (
     EXPLAIN_PLAN,
     between_sql,
+    greatest_sql,
+    marked_sql,
     null_in_key_sql,
     page_sql,
     range_sql,
@@ -158,6 +161,11 @@ def templates(shape: Shape) -> list[str]:
         nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
         texts += [between_sql(shape, within) for within in PRESENCE]
         texts += [null_in_key_sql(shape, place) for place in nullable]
+    if shape.marker is not None:
+        keys = shape.keys()
+        texts += [marked_sql(shape), scan_sql(keys), *(_pages(keys) if plan.pages else ())]
+        if shape.marker.kind is MarkerKind.VERSION:
+            texts.append(greatest_sql(shape))
     return texts
 
 

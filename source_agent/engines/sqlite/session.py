@@ -47,6 +47,7 @@ from source_agent.engines.interface import (
     Shape,
     TimeLimit,
 )
+from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.sqlite import access, activity, types
@@ -54,6 +55,8 @@ from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import Header
 from source_agent.engines.sqlite.types import (
     between_sql,
+    greatest_sql,
+    marked_sql,
     null_in_key_sql,
     page_places,
     page_sql,
@@ -240,6 +243,28 @@ class SqliteSession(SnapshotSession):
         self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         return self._read(shape, _between(shape, within), rows_max)
+
+    def mark(self, shape: Shape) -> Mark:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        try:
+            file = self._path.stat()
+        except OSError as error:
+            raise access.missing(self._path) from error
+        source = f"{file.st_dev}:{file.st_ino}"
+        if marked.kind is MarkerKind.TIME:
+            return Mark(source, time_mark(marked, self.as_of))
+        self._begin()
+        with self._errors(shape.relation):
+            found = self._execute(greatest_sql(shape), plan_of(shape).values).fetchall()
+        greatest = found[0][0]
+        return Mark(source, str(greatest) if isinstance(greatest, int) else LEAST_VERSION)
+
+    def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
+        assert shape.marker is not None, "a relation without a marker has no mark"
+        is_time = shape.marker.kind is MarkerKind.TIME
+        bound = mark.at if is_time else int(mark.at)
+        return self._read(shape, iter([(marked_sql(shape), (bound,))]))
 
     def _read(
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None = None

@@ -31,6 +31,7 @@ from driftline.key_order import KeyRange
 from driftline.types import DeclaredType
 
 from source_agent.engines.interface import Listed, Relation, Shape
+from source_agent.engines.markers import Marker, MarkerKind, behind, marked_by
 from source_agent.engines.relations import (
     PRESENCE,
     Access,
@@ -158,8 +159,11 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         collations = _collations(table, order.key)
         found = [replace(f, unordered=_unordered(f, session.encoding, collations)) for f in found]
         found = [_compared(relation, f, columns[f.name], session.encoding) for f in found]
+    marking = {n: _marking(written, n not in not_null) for n, written in columns.items()}
+    marked = marked_by(relation.name, relation.marker, marking)
+    kept = kept_sql(relation.marker)
     if table is None:
-        return shape(relation, known, order, found, Access(source))
+        return shape(relation, known, order, found, Access(source, kept=kept, marker=marked))
     first = order.key[0]
     access = Access(
         source,
@@ -170,6 +174,8 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         or any(i.columns[0] == first and not i.is_partial for i in table.indexes),
         rows_expected=table.rows,
         pages=table.pages,
+        kept=kept,
+        marker=marked,
     )
     return _ranged(session, shape(relation, known, order, found, access))
 
@@ -377,6 +383,45 @@ def view_sql(query: str) -> tuple[str, str]:
     """Return the statements that make a view of a query, in memory, and describe its columns."""
     columns = XINFO.format(schema="temp", name="driftline_relation")
     return VIEW.format(query=query.strip().rstrip(";")), columns
+
+
+def _marking(written: str | None, is_nullable: bool) -> tuple[str, bool]:
+    """Return the kind by which a column marks changes, and True if it may be NULL."""
+    name = " ".join((written or "").upper().split())
+    if name.startswith(("DATETIME", "TIMESTAMP")):
+        return "timestamp", is_nullable
+    if name.startswith("DATE"):
+        return "date", is_nullable
+    kind = _by_declaration(name)[0].kind
+    return kind if name else "without a declared type", is_nullable
+
+
+def kept_sql(marker: Marker | None) -> str:
+    """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
+    flag = None if marker is None else marker.deleted
+    return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
+
+
+def marked_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows behind a mark.
+
+    Numbers in a column of times are less than every text; what they mean is not known, so they
+    count as changed.
+    """
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    column = quote(shape.marker.marker.column, MARK)
+    condition = behind(column, "?", shape.marker)
+    if shape.marker.kind is MarkerKind.TIME:
+        condition = f"({condition} OR {column} < '')"
+    return select_sql(shape, condition)
+
+
+def greatest_sql(shape: Shape) -> str:
+    """Return the SELECT of the greatest version in a relation."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    return f"SELECT max({column}) FROM {plan.source}{where}"
 
 
 def range_sql(shape: Shape, *, is_open: bool = False) -> str:

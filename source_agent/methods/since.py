@@ -1,0 +1,198 @@
+"""Rows behind a mark, and the keys of all rows, in one exchange and one snapshot.
+
+Updated rows are what the relation's marker claims them to be. Inserted and deleted rows are proven:
+the keys of all rows are compared with those of the warehouse, whatever the marker does.
+
+ 1. The rows behind the mark are read.
+ 2. If the database hashes keys, it is asked for one sum over all of them. If that is the
+    warehouse's, together with rows behind the mark that it certainly lacks (their keys lie outside
+    of its own), no key vanished and none is read.
+ 3. Else the keys are read and sketched. Keys that only one side has are decoded from the difference
+    as in a sketch of rows; those that did not come by the marker are sent, or have no row.
+
+Nothing is sent before the keys are decoded, so a comparison that cannot be finished in this way can
+still go on as one of all rows; so does one whose mark does not fit (`scan.marked`).
+
+Source: Carnes and Hanson, section 3 (TS, TDI, ATDI), with keys compared by a sketch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools, Bytes, Positions
+from driftline.digests import MASK64, Digest
+from driftline.key_digests import hash_seed, hashed, mixed_keys
+from driftline.ranges import POSITION_MIN, Partition
+from driftline.sketches import Embedding, pack
+
+from source_agent.methods import request_validation
+from source_agent.methods.interface import Answered, Handover, Scan
+from source_agent.methods.ranges import differing_slots, verdict
+from source_agent.methods.request_validation import ParsedOpening, Recv, SinceParameters
+from source_agent.methods.sketch import Decoded, SketchDecoded
+from source_agent.scan.accumulators import RangeTotals
+from source_agent.scan.batches import Batch, join_neighbours
+from source_agent.scan.marked import Behind, Marked
+
+_ONE_RANGE: Final = Partition((POSITION_MIN,), (63,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The difference of the keys: `total` of the source's; every k that only one side has and no
+    row behind the mark, uint64 [n] ascending; and the number of rows outside the embedding that are
+    not behind the mark."""
+
+    total: Digest
+    ks: U64
+    outside: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinceRead:
+    """The answer to an opening with a mark. strata: the warehouse's, of its ranges of rows."""
+
+    parameters: SinceParameters
+    partition: Partition
+    strata: Bytes
+
+    @classmethod
+    def match(cls, opening: ParsedOpening) -> Self | None:
+        """Return the answer if the opening has a mark. Raises MalformedMessage."""
+        parameters = request_validation.since_of(opening.message, opening.shape)
+        if parameters is None:
+            return None
+        partition = opening.partition
+        strata = request_validation.strata_in(opening.message, partition.ranges)
+        return cls(parameters, partition, strata)
+
+    def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered | Handover]:
+        marked, given = scan.marked, self.parameters
+        assert marked is not None, "an opening with a mark has a marker"
+        sketch = SketchDecoded(given.keys, _ONE_RANGE, given.strata)
+        received = sketch.first_cells(recv)
+        if marked.theirs is None:
+            return (yield from self._compare_all(scan, recv))
+        scan.reader.tally.phase = "read changes"
+        behind = Behind(marked)
+        total = None if given.hashes is None else self._counted(scan, marked, behind)
+        if total is not None:
+            found = _Keys(total, np.zeros(0, np.uint64), 0)
+        else:
+            scan.reader.tally.phase = "scan keys"
+            keys = replace(scan, reader=marked.keys, ours=given.ours, pool=None)
+            decoded = yield from sketch.decode(keys, recv, received)
+            if isinstance(decoded, Handover):
+                return self._handed_over(scan, decoded.request)
+            found = self._unexplained(decoded, behind, scan)
+        yield from self._send(scan, marked, behind, found)
+        return Answered(found.total, by_marker=True)
+
+    def _compare_all(
+        self, scan: Scan, recv: Recv
+    ) -> Generator[pb.Reply, None, Answered | Handover]:
+        """Compare all rows by their ranges: the mark cannot be used."""
+        totals = RangeTotals(self.partition)
+        scan.fill(totals)
+        sums = totals.sums
+        if sums.total == scan.ours:
+            return Answered(sums.total, equal=True)
+        differing = differing_slots(self.strata, sums.short_digests(), scan.reader.salt)
+        said = verdict(sums.total, differing)
+        said.verdict.unmarked = True
+        yield said
+        return Handover(sums, self.partition, recv())
+
+    def _handed_over(self, scan: Scan, request: pb.Request) -> Handover:
+        """Add up all rows, for a comparison that goes on without the mark."""
+        totals = RangeTotals(self.partition)
+        scan.fill(totals)
+        return Handover(totals.sums, self.partition, request)
+
+    def _counted(self, scan: Scan, marked: Marked, behind: Behind) -> Digest | None:
+        """Ask the database for the number and the hashes of all keys.
+
+        Returns the digest of the source's keys if they are the warehouse's and those of rows behind
+        the mark that lie outside of its keys; None: keys vanished or came, or it cannot be told.
+        """
+        given, salt = self.parameters, scan.reader.salt
+        ours, embedding = given.ours, given.keys.embedding
+        assert given.hashes is not None
+        found = marked.hash_keys(hash_seed(salt))
+        if found is None:
+            return None
+        count, hashes = found
+        new, new_hashes = Digest(), 0
+        for batch in behind.batches() if embedding.base is not None else ():
+            outside = _outside(embedding, batch.positions)
+            if outside.any():
+                part = batch.take(outside)
+                new += mixed_keys(part.positions, salt).digest()
+                block, columns = part.block, scan.reader.recipe.key_columns
+                new_hashes += hashed(block.buffer, block.starts[:-1] + 2, columns, salt)
+        is_explained = count == ours.count + new.count
+        is_explained &= (hashes - given.hashes - new_hashes) & MASK64 == 0
+        marked.counted = is_explained
+        return ours + new if is_explained else None
+
+    def _unexplained(self, decoded: Decoded | Answered, behind: Behind, scan: Scan) -> _Keys:
+        """Return the difference of the keys without those of rows behind the mark."""
+        if isinstance(decoded, Answered):
+            return _Keys(decoded.total, np.zeros(0, np.uint64), 0)
+        ks, inside = self.parameters.keys.embedding.embed(behind.positions, scan.reader.salt)
+        outside = int(np.count_nonzero(~inside))
+        left = decoded.ks[~np.isin(decoded.ks, ks[inside])]
+        return _Keys(decoded.total, left, max(decoded.outside - outside, 0))
+
+    def _send(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> Iterator[pb.Reply]:
+        """Send the rows behind the mark, and those of new keys; name the keys that differ."""
+        scan.reader.tally.phase = "ship"
+        for batch in behind.batches():
+            yield from scan.frames.add(batch)
+        if len(found.ks) or found.outside:
+            for batch in self._find(scan, marked, found):
+                chosen = self._is_new(scan, batch.positions, behind, found.ks)
+                yield from scan.frames.pick(batch, chosen)
+        yield from scan.frames.flush()
+        scan.reader.check_snapshot()
+        yield pb.Reply(deleted=pb.Deleted(ks=pack(found.ks)))
+
+    def _is_new(self, scan: Scan, where: Positions, behind: Behind, ks: U64) -> Bools:
+        """Return which rows, int64 [n], came without the marker: bool [n]."""
+        found, inside = self.parameters.keys.embedding.embed(where, scan.reader.salt)
+        chosen: Bools = (inside & np.isin(found, ks)) | ~inside
+        return chosen & ~behind.holds(where)
+
+    def _find(self, scan: Scan, marked: Marked, found: _Keys) -> Iterator[Batch]:
+        """Yield the rows of the keys that differ, and others too where all are read."""
+        embedding, total = self.parameters.keys.embedding, found.total.count
+        rows = len(found.ks) + found.outside
+        if embedding.base is None:
+            return scan.reader.scan() if self._any(scan, marked, found) else iter(())
+        first, last = join_neighbours(embedding.positions(found.ks))
+        if found.outside:
+            zones = embedding.outside()
+            first, last = np.append(first, zones[0]), np.append(last, zones[1])
+        return scan.reader.find(first, last, rows=rows, total=total)
+
+    def _any(self, scan: Scan, marked: Marked, found: _Keys) -> bool:
+        """Return True if a row has one of these hashed keys: else they were all deleted."""
+        embedding, salt = self.parameters.keys.embedding, scan.reader.salt
+        return any(
+            np.isin(embedding.embed(batch.positions, salt)[0], found.ks).any()
+            for batch in marked.keys.scan()
+        )
+
+
+def _outside(embedding: Embedding, where: Positions) -> Bools:
+    """Return which positions, int64 [n], no row of the warehouse has: bool [n]."""
+    first, last = embedding.outside()
+    found = np.zeros(len(where), np.bool_)
+    for a, b in zip(first.tolist(), last.tolist(), strict=True):
+        found |= (a <= where) & (where <= b)
+    return found

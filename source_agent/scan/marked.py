@@ -1,0 +1,281 @@
+"""Changes by a marker: the mark of a snapshot, the rows behind one, and the keys of all rows.
+
+A *mark* is made here and taken back here; the warehouse only keeps it. It says of which relation,
+recipe, marker and database it is, because behind the mark of another one lie other rows. A mark
+that does not fit is not used: all rows are compared, and the warehouse is told why.
+
+ 1. The next mark is read before any row: what changes between two reads of a session without
+    snapshots is behind it.
+ 2. Keys are represented by their positions (`key_digests`), so reading them hashes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from driftline import wire_pb2 as pb
+from driftline.arrays import U64, Bools, Positions
+from driftline.columns import Block
+from driftline.digests import Digest
+from driftline.errors import DatabaseRefused, DriftlineError
+from driftline.key_digests import mixed_keys
+from driftline.keys import positions
+from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
+
+from source_agent.engines.interface import Rows, Session, Shape
+from source_agent.engines.markers import Mark, MarkedBy
+from source_agent.scan.batches import Batch, Batches
+from source_agent.scan.reader import Reader
+
+_VERSION: Final = 1  # of a mark's form
+_NO_MARKER: Final = "the source's DBA names no marker of this relation"
+
+
+class KeyReader(Reader):
+    """A `Reader` of the keys alone; positions take the place of fingerprints."""
+
+    def _batch(self, block: Block, rows: Rows) -> Batch:  # noqa: ARG002 - keys are not hashed
+        where = positions(block, self.recipe, self._seed)
+        return Batch(block, where, mixed_keys(where, self.salt))
+
+    def split(self) -> None:
+        """Return None: there is nothing to hash that processes could share."""
+
+
+def key_reader(session: Session, reader: Reader) -> KeyReader:
+    """Return a reader of the keys of another reader's rows."""
+    return KeyReader(
+        session,
+        reader.shape.keys(),
+        fragment_key=reader.fragment_key,
+        salt=reader.salt,
+        tally=reader.tally,
+    )
+
+
+class Behind:
+    """The rows behind a mark: read once, and held if they fit in ROWS_HELD_BYTES.
+
+    `positions`: of all of them, int64 [rows] ascending.
+    """
+
+    def __init__(self, marked: Marked) -> None:
+        self._marked, self._digest = marked, Digest()
+        self._held: list[Batch] | None = []
+        found, size = [np.zeros(0, np.int64)], 0
+        for batch in marked.read():
+            found.append(batch.positions)
+            size += len(batch.block.buffer)
+            if size > ROWS_HELD_BYTES:
+                self._held = None
+            if self._held is not None:
+                self._held.append(batch)
+            self._digest += batch.mixed.digest()
+        self.positions: Positions = np.sort(np.concatenate(found))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def batches(self) -> Batches:
+        """Yield the rows. Raises SnapshotLost if other rows are read the second time."""
+        if self._held is not None:
+            yield from self._held
+            return
+        digest = Digest()
+        for batch in self._marked.read():
+            digest += batch.mixed.digest()
+            yield batch
+        self._marked.reader.check_snapshot(digest == self._digest)
+
+    def holds(self, where: Positions) -> Bools:
+        """Return which of these positions, int64 [n], are behind the mark: bool [n]."""
+        return _among(where, self.positions)
+
+
+@dataclass(slots=True)
+class Marked:
+    """The marker of a relation in one exchange.
+
+    `theirs`: the mark to read from, None if it does not fit; `why`: then the reason. `next`: for
+    the next exchange, empty if there is none. `rows`: read by the marker. `counted`: the database
+    compared the keys.
+    """
+
+    reader: Reader
+    keys: KeyReader
+    next: bytes = b""
+    why: str = ""
+    theirs: Mark | None = None
+    rows: int = 0
+    counted: bool = False
+    _session: Session | None = None
+    _behind: Positions | None = None  # the audited mark, int64 ascending
+    _unmarked: list[tuple[Positions, U64]] = field(default_factory=list)
+    _unmarked_rows: int = 0
+
+    @property
+    def marked_by(self) -> MarkedBy | None:
+        """The marker, as the database describes it; None: there is none."""
+        return self.reader.shape.marker
+
+    def read(self) -> Batches:
+        """Yield the rows behind the mark."""
+        assert self.theirs is not None, "a mark that does not fit is not read from"
+        assert self._session is not None
+        rows = self._session.read_marked(self.reader.shape, self.theirs)
+        for batch in self.reader.batches(rows):
+            self.rows += len(batch.positions)
+            yield batch
+
+    def hash_keys(self, seed: int) -> tuple[int, int] | None:
+        """Return the number of rows, and the sum of the database's hashes of their keys; None if it
+        cannot make them. `seed` has 64 signed bits."""
+        assert self._session is not None
+        try:
+            found = self._session.hash_keys(self.reader.shape, seed)
+        except DatabaseRefused:  # the login may not call the function
+            return None
+        self.counted = found is not None
+        return found
+
+    def note_sent(self, batch: Batch) -> None:
+        """Note rows that are sent in an audit, and are not behind the audited mark."""
+        if self._behind is None:
+            return
+        chosen = ~_among(batch.positions, self._behind)
+        count = int(np.count_nonzero(chosen))
+        room = UNMARKED_ROWS_MAX - min(self._unmarked_rows, UNMARKED_ROWS_MAX)
+        self._unmarked_rows += count
+        if count and room:
+            found = batch.positions[chosen][:room], batch.mixed.m0[chosen][:room]
+            self._unmarked.append(found)
+
+    def message(self, *, by_marker: bool) -> pb.Marked:
+        """Return how the marker was used, for the end of an exchange."""
+        plan, named = self.reader.shape.plan, list(zip(*self._unmarked, strict=True))
+        where, hashes = named or ([np.zeros(0, np.int64)], [np.zeros(0, np.uint64)])
+        return pb.Marked(
+            mark=self.next,
+            why=self.why,
+            by_marker=by_marker,
+            rows=self.rows,
+            hashes=plan is not None and bool(plan.key_hash),
+            counted=self.counted and by_marker,
+            positions=np.concatenate(where).astype("<i8").tobytes(),
+            row_hashes=np.concatenate(hashes).astype("<u8").tobytes(),
+            unmarked=self._unmarked_rows,
+            audited=self._behind is not None,
+        )
+
+
+def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
+    """Read the mark of this snapshot, and find out whether the warehouse's one can be used.
+
+    For an audit, the keys behind the audited mark are read.
+    """
+    found = Marked(reader, key_reader(session, reader), _session=session)
+    if found.marked_by is None:
+        found.why = _NO_MARKER
+        return found
+    try:
+        now = session.mark(reader.shape)
+    except DriftlineError as error:
+        if error.is_retryable:
+            raise
+        found.why = f"the database does not tell the mark: {error.message}"
+        return found
+    found.next = _bytes_of(now, reader.shape)
+    if len(found.next) > MARK_BYTES_MAX:
+        found.next, found.why = b"", "the mark is too long: the table has too many partitions"
+        return found
+    mark = asked.mark or asked.audited
+    if not mark:
+        return found
+    fits = _fitting(mark, found.next, reader.shape)
+    if isinstance(fits, str):
+        found.why = fits
+    elif asked.mark:
+        found.theirs = fits
+    else:
+        rows = session.read_marked(reader.shape.keys(), fits)
+        where = [batch.positions for batch in found.keys.batches(rows)]
+        found._behind = np.sort(np.concatenate([np.zeros(0, np.int64), *where]))
+    return found
+
+
+def _bytes_of(mark: Mark, shape: Shape) -> bytes:
+    return json.dumps(_body(mark, shape), separators=(",", ":")).encode()
+
+
+def _body(mark: Mark, shape: Shape) -> dict[str, object]:
+    marked = shape.marker
+    assert marked is not None, "a relation without a marker has no mark"
+    return {
+        "version": _VERSION,
+        "relation": shape.relation.name,
+        "rows": _rows_of(shape),
+        "recipe": shape.recipe.id.hex(),
+        "marker": [marked.kind.value, marked.marker.column, marked.marker.zone],
+        "source": mark.source,
+        "at": mark.at,
+    }
+
+
+def _rows_of(shape: Shape) -> str:
+    """Return what decides which rows a relation has."""
+    relation, plan = shape.relation, shape.plan
+    where = plan.where if plan is not None else ""
+    return f"{relation.table or relation.query} {where}".strip()
+
+
+_DIFFERS: Final = {
+    "version": "another release of the source agent made the mark",
+    "relation": "the mark is of another relation",
+    "rows": "the source's DBA changed which rows the relation has",
+    "recipe": "the mark is of other columns",
+    "marker": "the source's DBA changed the marker",
+    "source": "the mark is of another database, or of a time before a restore or a fail-over",
+}
+
+
+def _fitting(data: bytes, now: bytes, shape: Shape) -> Mark | str:
+    """Return the warehouse's mark, or why it cannot be used.
+
+    data: the bytes that came; now: the mark of this snapshot.
+    """
+    ours = json.loads(now)
+    try:
+        theirs = json.loads(data)
+        at, source = theirs["at"], theirs["source"]
+    except (ValueError, KeyError, TypeError):
+        return "the mark is damaged"
+    if not isinstance(at, str) or not isinstance(source, str):
+        return "the mark is damaged"
+    for key, why in _DIFFERS.items():
+        if theirs.get(key) != ours[key]:
+            return why
+    if _is_later(at, ours["at"], shape):
+        return "the mark is later than the database's clock, or its newest row, is now"
+    return Mark(source, at)
+
+
+def _is_later(at: str, now: str, shape: Shape) -> bool:
+    """Return True if a mark passes the one of this snapshot, as after a restore."""
+    marked = shape.marker
+    assert marked is not None
+    try:
+        return int(at) > int(now)  # versions
+    except ValueError:
+        return at > now  # times, in one form that sorts by their bytes
+
+
+def _among(where: Positions, named: Positions) -> Bools:
+    """Return which positions, int64 [n], are among the named, int64 [m] ascending."""
+    if not len(named):
+        return np.zeros(len(where), np.bool_)
+    at = np.minimum(np.searchsorted(named, where), len(named) - 1)
+    found: Bools = named[at] == where
+    return found

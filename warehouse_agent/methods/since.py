@@ -1,0 +1,203 @@
+"""The method since: the source sends the rows behind our mark, and compares the keys of all rows.
+
+The opening has the mark, a sketch of our keys, and strata of our ranges in case the mark does not
+fit. The source answers with rows, and with the keys that differ although no row behind the mark
+has them. If it cannot use the mark, it says so and the comparison goes on as one of all rows.
+
+Rows of ours are replaced where a row with their key came, or below a key that differs. What is
+proven: the keys of the result are the source's, added up here from positions before anything is
+written; its rows are ours without those replaced, and the rows that came (`finish`).
+
+Rejected: to keep rows that came and had not changed out of the result. They are few, those of the
+last minutes, and written again with the others; if nothing else came, nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from driftline import wire_pb2 as pb
+from driftline.arrays import Bools, Positions
+from driftline.digests import Digest
+from driftline.errors import MalformedMessage, ProofFailed
+from driftline.key_digests import HASH_BYTES, mixed_keys
+from driftline.limits import CELLS_PER_MESSAGE, SKETCH_KEYS_MAX
+from driftline.ranges import Partition, strata
+from driftline.sketches import CELL_BYTES, Grid, unpack
+
+from warehouse_agent.history import record
+from warehouse_agent.methods import key_sums
+from warehouse_agent.methods.conversation import ShippedPositions, Talk
+from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, WorkingCopy
+from warehouse_agent.methods.key_sums import KeySums
+from warehouse_agent.methods.ranges import RangeSide, bitmap
+from warehouse_agent.methods.sketch import described, sized
+from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.planning.change_forecast import Expected
+from warehouse_agent.planning.choice import NAMES, Costs, Method
+from warehouse_agent.planning.markers.price import by_marker
+from warehouse_agent.planning.markers.state import MarkerState
+from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
+from warehouse_agent.tasks.difference import Equal, ListedRows, Outcome
+
+
+class SinceOpening:
+    """Open with a mark, where the fragment accepts a proof of keys and the mark may be used."""
+
+    method, stalls = Method.SINCE, False
+
+    def supports(self, known: Known) -> bool:
+        marker = known.marker
+        is_wanted = known.forced in {None, Method.SINCE} and isinstance(known.scope, Whole)
+        is_sound = bool(known.rows) and not known.rows_lost and known.version is not None
+        return is_sound and is_wanted and marker is not None and not marker.refused(known.now)
+
+    def price(
+        self, known: Known, expected: Expected | None, changed: int, offers: Offers
+    ) -> Priced:
+        del offers  # it stalls only where it is not a refresh by the marker any more
+        found = by_marker(known, _marker(known), _sized(known, expected), changed)
+        return found, NAMES[self.method]
+
+    def plan(self, known: Known, expected: Expected | None) -> SincePlan:
+        sketch = _sized(known, expected)
+        return SincePlan(known.partition, known.costs, sketch, _marker(known))
+
+
+def _sized(known: Known, expected: Expected | None) -> Sketch:
+    """Return the sketch of our keys, for the rows that are expected to come or to go."""
+    if expected is not None:
+        moved = [replace(run, updated=0) for run in known.runs]
+        expected = record.changes_expected(moved, known.ours, known.now)
+    return sized(known, expected)
+
+
+def _marker(known: Known) -> MarkerState:
+    assert known.marker is not None, "without a marker there is no refresh by it"
+    return known.marker
+
+
+@dataclass(frozen=True, slots=True)
+class SincePlan:
+    """A sketch of keys, and a partition of rows in case the mark does not fit."""
+
+    partition: Partition
+    costs: Costs
+    sketch: Sketch
+    marker: MarkerState
+
+    def reduce(self, copy: WorkingCopy) -> SinceSide:
+        """Add up keys and rows of the working copy; one step."""
+        sums = key_sums.reduced(copy, self.partition, self.sketch, hashes=self.marker.hashes)
+        ranges = RangeSide(self.partition, sums.ranges, copy, self.costs)
+        return SinceSide(ranges, self.sketch, sums, self.marker, copy)
+
+
+@dataclass(frozen=True, slots=True)
+class SinceSide:
+    """Our side: a mark, our keys in a sketch, and our rows in ranges."""
+
+    ranges: RangeSide
+    sketch: Sketch
+    sums: KeySums
+    marker: MarkerState
+    copy: WorkingCopy
+    rest: ClassVar[Digest] = Digest()
+    updates_left: ClassVar[float] = 0.0
+    notes: ClassVar[Mapping[str, object]] = {}
+
+    @property
+    def compared(self) -> Digest:
+        """Return the digest of all our rows."""
+        return self.ranges.compared
+
+    def open(self, talk: Talk) -> Step:
+        """Send the mark and the sketch of our keys; stall if all rows have to be compared."""
+        cells, salt, hashes = self.sums.cells, talk.terms.salt, b""
+        cells.reduce()
+        if self.marker.hashes:
+            hashes = self.sums.hashes.to_bytes(HASH_BYTES, "little")
+        since = pb.Since(
+            mark=self.marker.mark,
+            keys=described(self.sketch, cells.check),
+            sum=self.sums.keys.sum_bytes(),
+            strata=strata(cells.r, salt).tobytes(),
+            hashes=hashes,
+        )
+        slots = strata(self.ranges.sums.short_digests(), salt).tobytes()
+        talk.open(self.compared, self.ranges.partition, strata=slots, since=since)
+        shipped, grid = talk.collect_positions(), self.sketch.sent
+        if grid is None:
+            return self._answer(talk, None, shipped)
+        return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_), to=shipped)
+
+    def _send_cells(
+        self, talk: Talk, grid: Grid, *, before: Grid | None, stuck: Bools, to: ShippedPositions
+    ) -> Step:
+        """Send the cells of a grid that the source lacks (`sketch.SketchSide`)."""
+        data = self.sums.cells.children(before, grid, stuck).to_bytes()
+        step = CELLS_PER_MESSAGE * CELL_BYTES
+        for at in range(0, max(len(data), 1), step):
+            piece = pb.Cells(fold=grid.fold, cut=grid.cut, finer=grid.finer)
+            piece.cells, piece.last = data[at : at + step], at + step >= len(data)
+            talk.send(pb.Request(cells=piece))
+        return self._answer(talk, grid, to)
+
+    def _answer(self, talk: Talk, grid: Grid | None, shipped: ShippedPositions) -> Step:
+        """Receive the source's answer to the cells of this grid."""
+        reply = talk.receive()
+        match reply.WhichOneof("message"):
+            case "verdict" if reply.verdict.unmarked:
+                return Stalled(self.ranges.disagreement(reply.verdict), self.ranges)
+            case "verdict":
+                return self._stalled(reply.verdict, grid, shipped)
+            case "deleted":
+                return self._replaced(talk, reply.deleted, shipped)
+        outcome = talk.finished(reply, None, Method.RANGE)
+        if outcome.by_marker:
+            raise MalformedMessage("The source finished without naming the keys that differ.")
+        return outcome
+
+    def _stalled(
+        self, verdict: pb.Verdict, grid: Grid | None, shipped: ShippedPositions
+    ) -> Stalled:
+        stuck = np.zeros(0, np.bool_) if grid is None else bitmap(verdict.stuck, len(grid))
+        sample = None
+        if verdict.sample:
+            sample = Sample(len(verdict.sample), self.sums.cells.differing(verdict.sample))
+        stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
+        more = partial(self._send_cells, before=grid, stuck=stuck, to=shipped)
+        return Stalled(self.ranges.disagreement(verdict, stall), self.ranges, more)
+
+    def _replaced(self, talk: Talk, deleted: pb.Deleted, shipped: ShippedPositions) -> Outcome:
+        """Return which of our rows are replaced or deleted.
+
+        Raises:
+            ProofFailed: the keys of the result would not be the source's.
+        """
+        span = self.sketch.embedding.span
+        ks = unpack(deleted.ks, span=span, count_max=min(self.sketch.cells, SKETCH_KEYS_MAX))
+        done, where, came = talk.end(talk.receive()), shipped.ascending(), talk.came
+        talk.stop_collecting()
+        rows, gone = key_sums.replaced(self.copy, where, self.sketch.embedding, ks)
+        self._prove_keys(done, where, rows.positions)
+        difference = Equal() if came == gone else ListedRows(rows)
+        return talk.outcome(done, difference, Method.SINCE, self.compared - gone + came)
+
+    def _prove_keys(self, done: pb.Finished, came: Positions, gone: Positions) -> None:
+        """Raise ProofFailed if our keys, without those gone and with those that came, are not the
+        source's. came, gone: positions, int64 [n] each."""
+        salt = self.copy.salt
+        theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
+        ours = self.sums.keys - mixed_keys(gone, salt).digest() + mixed_keys(came, salt).digest()
+        if ours != theirs:
+            raise ProofFailed(
+                f"The result would have {ours.count:,} keys and the source has {theirs.count:,}, or"
+                " they differ; nothing was published.",
+                where=self.copy.name,
+                remedy="Run the refresh again; report it if it happens twice.",
+            )

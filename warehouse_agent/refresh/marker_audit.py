@@ -1,0 +1,123 @@
+"""The mark of the next version, and the audit of a marker where all rows were compared.
+
+A comparison of all rows is made against the version as it stands. A row that differs although it is
+not behind the version's mark was missed by the marker: a refresh by it would have left the row as
+it was. The source names such rows by position and row hash; here those are counted that we have
+with another hash, so rows that are new to us, and equal ones that came by chance, are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from driftline.arrays import I32, Integers
+from driftline.types import Column
+
+from warehouse_agent.columns.layout import POSITION, Layout
+from warehouse_agent.history.marks import Marking
+from warehouse_agent.planning.markers.state import KEYS_SHOWN, Audit, MarkerState
+from warehouse_agent.refresh.job import Job
+from warehouse_agent.refresh.prepare import Prepared
+from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.tasks import digests
+from warehouse_agent.tasks.difference import MarkerUse, Outcome
+from warehouse_agent.tasks.scan import read_batches
+
+
+def marking(job: Job, p: Prepared, found: Outcome) -> Marking | None:
+    """Return the mark that the version of a comparison has; None: all rows are to be proven.
+
+    Changes that this comparison found are not counted yet (`with_changes`).
+    """
+    state, used = p.known.marker, found.marker
+    if state is None:
+        return None
+    mark = Marking() if used is None else Marking(used.mark, used.why, used.hashes)
+    if not mark.why and not mark.mark:
+        mark = replace(mark, why=state.why)
+    if found.by_marker:
+        return replace(mark, audit=state.audit, changes=state.changes)
+    with job.phase("audit"):
+        audit = _audited(job, p, found, state, used)
+    return replace(mark, audit=audit)
+
+
+def with_changes(marking: Marking | None, found: Outcome, changed: int) -> Marking | None:
+    """Return the mark of a version with the number of rows that its comparison found changed."""
+    if marking is None:
+        return None
+    if found.by_marker:
+        again = max(found.came.count - changed, 0)
+        return replace(marking, changes=marking.changes + changed, again=again)
+    audit = marking.audit
+    if audit is None or audit.since is None:
+        return marking
+    return replace(marking, audit=replace(audit, changes=audit.changes + changed))
+
+
+def _audited(
+    job: Job, p: Prepared, found: Outcome, state: MarkerState, used: MarkerUse | None
+) -> Audit:
+    """Return the audit that a comparison of all rows is."""
+    before = state.audit
+    if used is None or before is None or not used.audited:
+        return Audit(found.checked_at)
+    missed, keys = _missed(job, p, used)
+    return Audit(
+        at=found.checked_at,
+        since=before.at,
+        changes=state.changes,
+        missed=missed,
+        keys=keys,
+        in_row=before.in_row + 1 if missed else 0,
+    )
+
+
+def _missed(job: Job, p: Prepared, used: MarkerUse) -> tuple[int, tuple[str, ...]]:
+    """Return how many of the rows that the source named differ from ours, and some of their keys.
+
+    At most UNMARKED_ROWS_MAX are named; of more, the share among those is taken for all.
+    """
+    if not len(used.positions):
+        return 0, ()
+    order = np.argsort(used.positions, kind="stable")
+    where, hashes = used.positions[order], used.row_hashes[order]
+
+    def place(positions: Integers) -> Integers:
+        at = np.minimum(np.searchsorted(where, positions), len(where) - 1)
+        return np.where(where[at] == positions, at, np.int64(-1))
+
+    listing = digests.list_rows(job.steps, p.files, p.layout, place, p.salt)
+    differs = listing.hashes != hashes[listing.ranges]
+    count = int(np.count_nonzero(differs))
+    named = _Named(listing.positions[differs][:KEYS_SHOWN], listing.file[differs][:KEYS_SHOWN])
+    return round(count * used.unmarked / len(where)), named.keys(p.files, p.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A few rows by their positions and the number of their file, int64 and int32 [n]."""
+
+    positions: Integers
+    file: I32
+
+    def keys(self, files: tuple[DataFile, ...], layout: Layout) -> tuple[str, ...]:
+        """Return their keys as text."""
+        if layout.recipe.integer_key:
+            return tuple(map(str, self.positions.tolist()))
+        schema = pa.schema([layout.file_schema.field(n) for n in (*layout.key_columns, POSITION)])
+        found: list[str] = []
+        for number in np.unique(self.file).tolist():
+            wanted = pa.array(self.positions[self.file == number])
+            for batch in read_batches(files[number].uri, schema):
+                rows = batch.filter(pc.is_in(batch[POSITION], value_set=wanted))
+                found += (_text(row, layout.recipe.key, layout) for row in rows.to_pylist())
+        return tuple(found)
+
+
+def _text(row: dict[str, object], key: tuple[Column, ...], layout: Layout) -> str:
+    names = zip(key, layout.key_columns, strict=True)
+    return ", ".join(f"{column.name} = {row[name]}" for column, name in names)
