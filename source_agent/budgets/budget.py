@@ -281,7 +281,8 @@ class GovernedSession:
             return self._session.mark(shape)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        return self.governed(self._session.read_marked(shape, mark))
+        read = self._session.read_marked(shape, mark)
+        return self.governed(read, self._feedback("marked", shape))
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         with self.watch.waiting():
