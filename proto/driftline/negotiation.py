@@ -35,6 +35,7 @@ FEATURES: Mapping[str, str] = {
     "between": "tiles between two keys that are not one integer",
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
     SINCE: "rows behind a mark, beside the keys of all rows",
+    "references": "foreign keys between published relations, said by every description",
 }
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error

@@ -340,6 +340,7 @@ class Description(_message.Message):
     ROW_SECURITY_FIELD_NUMBER: _builtins.int
     DERIVE_FIELD_NUMBER: _builtins.int
     MARKER_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     key_columns: _builtins.int
     fingerprint_version: _builtins.int
     vouched: _builtins.bool
@@ -366,6 +367,10 @@ class Description(_message.Message):
     def marker(self) -> Global___Marker:
         """absent: its DBA names none, or the source is older"""
 
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
+        """at most REFERENCES_MAX"""
+
     def __init__(
         self,
         *,
@@ -380,10 +385,11 @@ class Description(_message.Message):
         row_security: Global___RowSecurity | None = ...,
         derive: _abc.Iterable[_builtins.str] | None = ...,
         marker: Global___Marker | None = ...,
+        references: _abc.Iterable[Global___Reference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["marker", b"marker", "row_security", b"row_security"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "marker", b"marker", "notes", b"notes", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "columns", b"columns", "derive", b"derive", "fingerprint_version", b"fingerprint_version", "key_columns", b"key_columns", "marker", b"marker", "notes", b"notes", "references", b"references", "row_security", b"row_security", "rows_expected", b"rows_expected", "rows_per_second", b"rows_per_second", "vouched", b"vouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +424,44 @@ class Marker(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Marker: _TypeAlias = Marker  # noqa: Y015
+
+@_typing.final
+class Reference(_message.Message):
+    """a foreign key to another relation that is published to this client"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    RELATION_FIELD_NUMBER: _builtins.int
+    REFERENCED_FIELD_NUMBER: _builtins.int
+    ON_DELETE_FIELD_NUMBER: _builtins.int
+    relation: _builtins.str
+    """the other, by its published name"""
+    on_delete: _builtins.str
+    """"no action", "restrict", "cascade", "set null", "set default" """
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of this relation"""
+
+    @_builtins.property
+    def referenced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """columns of the other, in the order of `columns`"""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        relation: _builtins.str = ...,
+        referenced: _abc.Iterable[_builtins.str] | None = ...,
+        on_delete: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "on_delete", b"on_delete", "referenced", b"referenced", "relation", b"relation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reference: _TypeAlias = Reference  # noqa: Y015
 
 @_typing.final
 class Allowance(_message.Message):

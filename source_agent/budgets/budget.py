@@ -26,6 +26,7 @@ from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import NotNow
 from driftline.key_order import KeyRange
+from driftline.references import Reference
 from driftline.types import Column
 
 from source_agent.budgets.feedback import Feedback, Pasts, held_s_max
@@ -241,6 +242,10 @@ class GovernedSession:
     def derive(self, shape: Shape, derivation: Derivation) -> Shape:
         with self.watch.waiting():
             return self._session.derive(shape, derivation)
+
+    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
+        with self.watch.waiting():
+            return self._session.references(shape, published)
 
     def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:
         return self._session.compare(comparison, column, place)

@@ -26,6 +26,7 @@ from driftline.derivations import Comparable, Comparison, Derivation
 from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
+from driftline.references import Reference
 from driftline.types import Column, DeclaredType, Recipe
 
 from source_agent.engines.markers import Mark, MarkedBy, Marker
@@ -323,6 +324,12 @@ class Session(Protocol):
         Raises:
             DerivationRefused: a column that it lacks, or does not compare so.
             LimitExceeded, MalformedMessage: the derivation is too large, or none.
+        """
+
+    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
+        """Return the foreign keys of a described relation to relations of `published`.
+
+        Nothing else is named (`foreign_keys`). An engine without foreign keys returns none.
         """
 
     def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:

@@ -7,12 +7,13 @@ beyond it. Connections, statements and the errors of a driver are each engine's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
+from driftline.references import Reference
 from driftline.types import Column
 
 from source_agent.engines.interface import (
@@ -66,6 +67,14 @@ class SnapshotSession:
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:  # noqa: ARG002
         """Return None: the database has no hash that the warehouse can make."""
         return None
+
+    def references(
+        self,
+        shape: Shape,  # noqa: ARG002 - of engines that know some
+        published: Sequence[Relation],  # noqa: ARG002
+    ) -> tuple[Reference, ...]:
+        """Return no foreign keys: the engine has none."""
+        return ()
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
         """Return None: two connections cannot read one snapshot."""

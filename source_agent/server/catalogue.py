@@ -7,16 +7,18 @@ at the same cost: no SQL. Descriptions contain names and types, never values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
 from driftline.activity import NotKnown
 from driftline.derivation_messages import from_message
 from driftline.derivations import Derivation, Part
-from driftline.errors import ConfigurationError, LimitExceeded, NotFound
+from driftline.errors import ConfigurationError, DatabaseRefused, LimitExceeded, NotFound
 from driftline.limits import NAME_BYTES_MAX
 from driftline.negotiation import check_protocol
+from driftline.reference_messages import to_messages
+from driftline.references import Reference
 
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
@@ -65,6 +67,10 @@ class AgentState:
             return ()
         served = self.config.relations.values()
         return [s.relation for s in served if s.activity and s.admits(client.names)]
+
+    def published(self, client: Client) -> list[Relation]:
+        """Return the relations that this client may have."""
+        return [s.relation for s in self.config.relations.values() if s.admits(client.names)]
 
     def unprobed(self, name: str, client: Client) -> NotKnown:
         """Return why nothing is known of the activity of a relation that no session probed.
@@ -151,10 +157,31 @@ def described(session: Session, served: ServedRelation, derivation: Derivation |
     return shape if derivation is None else session.derive(shape, derivation)
 
 
-def describe(shape: Shape, budget: Budget, derive: Collection[Part] = ()) -> pb.Description:
+def referenced(
+    session: Session, shape: Shape, published: Sequence[Relation]
+) -> tuple[Reference, ...]:
+    """Return the foreign keys of a relation to those of `published`; none if they are not shown.
+
+    They serve a forecast, so a database that does not show them stops nothing.
+    """
+    try:
+        return session.references(shape, published)
+    except DatabaseRefused as error:
+        _log.debug("no foreign keys of %s: %s", shape.relation.name, error)
+        return ()
+
+
+def describe(
+    shape: Shape,
+    budget: Budget,
+    derive: Collection[Part] = (),
+    references: Iterable[Reference] = (),
+) -> pb.Description:
     """Return the relation as a message, with the rates that a warehouse plans with.
 
-    derive: what a warehouse may choose of it.
+    Args:
+        derive: what a warehouse may choose of it.
+        references: its foreign keys to relations that the client may have.
     """
     recipe, marked = shape.recipe, shape.marker
     return pb.Description(
@@ -176,6 +203,7 @@ def describe(shape: Shape, budget: Budget, derive: Collection[Part] = ()) -> pb.
         rows_per_second=budget.rows_per_second or 0.0,
         bytes_per_second=budget.bytes_per_second or 0.0,
         derive=sorted(part.value for part in derive),
+        references=to_messages(references),
         row_security=None if shape.row_security is None else shape.row_security.message(),
         marker=None if marked is None else _marker(marked),
     )

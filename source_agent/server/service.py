@@ -26,7 +26,6 @@ from driftline import wire_pb2 as pb
 from driftline import wire_pb2_grpc
 from driftline.activity import Activity
 from driftline.activity_messages import to_message
-from driftline.derivations import Derivation
 from driftline.errors import DatabaseUnavailable, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import (
     ACTIVITY_RELATIONS_MAX,
@@ -46,7 +45,7 @@ from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
-from source_agent.engines.interface import Engine, Relation, Session, Shape
+from source_agent.engines.interface import Engine, Relation, Session
 from source_agent.engines.registry import connect
 from source_agent.failpoints import Point
 from source_agent.scan.heap import keep_heap_small
@@ -56,6 +55,7 @@ from source_agent.server.catalogue import (
     derivation_of,
     describe,
     described,
+    referenced,
 )
 from source_agent.server.conversation import Conversation
 from source_agent.server.handlers import abort, add_handlers, known, one_message
@@ -149,23 +149,20 @@ class Servicer(wire_pb2_grpc.SourceServicer):
         served = state.served_relation(request.relation, request.protocol, client)
         derivation = derivation_of(request, served, entry)
         state.governor.check()
-        with self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S):
-            shape = self._shape(served, derivation, context)
+        with (
+            self._readings.taken(client.label, wait_s=DESCRIBE_WAIT_S),
+            self._session(context, served.relation.name) as session,
+        ):
+            shape = described(session, served, derivation)
+            references = referenced(session, shape, state.published(client))
         self._name(reply, request.relation, served)
-        reply.description.CopyFrom(describe(shape, state.config.budget, served.derive))
+        reply.description.CopyFrom(describe(shape, state.config.budget, served.derive, references))
         return reply
 
     def _name(self, reply: pb.DescribeReply, name: str, served: ServedRelation) -> None:
         """Add a relation to a reply, and what may be read of it now."""
         reply.relations.append(name)
         reply.allowances.append(allowance(served, self.state.governor.wall()))
-
-    def _shape(
-        self, served: ServedRelation, derivation: Derivation | None, context: grpc.ServicerContext
-    ) -> Shape:
-        """Describe a relation, within CONTROL_S and while the client is connected."""
-        with self._session(context, served.relation.name) as session:
-            return described(session, served, derivation)
 
     def _activity(
         self,

@@ -223,16 +223,27 @@ def _batch(expected: Floats, changed: np.ndarray) -> float:
 def _with_kinds(model: Model, recent: Sequence[Interval], untold: tuple[str, ...]) -> Model:
     """Return the model with the shares of kinds of change, and the rates of a row."""
     kinds = np.array([(one.inserted, one.updated, one.deleted) for one in recent])
-    rows = np.array([one.rows for one in recent])
-    hours = np.array([one.hours for one in recent])
+    updated_per_row, deleted_per_row = rates_per_row(recent)
     inserted, updated, deleted = (kinds.sum(axis=0) / max(kinds.sum(), 1.0)).tolist()
     return replace(
         model,
         shares=(inserted, updated, deleted),
-        updated_per_row=rate_per_row(kinds[:, 1], rows, hours),
-        deleted_per_row=rate_per_row(kinds[:, 2], rows, hours),
+        updated_per_row=updated_per_row,
+        deleted_per_row=deleted_per_row,
         untold=untold,
     )
+
+
+def rates_per_row(recent: Sequence[Interval]) -> tuple[float, float]:
+    """Return γ and μ, the rates per row and hour at which rows are updated and deleted.
+
+    Args:
+        recent: intervals, at least one.
+    """
+    kinds = np.array([(one.updated, one.deleted) for one in recent])
+    rows = np.array([one.rows for one in recent])
+    hours = np.array([one.hours for one in recent])
+    return rate_per_row(kinds[:, 0], rows, hours), rate_per_row(kinds[:, 1], rows, hours)
 
 
 def rate_per_row(counts: Floats, rows: Floats, hours: Floats) -> float:

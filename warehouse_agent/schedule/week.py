@@ -65,7 +65,8 @@ class Week:
         lengths = np.minimum(begin + _QUARTER_S, ends[owner]) - np.maximum(begin, starts[owner])
         places = owner * HOURS + of_week[quarter - low]
         sums = np.bincount(places, lengths / HOUR_S, len(starts) * HOURS)
-        return sums.reshape(len(starts), HOURS)
+        found: Floats = sums.astype(np.float64).reshape(len(starts), HOURS)
+        return found
 
     def _hours(self, first: int, count: int) -> Integers:
         """Return the local hour of the week of `count` quarters of an hour from `first` on, [n]."""

@@ -18,6 +18,7 @@ from driftline.activity_messages import from_message
 from driftline.errors import DriftlineError, MalformedMessage, from_code
 from driftline.limits import COLUMNS_MAX, MARK_BYTES_MAX, NAME_BYTES_MAX, UNMARKED_ROWS_MAX
 from driftline.peer_text import one_line
+from driftline.reference_messages import from_description
 
 from warehouse_agent.report import counted
 
@@ -92,6 +93,7 @@ def check_description(reply: pb.DescribeReply) -> None:
         marker.column = one_line(marker.column, WORD_CHARACTERS_MAX)
         if not math.isfinite(marker.late_s) or marker.late_s < 0:
             raise MalformedMessage(f"The source describes late_s = {marker.late_s:g}.")
+    from_description(found)
     notes = [one_line(note, LINE_CHARACTERS_MAX) for note in found.notes[:COLUMNS_MAX]]
     del found.notes[:]
     found.notes.extend(notes)

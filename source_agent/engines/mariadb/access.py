@@ -270,6 +270,8 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
         plan = plan_of(shape)
         empty = empty_sql(plan.source)
         reads += [empty, probe_sql(shape), EXPLAIN + empty, EXPLAIN + scan_sql(shape)]
+        if shape.relation.table is not None:
+            reads.append(types.CREATION.format(table=plan.source))
         if plan.pages:
             reads += [page_sql(shape, is_first=first) for first in (True, False)]
         else:

@@ -26,6 +26,7 @@ from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
 from driftline.key_order import KeyRange
+from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
 from sqlalchemy.engine import URL
 
@@ -133,6 +134,12 @@ class MariadbSession(SnapshotSession):
             return types.describe(self, relation)
         except pymysql.Error as error:
             raise translate(error, relation) from error
+
+    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
+        try:
+            return types.foreign_keys(self, shape, published)
+        except pymysql.Error as error:
+            raise translate(error, shape.relation) from error
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         self.note_consistency(shape)

@@ -13,12 +13,15 @@ character set; for queries there is nothing else.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
+from driftline.references import OnDelete, Reference
 
+from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Consistency, Relation, Shape
 from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import DATES, INTEGERS, TEXT, Described, can_page, column
@@ -28,6 +31,7 @@ from source_agent.engines.relations import (
     arrange,
     derived_table,
     each_column,
+    plan_of,
     quote,
     refuse_types,
     shape,
@@ -57,7 +61,17 @@ WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
 CREATED = """
 SELECT create_time FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
-CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED)
+DATABASE = "SELECT DATABASE()"
+# The tables of foreign keys show them to nobody who has SELECT alone; this statement does.
+CREATION = "SHOW CREATE TABLE {table}"
+CATALOGUE: Final = (TABLE, TABLES, COLUMNS, INDEXES, CREATED, DATABASE)
+_NAME = r"`(?:[^`]|``)+`"
+_FOREIGN_KEY: Final = re.compile(
+    rf"^ +CONSTRAINT {_NAME} FOREIGN KEY \((?P<own>{_NAME}(?:, ?{_NAME})*)\)"
+    rf" REFERENCES (?P<table>{_NAME}(?:\.{_NAME})?) \((?P<other>{_NAME}(?:, ?{_NAME})*)\)"
+    r"(?: ON DELETE (?P<rule>CASCADE|SET NULL|SET DEFAULT|NO ACTION|RESTRICT))?",
+    re.MULTILINE,
+)
 
 # Types in result metadata (protocol's field types), as the catalogue would call them.
 _FIELD_TYPES: Final = {
@@ -129,6 +143,37 @@ class _Index:
         """Return True if ranges of this key are ranges of the index."""
         is_prefix = self.columns[: len(key)] == key and self.is_btree and self.is_whole
         return is_prefix and len(set(self.descending[: len(key)])) == 1
+
+
+def foreign_keys(
+    session: MariadbCatalogue, shape: Shape, published: Sequence[Relation]
+) -> tuple[Reference, ...]:
+    """Return what `Session.references` returns."""
+    if shape.relation.table is None or not published:
+        return ()
+    database = str(session.ask(DATABASE)[0][0])
+    own = _table_of(shape.relation, database)
+    text = session.ask(CREATION.format(table=plan_of(shape).source))[0][1] or ""
+    keys = []
+    for match in _FOREIGN_KEY.finditer(text):
+        parts = split_name(match["table"], MARK)
+        table = parts if len(parts) == 2 else (own[0] if own else database, *parts)
+        rule = OnDelete((match["rule"] or OnDelete.RESTRICT.value).lower())
+        keys.append(ForeignKey(_names(match["own"]), table, _names(match["other"]), rule))
+    return references(shape, keys, published, lambda relation: _table_of(relation, database))
+
+
+def _table_of(relation: Relation, database: str) -> tuple[str, ...] | None:
+    """Return database and name of a relation's table; None: it is a query."""
+    parts = split_name(relation.table or "", MARK)
+    if not all(parts):
+        return None
+    return (database, *parts) if len(parts) == 1 else parts
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names of a list of quoted columns."""
+    return tuple(name[1:-1].replace("``", "`") for name in re.findall(_NAME, text))
 
 
 def describe(session: MariadbCatalogue, relation: Relation) -> Shape:

@@ -28,6 +28,7 @@ from driftline.derivations import Derivation
 from driftline.digests import MASK64
 from driftline.errors import DatabaseUnavailable
 from driftline.key_order import KeyRange
+from driftline.references import Reference
 from psycopg import Error, pq
 
 from source_agent.engines.interface import DatabaseTime, Limits, Relation, Rows, Shape, TimeLimit
@@ -151,6 +152,10 @@ class PostgresqlSession(SnapshotSession):
             shape = types.describe(self, relation)
             self._refuse_changed(relation)
             return self._secured(shape)
+
+    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
+        with self._reading(shape.relation):
+            return types.foreign_keys(self, shape, published)
 
     def _secured(self, shape: Shape) -> Shape:
         """Return the shape with the policies in force. Its tables must be locked."""

@@ -15,8 +15,10 @@ from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
+from driftline.references import OnDelete, Reference
 
 from source_agent.engines import relations
+from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
 from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.postgresql import hashes
@@ -105,6 +107,21 @@ WHERE a.attrelid OPERATOR(pg_catalog.=) %s
 TYPES = """
 SELECT t.oid, t.typtype::pg_catalog.text, pg_catalog.format_type(t.oid, NULL)
 FROM pg_catalog.pg_type t WHERE t.oid = ANY(%s::pg_catalog.oid[])"""
+# Foreign keys of a table to some tables; those that partitions inherit are not counted again.
+FOREIGN_KEYS = """
+SELECT named.place::pg_catalog.int4,
+       (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
+        FROM pg_catalog.unnest(f.conkey) WITH ORDINALITY AS k(number, place)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.number),
+       (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
+        FROM pg_catalog.unnest(f.confkey) WITH ORDINALITY AS k(number, place)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.number),
+       f.confdeltype::pg_catalog.text
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS named(name, place)
+JOIN pg_catalog.pg_constraint f ON f.confrelid = pg_catalog.to_regclass(named.name)::pg_catalog.oid
+WHERE f.contype = 'f' AND f.conrelid = pg_catalog.to_regclass(%s)::pg_catalog.oid
+  AND f.conparentid = 0
+ORDER BY f.conname, named.place"""
 ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
 
 CATALOGUE: Final = (
@@ -117,7 +134,15 @@ CATALOGUE: Final = (
     ENCODING,
     KEY_INDEX,
     COLLATIONS,
+    FOREIGN_KEYS,
 )
+_ON_DELETE: Final = {
+    "a": OnDelete.NO_ACTION,
+    "r": OnDelete.RESTRICT,
+    "c": OnDelete.CASCADE,
+    "n": OnDelete.SET_NULL,
+    "d": OnDelete.SET_DEFAULT,
+}
 
 
 class PostgresqlCatalogue(Protocol):
@@ -161,6 +186,29 @@ class _Source:
 
     def leads(self, column: str) -> bool:
         return any(is_btree and columns[0] == column for _, _, is_btree, columns in self.indexes)
+
+
+def foreign_keys(
+    session: PostgresqlCatalogue, shape: Shape, published: Sequence[Relation]
+) -> tuple[Reference, ...]:
+    """Return what `Session.references` returns."""
+    tables = {relation.name: name for relation in published if (name := _name_sql(relation))}
+    if shape.relation.table is None or not tables:
+        return ()
+    names = list(dict.fromkeys(tables.values()))
+    keys = [
+        ForeignKey(tuple(columns), names[place - 1], tuple(referenced), _ON_DELETE[rule])
+        for place, columns, referenced, rule in session.ask(
+            FOREIGN_KEYS, names, _name_sql(shape.relation)
+        )
+    ]
+    return references(shape, keys, published, lambda relation: tables.get(relation.name))
+
+
+def _name_sql(relation: Relation) -> str:
+    """Return the name of a relation's table, quoted; empty if it can be none."""
+    parts = relations.split_name(relation.table or "")
+    return ".".join(map(quote, parts)) if len(parts) <= 2 and all(parts) else ""
 
 
 def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:

@@ -149,6 +149,8 @@ def templates(shape: Shape) -> list[str]:
         name = plan.source.removeprefix("main.")
         texts.append(types.XINFO.format(schema="main", name=name))
         texts.append(types.INDEX_LIST.format(name=name))
+        texts.append(types.FOREIGN_KEYS.format(name=name))
+        texts.append(types.XINFO.format(schema="main", name=quote("…")))
         texts.append(types.INDEX_XINFO.format(name=quote("…")))
         texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in types.ROWIDS]
         texts.append(EXPLAIN_PLAN + between_sql(shape, PRESENCE[-1]))

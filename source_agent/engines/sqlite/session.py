@@ -33,6 +33,7 @@ from driftline.errors import ConfigurationError, DriftlineError
 from driftline.key_order import KeyRange
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
+from driftline.references import Reference
 from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
@@ -93,7 +94,13 @@ OPENING: Final = (
 )
 STATEMENTS: Final = (*OPENING, types.TABLES, types.STATISTICS)
 
-_PRAGMAS: Final = {"data_version", "table_xinfo", "index_list", "index_xinfo"}
+_PRAGMAS: Final = {
+    "data_version",
+    "table_xinfo",
+    "index_list",
+    "index_xinfo",
+    "foreign_key_list",
+}
 _FORBIDDEN_FUNCTIONS: Final = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 
 
@@ -227,6 +234,11 @@ class SqliteSession(SnapshotSession):
             shape = types.describe(self, relation)
             self._execute(f"EXPLAIN {scan_sql(shape)}", ())  # compiles it: `where`, functions
         return shape
+
+    def references(self, shape: Shape, published: Sequence[Relation]) -> tuple[Reference, ...]:
+        self._begin()
+        with self._errors(shape.relation):
+            return types.foreign_keys(self, shape, published)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         if not self.is_wal and plan_of(shape).pages and (shape.ordered or not ordered):

@@ -28,8 +28,10 @@ from typing import Any, Final, Protocol
 from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
 from driftline.key_order import KeyRange
+from driftline.references import OnDelete, Reference
 from driftline.types import DeclaredType
 
+from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Listed, Relation, Shape
 from source_agent.engines.markers import Marker, MarkerKind, behind, marked_by
 from source_agent.engines.relations import (
@@ -56,6 +58,7 @@ VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
 XINFO = "PRAGMA {schema}.table_xinfo({name})"
 INDEX_LIST = "PRAGMA main.index_list({name})"
 INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
+FOREIGN_KEYS = "PRAGMA main.foreign_key_list({name})"
 STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
@@ -130,6 +133,42 @@ class _Table:
             return (quote(self.alias, MARK) if self.alias else self.rowid,)
         is_whole = self.is_stored and self.not_null.issuperset(self.primary)
         return tuple(quote(name, MARK) for name in self.primary) if is_whole else ()
+
+
+def foreign_keys(
+    session: SqliteCatalogue, shape: Shape, published: Sequence[Relation]
+) -> tuple[Reference, ...]:
+    """Return what `Session.references` returns. SQLite enforces them only if a writer asks it to.
+
+    Names of columns are those of the tables, which a foreign key may write in another case; one
+    that names no columns means the primary key.
+    """
+    if shape.relation.table is None or not published:
+        return ()
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    name = quote(_table_name(session, shape.relation))
+    for row in sorted(session.ask(FOREIGN_KEYS.format(name=name))):
+        found.setdefault(row[0], []).append(row)
+    keys = []
+    for rows in found.values():
+        table, rule = rows[0][2], OnDelete(rows[0][6].lower())
+        if not any(_plain_name(relation) == table.lower() for relation in published):
+            continue
+        columns = session.ask(XINFO.format(schema="main", name=quote(table)))
+        primary = [row[1] for row in sorted((c for c in columns if c[5]), key=lambda c: c[5])]
+        spelled = {row[1].lower(): row[1] for row in columns}
+        named = primary if rows[0][4] is None else [row[4] for row in rows]
+        referenced = tuple(spelled.get(one.lower(), one) for one in named)
+        own = {column.name.lower(): column.name for column in shape.recipe.columns}
+        columns_here = tuple(own.get(row[3].lower(), row[3]) for row in rows)
+        if len(referenced) == len(columns_here):
+            keys.append(ForeignKey(columns_here, table.lower(), referenced, rule))
+    return references(shape, keys, published, _plain_name)
+
+
+def _plain_name(relation: Relation) -> str | None:
+    """Return the table of a relation as SQLite compares names; None: it is a query."""
+    return None if relation.table is None else split_name(relation.table)[-1].lower()
 
 
 def describe(session: SqliteCatalogue, relation: Relation) -> Shape:

@@ -10,6 +10,7 @@ import numpy as np
 from driftline.arrays import Bools
 from driftline.hours import DAYS
 
+from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import intervals
 from warehouse_agent.report import counted
@@ -37,8 +38,10 @@ def fitted(config: WarehouseConfig, fragment: Fragment, *, as_json: bool) -> Non
 
     Raises:
         WarehouseUnavailable: its history cannot be read.
+        DriftlineError: its source, which is asked for foreign keys, refuses the relation.
     """
-    memory = intervals.remembered(Store.of(config), fragment.name, fragment.time_zone)
+    store = Store.of(config)
+    memory = intervals.remembered(store, fragment.name, fragment.time_zone)
     model = fit(memory, fragment.time_zone)
     if model is None:
         why = "no interval between two complete refreshes is known yet"
@@ -46,10 +49,13 @@ def fitted(config: WarehouseConfig, fragment: Fragment, *, as_json: bool) -> Non
         print(body if as_json else f"{fragment.name}: {why}")
         return
     judged = of_counts(model, memory) if len(memory.recent) >= FITNESS_MIN else None
+    above = parents(config, store, fragment)
     if as_json:
-        print(json.dumps(body_of(fragment.name, model, memory, judged)))
+        print(json.dumps(body_of(fragment.name, model, memory, judged) | above.to_json()))
     else:
-        print("\n".join(text_of(fragment.name, model, memory, judged)))
+        lines = text_of(fragment.name, model, memory, judged)
+        lines += [f"  {line}" for line in above.text(memory.recent[-1].rows)]
+        print("\n".join(lines))
 
 
 def segments(model: Model) -> list[Segment]:
