@@ -8,10 +8,14 @@ holds both namespaces open by descriptor, so they have no name, leave nothing be
 the last process in them. It ends when its standard input does, which the kernel closes when the
 parent dies, however it dies.
 
-Invariants: a packet is carried unchanged or dropped, never re-ordered. It is counted when it leaves
-the sender's device, so bytes that are dropped later count as sent, and so do retransmissions.
+Invariants: without `Faults` a packet is carried unchanged or dropped, never re-ordered. It is
+counted when it leaves the sender's device, so bytes that are dropped later count as sent, and so do
+retransmissions.
 Delay is one way (half of `rtt_ms`); at a given rate a packet waits for those before it, and one
-that finds `QUEUE_PACKETS` full-sized packets waiting is dropped, as by a router.
+that finds `QUEUE_PACKETS` full-sized packets waiting is dropped, as by a router. `Faults` are drawn
+from a seeded generator for each direction, in the order of its packets: the same seed and the same
+packets give the same faults. A damaged packet gets a right TCP checksum, as if broken hardware had
+made it: otherwise the kernel drops it, which is a loss.
 
 Works as root, else in a user namespace of its own. `available()` says why it does not. Needs
 `nsenter` (util-linux) and /dev/net/tun; kernel packet schedulers are not used because kernels
@@ -25,8 +29,11 @@ import errno
 import fcntl
 import functools
 import gc
+import heapq
+import itertools
 import mmap
 import os
+import random
 import select
 import shutil
 import socket
@@ -34,9 +41,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +54,29 @@ QUEUE_PACKETS = 256  # before the link; 307 ms at 10 Mbit/s
 FLIGHT_PACKETS_MAX = 65_536  # on the link; 100 MB, more than any delay here can hold
 BATCH_PACKETS = 64  # read from one device before the other gets its turn
 START_S_MAX = 10.0
+REORDER_MS = 30.0  # by which a re-ordered packet is late
+
+BOTH, TO_SOURCE, TO_WAREHOUSE = "both", "to_source", "to_warehouse"
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a bad line does to single packets, each way: shares from 0 to 1, and a seed.
+
+    `up_s` and `down_s`: the line carries packets for so long, and then drops all for so long, over
+    and over; 0: it is always up.
+    """
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    reorder: float = 0.0
+    up_s: float = 0.0
+    down_s: float = 0.0
+    seed: int = 0
+
+
+NO_FAULTS = Faults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +109,12 @@ class Link:
     Args:
         rtt_ms: delay there and back, without serialisation.
         rate_mbit: 10^6 bits per second and direction; None is as fast as the forwarder can.
+        faults: what it does to single packets.
     """
 
-    def __init__(self, *, rtt_ms: float = 0, rate_mbit: float | None = None) -> None:
+    def __init__(
+        self, *, rtt_ms: float = 0, rate_mbit: float | None = None, faults: Faults = NO_FAULTS
+    ) -> None:
         # Made by us so that the counters can be read while the forwarder works, or is gone.
         memory_fd = os.memfd_create("wan-counters")
         os.ftruncate(memory_fd, mmap.PAGESIZE)
@@ -99,7 +131,7 @@ class Link:
             os.close(memory_fd)
         try:
             self.enter = self._started()
-            self.shape(rtt_ms=rtt_ms, rate_mbit=rate_mbit)
+            self.shape(rtt_ms=rtt_ms, rate_mbit=rate_mbit, faults=faults)
         except BaseException:
             self.close()
             raise
@@ -137,15 +169,17 @@ class Link:
         """The same in the warehouse's namespace."""
         return subprocess.Popen([*self.enter[1], *args], **options)
 
-    def shape(self, *, rtt_ms: float, rate_mbit: float | None) -> None:
-        """Delay and rate from the next packet on."""
+    def shape(self, *, rtt_ms: float, rate_mbit: float | None, faults: Faults = NO_FAULTS) -> None:
+        """Delay, rate and faults from the next packet on."""
         assert rtt_ms >= 0
         assert rate_mbit is None or rate_mbit > 0
-        self._command(f"shape {rtt_ms / 2000} {(rate_mbit or 0) * 125_000}")
+        numbers = " ".join(str(number) for number in astuple(faults))
+        self._command(f"shape {rtt_ms / 2000} {(rate_mbit or 0) * 125_000} {numbers}")
 
-    def cut(self) -> None:
-        """From when this returns no packet arrives; neither end is told."""
-        self._command("cut")
+    def cut(self, way: str = BOTH) -> None:
+        """From when this returns no packet arrives, or none of one way (TO_SOURCE, TO_WAREHOUSE):
+        the line is half-open. Neither end is told. What was cut before stays so."""
+        self._command(f"cut {way}")
 
     def heal(self) -> None:
         self._command("heal")
@@ -245,14 +279,19 @@ def _new_namespace(address: str) -> tuple[int, int]:
 class _Direction:
     """Packets one way. `now` is a parameter; times are those of the monotonic clock."""
 
-    def __init__(self, sender: int, receiver: int, counters: memoryview, first: int) -> None:
-        self.sender = sender
-        self.receiver = receiver
+    def __init__(
+        self, way: str, sender: int, receiver: int, counters: memoryview, first: int
+    ) -> None:
+        self.way, self.sender, self.receiver = way, sender, receiver
         self.delay_s = 0.0
         self.rate_bytes_s = 0.0  # 0 is unlimited
         self.is_cut = False
-        self.flight: deque[tuple[float, bytes]] = deque()
+        self.flight: list[tuple[float, int, bytes]] = []  # a heap: due, number, packet
+        self._numbers = itertools.count()
+        self._last_due = 0.0  # of those that are not re-ordered
         self._free_at = 0.0  # when the last accepted packet has been serialised
+        self._since = 0.0  # of the flapping
+        self._set_faults(NO_FAULTS)
         self._counters = counters
         self._first = first
 
@@ -268,10 +307,37 @@ class _Direction:
             counters[first + 1] += 1
             if self.is_cut:
                 counters[4] += 1
+            elif self._has_faults:
+                for carried in self._spoiled(packet, now):
+                    self._accept(carried, now)
             elif self.rate_bytes_s or self.delay_s or self.flight:
                 self._accept(packet, now)
             else:
                 _deliver(self.receiver, packet)
+
+    def shape(self, delay_s: float, rate_bytes_s: float, faults: Faults, now: float) -> None:
+        self.delay_s, self.rate_bytes_s, self._since = delay_s, rate_bytes_s, now
+        self._set_faults(faults)
+
+    def _set_faults(self, faults: Faults) -> None:
+        self._faults, self._has_faults = faults, faults != NO_FAULTS
+        self._random = random.Random(f"{faults.seed} {self.way}")
+
+    def _spoiled(self, packet: bytes, now: float) -> list[bytes]:
+        """What the line makes of a packet: nothing, it, something like it, or two."""
+        faults, draw = self._faults, self._random.random
+        period_s = faults.up_s + faults.down_s
+        is_down = period_s > 0 and (now - self._since) % period_s >= faults.up_s
+        # Drawn for each packet, so that one fault does not move the others.
+        is_lost, is_damaged, is_doubled = (
+            draw() < share for share in (faults.loss, faults.corrupt, faults.duplicate)
+        )
+        if is_lost or is_down:
+            self._counters[4] += 1
+            return []
+        if is_damaged:
+            packet = _damaged(packet, self._random)
+        return [packet, packet] if is_doubled else [packet]
 
     def _accept(self, packet: bytes, now: float) -> None:
         due = max(now, self._free_at)
@@ -285,21 +351,44 @@ class _Direction:
         if len(self.flight) >= FLIGHT_PACKETS_MAX:
             self._counters[4] += 1
             return
-        # A delay that was shortened must not let a packet overtake another.
-        last = self.flight[-1][0] if self.flight else 0.0
-        self.flight.append((max(due + self.delay_s, last), packet))
+        if self._faults.reorder and self._random.random() < self._faults.reorder:
+            due += self.delay_s + REORDER_MS / 1000
+        else:  # a delay that was shortened must not let a packet overtake another
+            due = self._last_due = max(due + self.delay_s, self._last_due)
+        heapq.heappush(self.flight, (due, next(self._numbers), packet))
 
     def push(self, now: float) -> None:
         """Delivers what is due."""
         flight = self.flight
         while flight and flight[0][0] <= now:
-            _deliver(self.receiver, flight.popleft()[1])
+            _deliver(self.receiver, heapq.heappop(flight)[2])
 
     def cut(self) -> None:
         self.is_cut = True
         self._counters[4] += len(self.flight)
         self.flight.clear()
-        self._free_at = 0.0
+        self._free_at = self._last_due = 0.0
+
+
+def _damaged(packet: bytes, generator: random.Random) -> bytes:
+    """A packet of IPv4 and TCP with one other bit in its payload, and the checksum to it."""
+    header = (packet[0] & 15) * 4
+    if packet[9] != socket.IPPROTO_TCP or len(packet) < header + 20:
+        return packet
+    payload = header + (packet[header + 12] >> 4) * 4
+    if payload >= len(packet):
+        return packet
+    found = bytearray(packet)
+    found[generator.randrange(payload, len(packet))] ^= 1 << generator.randrange(8)
+    found[header + 16 : header + 18] = bytes(2)
+    segment = bytes(found[header:])
+    pseudo = found[12:20] + struct.pack("!HH", socket.IPPROTO_TCP, len(segment))
+    words = bytes(pseudo) + segment + bytes(len(segment) % 2)
+    total = sum(struct.unpack(f"!{len(words) // 2}H", words))  # RFC 9293, section 3.1
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    found[header + 16 : header + 18] = struct.pack("!H", ~total & 0xFFFF)
+    return bytes(found)
 
 
 def _deliver(receiver: int, packet: bytes) -> None:
@@ -310,16 +399,18 @@ def _deliver(receiver: int, packet: bytes) -> None:
             raise
 
 
-def _obey(line: str, directions: Sequence[_Direction]) -> None:
+def _obey(line: str, directions: Sequence[_Direction], answers: int = 1) -> None:
     word, *arguments = line.split()
     for direction in directions:
-        if word == "cut":
+        if word == "cut" and arguments[0] in (BOTH, direction.way):
             direction.cut()
         elif word == "heal":
             direction.is_cut = False
         elif word == "shape":
-            direction.delay_s, direction.rate_bytes_s = (float(a) for a in arguments)
-    os.write(1, b"ok\n")
+            delay_s, rate_bytes_s, *faults = (float(a) for a in arguments[:-1])
+            spoils = Faults(*faults, seed=int(arguments[-1]))
+            direction.shape(delay_s, rate_bytes_s, spoils, time.monotonic())
+    os.write(answers, b"ok\n")
 
 
 def _forward(directions: Sequence[_Direction]) -> None:
@@ -360,8 +451,8 @@ def _main() -> None:
     gc.disable()  # no cycles are made; no pauses either
     _forward(
         (
-            _Direction(warehouse_tun, source_tun, memory, 0),
-            _Direction(source_tun, warehouse_tun, memory, 2),
+            _Direction(TO_SOURCE, warehouse_tun, source_tun, memory, 0),
+            _Direction(TO_WAREHOUSE, source_tun, warehouse_tun, memory, 2),
         )
     )
 
