@@ -407,9 +407,11 @@ def _obey(line: str, directions: Sequence[_Direction], answers: int = 1) -> None
         elif word == "heal":
             direction.is_cut = False
         elif word == "shape":
-            delay_s, rate_bytes_s, *faults = (float(a) for a in arguments[:-1])
-            spoils = Faults(*faults, seed=int(arguments[-1]))
-            direction.shape(delay_s, rate_bytes_s, spoils, time.monotonic())
+            delay_s, rate_bytes_s = (float(a) for a in arguments[:2])
+            *shares, seed = arguments[2:]
+            loss, duplicate, corrupt, reorder, up_s, down_s = map(float, shares)
+            faults = Faults(loss, duplicate, corrupt, reorder, up_s, down_s, int(seed))
+            direction.shape(delay_s, rate_bytes_s, faults, time.monotonic())
     os.write(answers, b"ok\n")
 
 

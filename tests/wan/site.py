@@ -79,6 +79,8 @@ def profiles(seed: int) -> dict[str, Profile]:
         Profile("satellite", 600, 2),
         Profile("lossy", 200, 10, lossy),
         Profile("flapping", 50, 10, flapping),
+        # TCP lets these through, and TLS ends the connection at each.
+        Profile("damaged", 20, 50, wan.Faults(corrupt=0.006, seed=seed)),
         Profile("worst", 300, 8, wan.Faults(loss=0.05, seed=seed)),
     )
     return {profile.name: profile for profile in found}
@@ -252,10 +254,13 @@ class Site:
     def command(self, *words: str) -> tuple[int, list[dict[str, Any]]]:
         """Run a command of `driftline`; return its exit code and its JSON lines."""
         config = ["--config", str(self.folder / "warehouse.toml")]
-        self._warehouse.stdin.write(json.dumps([*config, *words]) + "\n")
-        self._warehouse.stdin.flush()
-        lines = []
-        for line in self._warehouse.stdout:
+        asked, answers = self._warehouse.stdin, self._warehouse.stdout
+        assert asked is not None
+        assert answers is not None
+        asked.write(json.dumps([*config, *words]) + "\n")
+        asked.flush()
+        lines: list[dict[str, Any]] = []
+        for line in answers:
             if line.startswith("exit "):
                 return int(line.split()[1]), lines
             lines.append(json.loads(line))

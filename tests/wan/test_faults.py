@@ -68,7 +68,7 @@ class Forwarder:
 
     def carry(self, *packets: bytes, now: float = 0.0) -> list[bytes]:
         """Return what arrives until long after `now`, in its order."""
-        found = []
+        found: list[bytes] = []
         for one in packets:
             self._ends[0].send(one)
             self.way.pull(now)

@@ -745,7 +745,8 @@ def test_what_other_processes_wait_for_the_database_holds_all_back(
     held: list[float] = []
 
     class Noting:
-        def __init__(self, split: GovernedSplit) -> None:
+        def __init__(self, split: Split) -> None:
+            assert isinstance(split, GovernedSplit)
             self._split = split
 
         def __getattr__(self, name: str) -> Any:
