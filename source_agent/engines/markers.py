@@ -42,7 +42,7 @@ Column = tuple[str, bool]  # the kind of its declared type, and True if it may b
 
 
 class MarkerKind(Enum):
-    """What a relation keeps about its own changes (docs/dba-guide.md, "Markers")."""
+    """Kinds of markers (docs/dba-guide.md, "Markers")."""
 
     TIME = "time"
     VERSION = "version"
@@ -50,7 +50,7 @@ class MarkerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What the DBA says that a relation keeps about its own changes.
+    """Description of what a relation keeps about its own changes, by its DBA.
 
     `column`: set by every writer. `late_s`: longer than any transaction; for times alone. `zone`:
     of times that carry none. `deleted`: a flag of rows that count as deleted.

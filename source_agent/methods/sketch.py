@@ -45,6 +45,7 @@ class Decoded:
 
     @property
     def rows(self) -> int:
+        """Number of rows that may have to be sent."""
         return len(self.ks) + self.outside
 
 

@@ -1,41 +1,129 @@
-"""Refreshes by a marker: rows behind a mark, and the keys of all rows, on three engines."""
+"""Refreshes by a marker: rows behind a mark, and the keys of all rows, on three engines.
+
+Both agents run in this process and no step needs Spark. The oracle is the owner's own connection.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from tests.harness.legacy import LEGACIES, Legacy
-from tests.harness.pair import Pair
+from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair, expect_equal
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
+from warehouse_agent.storage.formats import head
+from warehouse_agent.tasks.scan import read_batches
 
-# Written by the test, so that no test waits for a clock.
 STOCK = """CREATE TABLE stock (
-    id {int8} PRIMARY KEY, amount INTEGER, note {text}, updated_at {time}, version {int8})"""
+    id {int8} PRIMARY KEY, amount INTEGER, note {text}, updated_at {time}, version {int8},
+    gone {flag})"""
 TYPES = {
-    "sqlite": {"int8": "INTEGER", "text": "TEXT", "time": "DATETIME"},
-    "postgresql": {"int8": "BIGINT", "text": "TEXT", "time": "TIMESTAMPTZ"},
-    "mariadb": {"int8": "BIGINT", "text": "VARCHAR(200)", "time": "TIMESTAMP(6) NULL"},
+    "sqlite": {"int8": "INTEGER", "text": "TEXT", "time": "DATETIME", "flag": "BOOLEAN"},
+    "postgresql": {"int8": "BIGINT", "text": "TEXT", "time": "TIMESTAMPTZ", "flag": "BOOLEAN"},
+    "mariadb": {
+        "int8": "BIGINT",
+        "text": "VARCHAR(200)",
+        "time": "TIMESTAMP(6) NULL",
+        "flag": "BOOLEAN",
+    },
 }
 ZONES = {"sqlite": ', zone = "UTC"', "postgresql": "", "mariadb": ""}
-ROWS = 2000
-FRAGMENT = 'proof = "keys"\nmethod = "since"'
-OLD = datetime.now(UTC) - timedelta(days=30)
+ROWS = 600
+OLD = "2001-01-01 00:00:00"
 
 
-def text(at: datetime) -> str:
-    return at.strftime("%Y-%m-%d %H:%M:%S")
+def of(legacy: Legacy, at: str) -> str:
+    """Return a time in UTC as a writer of this engine sets it."""
+    return f"{at}+00" if legacy.engine == "postgresql" else at
 
 
 def now(legacy: Legacy) -> str:
-    """Return the time as a writer sets it."""
-    suffix = "+00" if legacy.engine == "postgresql" else ""
-    return text(datetime.now(UTC)) + suffix
+    return of(legacy, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def by_time(legacy: Legacy, more: str = "") -> str:
+    return f'{{ column = "updated_at", late = "1m"{ZONES[legacy.engine]}{more} }}'
+
+
+class Stock:
+    """A pair over the table `stock`, without Spark."""
+
+    def __init__(self, legacy: Legacy, folder: Path, marker: str, *, more: str = "") -> None:
+        legacy.execute(STOCK.format(**TYPES[legacy.engine]))
+        legacy.execute("CREATE INDEX stock_updated ON stock (updated_at)")
+        old = of(legacy, OLD)
+        rows = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(ROWS)]
+        legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self.legacy = legacy
+        self.pair = Pair(NoSpark(), legacy, folder, {"stock": f'table = "stock"\n{more}'})
+        self.mark(marker)
+        self.fragment()
+
+    def mark(self, marker: str, more: str = "") -> None:
+        self.pair.publish("stock", f'table = "stock"\nmarker = {marker}\n{more}')
+
+    def fragment(self, lines: str = "") -> None:
+        self.pair.fragment_lines["stock"] = f'proof = "keys"\nmethod = "since"\n{lines}'
+
+    def refresh(self, options: Options | None = None) -> Report:
+        return self.pair.refresh("stock", options=options)
+
+    def refresh_when_due(self) -> Report:
+        """Refresh as if the last audit were a year ago: an audit, whose interval must be short."""
+        notes = json.loads(self.notes.read_text())
+        assert notes["mark"]["audit"] is not None
+        notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
+        self.notes.write_text(json.dumps(notes))
+        return self.refresh()
+
+    @property
+    def notes(self) -> Path:
+        return self.pair.warehouse / "_driftline" / "fragments" / "stock.json"
+
+    def published(self) -> list[tuple[Any, ...]]:
+        snapshot = head(self.pair.store, "stock")
+        assert snapshot is not None
+        layout, rows = snapshot.layout, []
+        schema = layout.file_schema
+        for file in snapshot.files:
+            for batch in read_batches(file.uri, schema):
+                columns = [batch.column(name).to_pylist() for name in layout.data_names]
+                rows += list(zip(*columns, strict=True))
+        return rows
+
+    def check(self, where: str = "") -> None:
+        theirs = [r for r in self.legacy.rows("stock") if not where or not r[5]]
+        ours = self.published()
+        places = (0, 1, 2, 4)  # times differ by engine in their Python types
+        expect_equal(
+            [tuple(row[i] for i in places) for row in ours],
+            [tuple(row[i] for i in places) for row in theirs],
+        )
+
+    def update(self, keys: list[int], amount: int, *, honest: bool = True) -> None:
+        sql = "UPDATE stock SET amount = ? WHERE id = ?"
+        rows: list[tuple[Any, ...]] = [(amount, k) for k in keys]
+        if honest:
+            sql = "UPDATE stock SET amount = ?, updated_at = ?, version = ? WHERE id = ?"
+            versions = [int(row[4] or 0) for row in self.legacy.rows("stock")]
+            top = max(versions, default=0)
+            rows = [(amount, now(self.legacy), top + 1 + i, k) for i, k in enumerate(keys)]
+        self.legacy.many(sql, rows)
+
+    def insert(self, keys: list[int], at: str = OLD, version: int | None = 0) -> None:
+        rows = [(k, 1, "new", of(self.legacy, at), version, False) for k in keys]
+        self.legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def delete(self, keys: list[int]) -> None:
+        self.legacy.many("DELETE FROM stock WHERE id = ?", [(k,) for k in keys])
 
 
 @pytest.fixture(params=["sqlite", "sqlite-journal", "postgresql", "mariadb"])
@@ -45,27 +133,21 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     made.close()
 
 
-def create(legacy: Legacy, rows: int = ROWS) -> None:
-    legacy.execute(STOCK.format(**TYPES[legacy.engine]))
-    legacy.execute("CREATE INDEX stock_updated ON stock (updated_at)")
-    old = text(OLD) + ("+00" if legacy.engine == "postgresql" else "")
-    legacy.many(
-        "INSERT INTO stock VALUES (?, ?, ?, ?, ?)",
-        [(i * 3, i % 100, f"note {i}", old, i) for i in range(rows)],
-    )
-
-
-def relation(legacy: Legacy, marker: str = "") -> str:
-    given = marker or f'{{ column = "updated_at", late = "1m"{ZONES[legacy.engine]} }}'
-    return f'table = "stock"\nmarker = {given}'
+@pytest.fixture
+def stock(legacy: Legacy, tmp_path: Path) -> Iterator[Stock]:
+    made = Stock(legacy, tmp_path / "pair", by_time(legacy))
+    yield made
+    made.pair.stop()
 
 
 @pytest.fixture
-def pair(spark: SparkSession, legacy: Legacy, tmp_path: Path) -> Iterator[Pair]:
-    create(legacy)
-    with Pair(spark, legacy, tmp_path / "pair", {"stock": relation(legacy)}) as made:
-        made.fragment_lines["stock"] = FRAGMENT
-        yield made
+def local(tmp_path: Path) -> Iterator[Stock]:
+    """On SQLite alone."""
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    made = Stock(legacy, tmp_path / "pair", '{ column = "version" }')
+    yield made
+    made.pair.stop()
+    legacy.close()
 
 
 def counts(report: Report) -> tuple[int, int, int]:
@@ -77,28 +159,171 @@ def used(report: Report) -> dict[str, Any]:
     return report.marker
 
 
-def test_updates_by_the_marker_and_keys_without_it(pair: Pair) -> None:
-    loaded = pair.refresh("stock")
+def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
+    loaded = stock.refresh()
     assert (loaded.proof, used(loaded)["used"]) == ("total", False)
-    legacy = pair.legacy
-    quiet = pair.refresh("stock")
+    quiet = stock.refresh()
     assert (quiet.version, quiet.proof, quiet.method) == (0, "keys", "since")
     assert (quiet.round_trips, used(quiet)["rows"]) == (1, 0)
-    legacy.many(
-        "UPDATE stock SET amount = 7000, updated_at = ? WHERE id = ?",
-        [(now(legacy), k * 3) for k in range(10, 30)],
-    )
+    is_counted = stock.legacy.engine == "postgresql"
+    assert used(quiet)["keys_counted"] is is_counted
+    stock.update([k * 3 for k in range(10, 30)], 7000)
+    found = stock.refresh()
+    assert (counts(found), used(found)["rows"]) == ((0, 20, 0), 20)
+    assert used(found)["keys_counted"] is is_counted
     # Neither the deleted nor the inserted rows are in the marker.
-    legacy.execute("DELETE FROM stock WHERE id IN (0, 300, 600)")
-    old = "2001-01-01 00:00:00" + ("+00" if legacy.engine == "postgresql" else "")
-    legacy.execute("INSERT INTO stock VALUES (?, ?, ?, ?, ?)", 301, 1, "between", old, 0)
-    legacy.execute("INSERT INTO stock VALUES (?, ?, ?, ?, ?)", 900_000, 1, "beyond", old, 0)
-    found = pair.refresh("stock")
-    assert (found.version, found.proof, found.method) == (1, "keys", "since")
-    assert counts(found) == (2, 20, 3)
+    stock.delete([0, 300, 600])
+    stock.insert([301, 900_000])
+    found = stock.refresh()
+    assert (found.version, found.proof, found.method) == (2, "keys", "since")
+    assert counts(found) == (2, 0, 3)
     assert used(found) == {"used": True, "why": None, "rows": 20, "keys_counted": False}
-    pair.check("stock")
-    pair.check_feed("stock", 1)
+    stock.check()
     # What came is read again for a minute, and changes nothing.
-    again = pair.refresh("stock")
-    assert (again.version, again.rows_changed, used(again)["rows"]) == (1, 0, 20)
+    again = stock.refresh()
+    assert (again.version, again.rows_changed, used(again)["rows"]) == (2, 0, 20)
+    stock.insert([900_003, 900_006], at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+    appended = stock.refresh()  # explained by the rows behind the mark
+    assert (counts(appended), used(appended)["keys_counted"]) == ((2, 0, 0), is_counted)
+    stock.check()
+
+
+def test_a_missed_update_is_found_and_named_by_the_audit(stock: Stock) -> None:
+    stock.refresh()
+    stock.update([30], 1)
+    stock.update([60, 90], 4242, honest=False)
+    by_marker = stock.refresh()
+    assert (counts(by_marker), by_marker.proof) == ((0, 1, 0), "keys")
+    stock.fragment('audit = "1s"')
+    audit = stock.refresh_when_due()
+    assert (audit.proof, counts(audit)) == ("total", (0, 2, 0))
+    assert audit.audit is not None
+    assert (audit.audit["missed"], audit.audit["changes"]) == (2, 3)
+    assert sorted(audit.audit["keys"]) == ["60", "90"]
+    stock.check()
+
+
+def test_two_audits_with_misses_refuse_the_marker_until_it_is_trusted(local: Stock) -> None:
+    local.refresh()
+    for _ in range(2):
+        local.update([30], random.randrange(1000, 10**6), honest=False)
+        local.fragment('audit = "1s"')
+        audit = local.refresh_when_due()
+        assert audit.audit is not None
+        assert (audit.audit["missed"], audit.audit["keys"]) == (1, ["30"])
+    local.fragment()
+    refused = local.refresh()
+    assert refused.proof == "total"
+    assert "--trust-marker" in str(used(refused)["why"])
+    assert used(local.refresh())["used"] is False
+    trusted = local.refresh(Options(trust_marker=True))
+    assert used(trusted)["used"] is True
+    assert used(local.refresh())["used"] is True
+
+
+def test_rows_without_a_marker_are_always_new(stock: Stock) -> None:
+    stock.legacy.execute("UPDATE stock SET updated_at = NULL WHERE id < 15")
+    stock.refresh()
+    stock.legacy.execute("UPDATE stock SET amount = 5555 WHERE id = 9")
+    found = stock.refresh()
+    assert (counts(found), used(found)["rows"]) == ((0, 1, 0), 5)
+    stock.check()
+
+
+def test_a_time_in_the_future_does_not_move_the_mark(stock: Stock) -> None:
+    future = (datetime.now(UTC) + timedelta(days=400)).strftime("%Y-%m-%d %H:%M:%S")
+    stock.insert([5000], at=future)
+    stock.refresh()
+    stock.update([30], 12)
+    found = stock.refresh()
+    assert (counts(found), used(found)["rows"]) == ((0, 1, 0), 2)
+    stock.check()
+
+
+def test_flagged_rows_are_gone(stock: Stock) -> None:
+    stock.mark(by_time(stock.legacy, ', deleted = "gone"'))
+    stock.legacy.execute("UPDATE stock SET gone = NULL WHERE id = 3")
+    stock.refresh()
+    stock.legacy.execute("UPDATE stock SET gone = TRUE WHERE id IN (30, 60)")
+    found = stock.refresh()
+    assert counts(found) == (0, 0, 2)
+    stock.legacy.execute("UPDATE stock SET gone = FALSE WHERE id = 60")
+    assert counts(stock.refresh()) == (1, 0, 0)
+    stock.check("not gone")
+
+
+def test_versions(stock: Stock) -> None:
+    stock.mark('{ column = "version" }')
+    stock.refresh()
+    stock.update([3, 6], 77)
+    stock.delete([9])
+    found = stock.refresh()
+    assert (found.method, counts(found)) == ("since", (0, 2, 1))
+    assert used(found)["rows"] == 3  # the newest one of the last time, too
+    stock.check()
+
+
+def test_a_mark_that_does_not_fit_compares_all_rows_and_says_why(stock: Stock) -> None:
+    stock.refresh()
+    stock.mark('{ column = "version" }')
+    stock.update([30], 12, honest=False)
+    other = stock.refresh()
+    assert (other.proof, counts(other)) == ("total", (0, 1, 0))
+    assert used(other)["why"] == "the source's DBA changed the marker"
+    assert used(stock.refresh())["used"] is True
+    stock.pair.publish("stock", 'table = "stock"')
+    none = stock.refresh()
+    assert (none.proof, used(none)["why"]) == (
+        "total",
+        "the source's DBA names no marker of this relation",
+    )
+    stock.check()
+
+
+def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
+    made = Stock(legacy, tmp_path / "pair", by_time(legacy), more="")
+    try:
+        made.mark(by_time(legacy), 'key = ["note"]')
+        made.refresh()
+        made.update([30, 33], 9)
+        made.delete([60, 63])
+        made.legacy.execute("UPDATE stock SET note = 'other' WHERE id = 90")
+        found = made.refresh()
+        assert (found.method, counts(found)) == ("since", (1, 2, 3))
+        made.check()
+    finally:
+        made.pair.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_histories(local: Stock, seed: int) -> None:
+    """Deletes and inserts are found at once, and lies by the next audit."""
+    rng = random.Random(seed)
+    local.refresh()
+    lied: set[int] = set()
+    for _ in range(6):
+        present = [row[0] for row in local.legacy.rows("stock")]
+        honest = rng.sample(present, rng.randrange(8))
+        lies = [k for k in rng.sample(present, rng.randrange(3)) if k not in honest]
+        gone = [k for k in rng.sample(present, rng.randrange(8)) if k not in (*honest, *lies)]
+        new = rng.sample(range(10**6, 2 * 10**6), rng.randrange(4))
+        new += [k for k in rng.sample(range(1, 3 * ROWS), 3) if k not in present]
+        local.update(honest, rng.randrange(1000, 10**6))
+        local.update(lies, rng.randrange(1000, 10**6), honest=False)
+        local.delete(gone)
+        local.insert(new, version=rng.choice([0, None, 10**7]))
+        lied = (lied | set(lies)) - set(honest) - set(gone)
+        report = local.refresh()
+        assert report.proof == "keys"
+        assert (report.rows_inserted, report.rows_deleted) == (len(new), len(gone))
+        theirs = {row[0]: row[1] for row in local.legacy.rows("stock")}
+        ours = {row[0]: row[1] for row in local.published()}
+        assert ours.keys() == theirs.keys()
+        assert {k for k in ours if ours[k] != theirs[k]} <= lied
+        lied = {k for k in lied if ours[k] != theirs[k]}
+    local.fragment('audit = "1s"')
+    audit = local.refresh_when_due()
+    assert audit.audit is not None
+    assert (audit.proof, audit.audit["missed"]) == ("total", len(lied))
+    assert set(map(int, audit.audit["keys"])) <= lied
+    local.check()

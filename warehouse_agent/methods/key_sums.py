@@ -90,7 +90,7 @@ def _sums(
                 more[2 * i] += (half & _LOW).sum(dtype=np.uint64)
                 more[2 * i + 1] += (half >> _HALF).sum(dtype=np.uint64)
             if hashes:
-                more[4] += np.uint64(_hashed(layout, piece.batch, where, salt))
+                more[4:] += np.uint64(_hashed(layout, piece.batch, where, salt))  # modulo 2^64
         words = np.concatenate([sums.words(), more])
         return PartialSums(sums.total, words, cells.sums())
 
@@ -127,7 +127,10 @@ def chosen(
 def replaced(
     copy: WorkingCopy, positions: Integers, embedding: Embedding, ks: U64
 ) -> tuple[Listing, Digest]:
-    """Return our rows at these positions and below these k, and their digest; at most two steps."""
+    """Return our rows that are replaced, and their digest; at most two steps.
+
+    positions, ks: of keys that came or differ, int64 [n] and uint64 [m] ascending.
+    """
     place = partial(chosen, positions=positions, embedding=embedding, salt=copy.salt, ks=ks)
     with copy.phase("list"):
         listing = list_rows(copy.steps, copy.files, copy.layout, place, copy.salt)

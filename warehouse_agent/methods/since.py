@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from driftline import wire_pb2 as pb
@@ -36,13 +36,24 @@ from warehouse_agent.methods.interface import Offers, Priced, Stalled, Step, Wor
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide, bitmap
 from warehouse_agent.methods.sketch import described, sized
-from warehouse_agent.planning.candidates import Known, Whole
+from warehouse_agent.planning.candidates import Candidate, Known, Whole, priced
 from warehouse_agent.planning.change_forecast import Expected
-from warehouse_agent.planning.choice import NAMES, Costs, Method
-from warehouse_agent.planning.markers.price import by_marker
+from warehouse_agent.planning.choice import (
+    NAMES,
+    REPLY_BYTES,
+    SKETCH_BYTES,
+    Costs,
+    Method,
+    opening_bytes,
+)
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.sketch_size import Sample, Sketch, Stall
 from warehouse_agent.tasks.difference import Equal, ListedRows, Outcome
+
+# Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
+# and sketched, and where the database adds up their hashes (benchmarks/RESULTS.md).
+KEY_SHARE: Final = 0.75
+HASHED_SHARE: Final = 0.15
 
 
 class SinceOpening:
@@ -60,7 +71,7 @@ class SinceOpening:
         self, known: Known, expected: Expected | None, changed: int, offers: Offers
     ) -> Priced:
         del offers  # it stalls only where it is not a refresh by the marker any more
-        found = by_marker(known, _marker(known), _sized(known, expected), changed)
+        found = _priced(known, _marker(known), _sized(known, expected), changed)
         return found, NAMES[self.method]
 
     def plan(self, known: Known, expected: Expected | None) -> SincePlan:
@@ -79,6 +90,31 @@ def _sized(known: Known, expected: Expected | None) -> Sketch:
 def _marker(known: Known) -> MarkerState:
     assert known.marker is not None, "without a marker there is no refresh by it"
     return known.marker
+
+
+def _priced(
+    known: Known, marker: MarkerState, sketch: Sketch, changed: int
+) -> tuple[Candidate, ...]:
+    """Return a refresh by the marker that finds nothing, and one that finds `changed` rows.
+
+    sketch: of our keys.
+    """
+    strata = opening_bytes(known.partition, sketch.cells)
+    fixed = REPLY_BYTES + opening_bytes(known.partition, known.partition.ranges)
+    fixed += strata + sketch.bytes_sent + SKETCH_BYTES + len(marker.mark) * 2
+    share = HASHED_SHARE if marker.hashes else KEY_SHARE
+    line = known.line
+    if marker.keys_per_s is not None:
+        line, share = replace(line, rows_per_s=marker.keys_per_s), 1.0
+    found = []
+    for method, d in ((None, 0), (Method.SINCE, changed)):
+        came = d + marker.again
+        size = fixed + int(known.prices.changes(came))
+        what = NAMES[method] if method is not None else "nothing changed"
+        spent = priced(known, what, method, size, 1, 1, known.theirs + came, d)
+        took = round(line.seconds(size, 1, known.theirs * share + came), 2)
+        found.append(replace(spent, exchange_seconds=took))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

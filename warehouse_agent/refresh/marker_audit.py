@@ -18,7 +18,7 @@ from driftline.types import Column
 
 from warehouse_agent.columns.layout import POSITION, Layout
 from warehouse_agent.history.marks import Marking
-from warehouse_agent.planning.markers.state import KEYS_SHOWN, Audit, MarkerState
+from warehouse_agent.planning.markers.state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
 from warehouse_agent.storage.data_files import DataFile
@@ -66,13 +66,14 @@ def _audited(
     if used is None or before is None or not used.audited:
         return Audit(found.checked_at)
     missed, keys = _missed(job, p, used)
+    is_refused = before.in_row >= AUDITS_MISSED  # until somebody confirms the marker
     return Audit(
         at=found.checked_at,
         since=before.at,
         changes=state.changes,
         missed=missed,
         keys=keys,
-        in_row=before.in_row + 1 if missed else 0,
+        in_row=before.in_row + 1 if missed else before.in_row if is_refused else 0,
     )
 
 

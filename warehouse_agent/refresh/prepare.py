@@ -95,11 +95,7 @@ def expect_spark(steps: Steps, store: Store, name: str) -> None:
 
 
 def prepare(
-    job: Job,
-    describe: Describe,
-    allowance: Allowance | None = None,
-    *,
-    knows_marks: bool = False,
+    job: Job, describe: Describe, allowance: Allowance | None = None, *, knows_marks: bool = False
 ) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
@@ -148,14 +144,9 @@ def prepare(
     known.check_allowed()
     changes = record.changes_expected(earlier, rows, now)
     expected = repair.grown(changes, lost, rows)
-    if base is None:
-        job.steps.expect(int(rows_expected * known.prices.copied))
-    elif record.needed_spark(earlier, changes):
-        job.steps.begin()
-    ours: OurSide | Pass
-    if tiles is not None:
-        ours = tiles
-    else:
+    _expect_steps(job, base, earlier, changes, size=int(rows_expected * known.prices.copied))
+    ours: OurSide | Pass | None = tiles
+    if ours is None:
         outlook, noted = _outlook(base, changes, stamp), job.remembered()
         copy = WorkingCopy(job.steps, job.name, layout, files, salt, job.phase, outlook, noted)
         ours = opening_for(known, expected).plan(known, expected).reduce(copy)
@@ -172,6 +163,16 @@ def prepare(
         stamp=stamp,
         ours=ours,
     )
+
+
+def _expect_steps(
+    job: Job, base: Snapshot | None, earlier: list[Run], changes: Expected | None, *, size: int
+) -> None:
+    """Begin to start Spark if a step is expected to need it; `size`: bytes of a first load."""
+    if base is None:
+        job.steps.expect(size)
+    elif record.needed_spark(earlier, changes):
+        job.steps.begin()
 
 
 def _marker(

@@ -87,7 +87,7 @@ Difference = Equal | Everything | ListedRows | BelowKeys | Zones
 
 @dataclass(frozen=True, slots=True)
 class MarkerUse:
-    """How a source used the marker of a relation.
+    """Use of the marker of a relation, as its source tells it.
 
     `mark` is for the next refresh, empty if there is none; `why` there is none, or why the mark
     that was sent could not be used. `by_marker`: updated rows are those that the marker shows, of

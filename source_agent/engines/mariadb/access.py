@@ -291,7 +291,12 @@ def _marked(shape: Shape) -> list[str]:
         return []
     keys = shape.keys()
     pages = [page_sql(keys, is_first=first) for first in (True, False)]
-    found = [marked_sql(shape), scan_sql(keys), *(pages if plan_of(shape).pages else ())]
+    found = [
+        marked_sql(shape),
+        marked_sql(keys),
+        scan_sql(keys),
+        *(pages if plan_of(shape).pages else ()),
+    ]
     return [*found, greatest_sql(shape)] if shape.marker.kind is MarkerKind.VERSION else found
 
 

@@ -24,7 +24,7 @@ from driftline.references import OnDelete, Reference
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Consistency, Relation, Shape
 from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
-from source_agent.engines.mariadb.values import DATES, INTEGERS, TEXT, Described, can_page, column
+from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.markers import Marker, marked_by
 from source_agent.engines.relations import (
     Access,
@@ -244,7 +244,7 @@ def _describe(
         pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
         kept=_kept(relation.marker),
-        marker=marked_by(relation.name, relation.marker, {d.name: _marking(d) for d in described}),
+        marker=marked_by(relation.name, relation.marker, {d.name: marking(d) for d in described}),
     )
     described_shape = shape(relation, known, order, found, access)
     session.fields(probe_sql(described_shape))  # `where`, and the privileges on columns
@@ -255,12 +255,6 @@ def _kept(marker: Marker | None) -> str:
     """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
     flag = None if marker is None else marker.deleted
     return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
-
-
-def _marking(column: Described) -> tuple[str, bool]:
-    """Return the kind by which a column marks changes, and True if it may be NULL."""
-    kind = "int8" if column.type in INTEGERS else DATES.get(column.type, column.type)
-    return kind, column.is_nullable
 
 
 def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:

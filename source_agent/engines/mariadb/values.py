@@ -41,7 +41,7 @@ _LOSSLESS_CHARSETS: Final = frozenset((
     "cp866", "koi8r", "koi8u", "greek", "hebrew",
 ))
 # fmt: on
-INTEGERS: Final = {  # data type: declared when signed, when unsigned
+_INTEGERS: Final = {  # data type: declared when signed, when unsigned
     "tinyint": ("int2", "int2"),
     "smallint": ("int2", "int4"),
     "mediumint": ("int4", "int4"),
@@ -60,7 +60,7 @@ _GEOMETRY: Final = frozenset((
     "multipolygon", "geometrycollection", "geomcollection",
 ))
 # fmt: on
-DATES: Final = {"date": "date", "datetime": "timestamp", "timestamp": "timestamptz"}
+_DATES: Final = {"date": "date", "datetime": "timestamp", "timestamp": "timestamptz"}
 _AS_CHAR: Final = frozenset(("time", "uuid", "inet4", "inet6"))
 
 ENCODERS: Final[dict[str, Callable[[DeclaredType], ColumnEncoder]]] = {
@@ -153,11 +153,17 @@ def can_page(column: Described, found: ReadColumn) -> bool:
     return column.type in {"char", "varchar"} and is_padded
 
 
+def marking(column: Described) -> tuple[str, bool]:
+    """Return the kind by which a column marks changes, and True if it may be NULL."""
+    kind = "int8" if column.type in _INTEGERS else _DATES.get(column.type, column.type)
+    return kind, column.is_nullable
+
+
 def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
     """Return read expression, declared type and form; three empty strings if there is none."""
     kind = column.type
-    if kind in INTEGERS:
-        declared = INTEGERS[kind][column.is_unsigned]
+    if kind in _INTEGERS:
+        declared = _INTEGERS[kind][column.is_unsigned]
         return quoted, declared, "decimal" if declared.startswith("numeric") else "int"
     if kind == "decimal":
         if 1 <= column.precision <= 38 and column.scale <= column.precision:
@@ -172,8 +178,8 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
         return f"({quoted} + 0)", declared, form
     if kind == "year":
         return f"({quoted} + 0)", "int2", "int"
-    if kind in DATES:
-        return quoted, DATES[kind], "utc" if kind == "timestamp" else "date"
+    if kind in _DATES:
+        return quoted, _DATES[kind], "utc" if kind == "timestamp" else "date"
     if kind in _AS_CHAR:
         return f"CAST({quoted} AS CHAR)", "text", "text"
     if kind in TEXT:
@@ -185,11 +191,11 @@ def _reading(column: Described, quoted: str) -> tuple[str, str, str]:
 
 def _is_compared(column: Described, found: ReadColumn) -> bool:
     """Return True if a derivation may compare a column (docs/types.md)."""
-    if column.type in INTEGERS and found.type.kind in INTEGER_WIDTHS:
+    if column.type in _INTEGERS and found.type.kind in INTEGER_WIDTHS:
         return True
     if not column.is_stored:
         return False
-    if column.type in INTEGERS or column.type == "decimal":  # BIGINT UNSIGNED is numeric(20,0)
+    if column.type in _INTEGERS or column.type == "decimal":  # BIGINT UNSIGNED is numeric(20,0)
         return found.type.precision is not None
     return column.type in _COMPARED_TEXT or column.type in {"date", "datetime"}
 
@@ -198,7 +204,7 @@ def _unordered(column: Described, found: ReadColumn) -> str:
     """Return how the server sorts a column if not as the protocol does (`ReadColumn.unordered`)."""
     if not column.is_stored or found.read != quote(column.name, MARK):
         return f"as {column.written}"
-    if column.type in INTEGERS or column.type in {"decimal", "date", "datetime"}:
+    if column.type in _INTEGERS or column.type in {"decimal", "date", "datetime"}:
         return ""
     if column.type in {"binary", "varbinary"}:
         return ""

@@ -296,7 +296,8 @@ def _marked(shape: Shape) -> list[str]:
     """List the SQL texts by which changes are found by a marker."""
     if shape.marker is None:
         return []
-    found = [copy_of(marked_sql(shape)), copy_of(scan_sql(shape.keys()))]
+    keys = shape.keys()
+    found = [copy_of(sql) for sql in (marked_sql(shape), marked_sql(keys), scan_sql(keys))]
     if shape.marker.kind is MarkerKind.VERSION:
         found.append(greatest_sql(shape))
     return found + (

@@ -165,7 +165,8 @@ def templates(shape: Shape) -> list[str]:
         texts += [null_in_key_sql(shape, place) for place in nullable]
     if shape.marker is not None:
         keys = shape.keys()
-        texts += [marked_sql(shape), scan_sql(keys), *(_pages(keys) if plan.pages else ())]
+        texts += [marked_sql(shape), marked_sql(keys), scan_sql(keys)]
+        texts += [*(_pages(keys) if plan.pages else ())]
         if shape.marker.kind is MarkerKind.VERSION:
             texts.append(greatest_sql(shape))
     return texts

@@ -1,0 +1,142 @@
+"""Markers on real servers: which rows are behind a mark, what is refused, and what is issued."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driftline.digests import MASK64, Salt
+from driftline.errors import ConfigurationError
+from driftline.key_digests import hash_seed, hashed
+
+from source_agent.engines.interface import Relation
+from source_agent.engines.markers import Mark, Marker
+from tests.conformance.engine_reads import decoded, engine_of, flat, session_of
+from tests.harness.legacies import KINDS, Legacy
+
+TIMES = {"postgresql": "timestamp(6)", "mariadb": "datetime(6)", "sqlite": "DATETIME"}
+WRITTEN = ["2026-03-01 10:00:00", "2026-03-01 10:00:00.5", "2026-03-01 10:00:01", None]
+BY_TIME = Marker("at", late_s=60.0, zone="UTC")
+BY_VERSION = Marker("version")
+
+
+@pytest.fixture(params=KINDS)
+def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+    made = KINDS[request.param](request, tmp_path)
+    yield made
+    made.close()
+
+
+def filled(legacy: Legacy) -> None:
+    legacy.run(
+        f"CREATE TABLE t (id bigint PRIMARY KEY, at {TIMES[legacy.name]}, version bigint,"
+        " gone smallint, note varchar(40))",
+        "CREATE INDEX t_at ON t (at)",
+    )
+    rows = [(i, at, i, 0, f"row {i}") for i, at in enumerate(WRITTEN)]
+    legacy.insert("t", [*rows, (10, WRITTEN[0], None, 1, "flagged")])
+
+
+def relation(marker: Marker, **more: object) -> Relation:
+    return Relation("t", table="t", columns=("id", "note"), marker=marker, **more)  # type: ignore[arg-type]
+
+
+def behind(legacy: Legacy, marker: Marker, at: str) -> list[int]:
+    with session_of(legacy) as session:
+        shape = session.describe(relation(marker))
+        rows = flat(session.read_marked(shape, Mark("", at)))
+        return sorted(int(decoded(row, shape)[0] or 0) for row in rows)
+
+
+def test_rows_at_the_mark_are_behind_it(legacy: Legacy) -> None:
+    filled(legacy)
+    assert behind(legacy, BY_TIME, "2026-03-01 10:00:00") == [0, 1, 2, 3, 10]
+    assert behind(legacy, BY_TIME, "2026-03-01 10:00:01") == [2, 3]
+    assert behind(legacy, BY_TIME, "2026-03-01 10:00:02") == [3]
+    assert behind(legacy, BY_VERSION, "2") == [2, 3, 10]
+
+
+def test_flagged_rows_are_gone(legacy: Legacy) -> None:
+    filled(legacy)
+    flag = Marker("at", late_s=60.0, zone="UTC", deleted="gone")
+    assert behind(legacy, flag, "2026-03-01 10:00:00") == [0, 1, 2, 3]
+    with session_of(legacy) as session:
+        shape = session.describe(relation(flag))
+        assert len(flat(session.scan(shape))) == len(WRITTEN)
+
+
+def test_the_mark_of_a_snapshot(legacy: Legacy) -> None:
+    filled(legacy)
+    with session_of(legacy) as session:
+        times = session.mark(session.describe(relation(BY_TIME)))
+        versions = session.mark(session.describe(relation(BY_VERSION)))
+        assert versions.at == "3"
+        assert versions.source == times.source
+        # The snapshot's own clock minus `late`, in whole seconds.
+        assert times.at[:10] <= session.as_of[:10]
+        assert len(times.at) == len("2026-03-01 10:00:00")
+    legacy.run("DELETE FROM t")
+    with session_of(legacy) as session:
+        assert int(session.mark(session.describe(relation(BY_VERSION))).at) == -(2**63)
+
+
+@pytest.mark.parametrize(
+    ("marker", "setting"),
+    [
+        (Marker("note"), "column"),
+        (Marker("nowhere"), "column"),
+        (Marker("at", zone="UTC"), "late"),
+        (Marker("at", late_s=60.0), "zone"),
+        (Marker("version", late_s=60.0), "late"),
+        (Marker("version", zone="UTC"), "zone"),
+        (Marker("version", deleted="note"), "deleted"),
+        (Marker("version", deleted="nowhere"), "deleted"),
+    ],
+)
+def test_what_cannot_be_a_marker_is_refused(legacy: Legacy, marker: Marker, setting: str) -> None:
+    filled(legacy)
+    with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
+        session.describe(relation(marker))
+    assert refused.value.where == f"t: marker.{setting}"
+    assert refused.value.remedy
+
+
+def test_a_database_that_hashes_keys_hashes_them_as_we_do(legacy: Legacy) -> None:
+    legacy.run("CREATE TABLE t (id bigint, name varchar(40), at bigint, PRIMARY KEY (id, name))")
+    keys = [(i * 2**33 - 5, f"é{i}" * (i % 4)) for i in range(300)]
+    legacy.insert("t", [(*key, 1) for key in keys])
+    salt = Salt.fresh()
+    with session_of(legacy) as session:
+        shape = session.describe(Relation("t", table="t", marker=Marker("at")))
+        found = session.hash_keys(shape, hash_seed(salt))
+    if legacy.name != "postgresql":
+        assert found is None
+        return
+    rows = [struct.pack(">iqi", 8, id, len(name.encode())) + name.encode() for id, name in keys]
+    starts = np.cumsum([0, *map(len, rows)])[:-1].astype(np.int64)
+    buffer = np.frombuffer(b"".join(rows), np.uint8)
+    assert found == (300, hashed(buffer, starts, 2, salt) & MASK64)
+
+
+@pytest.mark.parametrize("marker", [BY_TIME, BY_VERSION, Marker("version", deleted="gone")])
+def test_what_a_marker_issues_is_a_template(
+    legacy: Legacy, monkeypatch: pytest.MonkeyPatch, marker: Marker
+) -> None:
+    filled(legacy)
+    issued: list[str] = []
+    engine = engine_of(legacy)
+    with monkeypatch.context() as patch:
+        legacy.record(patch, issued)
+        with closing(engine.open()) as session:
+            shape = session.describe(relation(marker))
+            mark = session.mark(shape)
+            flat(session.read_marked(shape, mark))
+            flat(session.read_marked(shape.keys(), mark))
+            flat(session.scan(shape.keys()))
+            session.hash_keys(shape, 5)
+    templates = {legacy.general(sql) for sql in engine.templates([shape])}
+    assert {legacy.general(sql) for sql in issued} <= templates
