@@ -53,7 +53,7 @@ _RELATION = (
     "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
     "marker",
 )  # fmt: skip
-_MARKER = ("column", "late", "zone", "deleted")
+_MARKER = ("column", "late", "zone", "deleted", "xmin")
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 ACTIVITY_S = 60.0  # between two questions of a client about activity
 _NEVER = "never"
@@ -323,7 +323,13 @@ def _marker(table: TomlTable) -> Marker | None:
     zone = inner.optional_text("zone")
     if zone is not None and not is_known_zone(zone):
         raise inner.error("zone", f"{zone!r} is no time zone.", 'Write "UTC", or "Europe/Vienna".')
-    return Marker(inner.text("column"), late_s, zone, inner.optional_text("deleted"))
+    deleted = inner.optional_text("deleted")
+    if not inner.flag("xmin"):
+        return Marker(inner.text("column"), late_s, zone, deleted)
+    for key in ("column", "late", "zone"):
+        if inner.has(key):
+            raise inner.error(key, "It has no meaning beside `xmin`.", "Remove one.")
+    return Marker("", deleted=deleted)
 
 
 def _files(table: TomlTable) -> Files | None:

@@ -11,7 +11,10 @@ proven by it: inserted and deleted rows are found by their keys, only updates re
     be less precise than the clock.
  3. A time without a time zone needs the `zone` of its writers. Where its clocks are set back in
     autumn, an hour of times comes twice: the mark is in the zone's least offset of the year.
- 4. A version column has the hole that `late` closes for times: a number is given before its row is
+ 4. PostgreSQL's `xmin` needs no promise: a row version that this snapshot shows and the one before
+    did not has the number of a transaction that was not over then, so at least that snapshot's own
+    xmin. It holds for tables and partition trees whose files are still the same.
+ 5. A version column has the hole that `late` closes for times: a number is given before its row is
     committed. It is for tables that are written by one transaction at a time.
 
 Rejected: the start of the oldest open transaction in place of `late` (hidden from other logins),
@@ -36,6 +39,8 @@ AWARE: Final = "timestamptz"
 _TIMES: Final = {DATE, "timestamp", AWARE}
 _INTEGERS: Final = {"int2", "int4", "int8", "oid"}
 _FLAGS: Final = _INTEGERS | {"bool"}
+ONLY_THERE: Final = "Only PostgreSQL has xmin"
+XIDS_MAX: Final = 1 << 30  # since a mark; numbers of 32 bits are compared, half of them are older
 LEAST_VERSION: Final = str(POSITION_MIN)  # of a relation without rows
 
 Column = tuple[str, bool]  # the kind of its declared type, and True if it may be NULL
@@ -46,14 +51,16 @@ class MarkerKind(Enum):
 
     TIME = "time"
     VERSION = "version"
+    XMIN = "xmin"
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
     """Description of what a relation keeps about its own changes, by its DBA.
 
-    `column`: set by every writer. `late_s`: longer than any transaction; for times alone. `zone`:
-    of times that carry none. `deleted`: a flag of rows that count as deleted.
+    `column`: set by every writer; empty: PostgreSQL's `xmin` takes its place. `late_s`: longer than
+    any transaction; for times alone. `zone`: of times that carry none. `deleted`: a flag of rows
+    that count as deleted.
     """
 
     column: str
@@ -76,6 +83,8 @@ class MarkedBy:
 
     def __str__(self) -> str:
         """Return it for people."""
+        if self.kind is MarkerKind.XMIN:
+            return "xmin"
         return f"the {self.kind.value} column {self.marker.column}"
 
 
@@ -92,9 +101,12 @@ class Mark:
 
 
 def marked_by(
-    relation: str, marker: Marker | None, columns: Mapping[str, Column]
+    relation: str, marker: Marker | None, columns: Mapping[str, Column], no_xmin: str = ONLY_THERE
 ) -> MarkedBy | None:
     """Return the marker of a relation, by the columns that the catalogue has; None: it has none.
+
+    Args:
+        no_xmin: why the relation has no `xmin`; empty: it has.
 
     Raises:
         ConfigurationError: no such column, or one that cannot be used as the DBA says.
@@ -103,7 +115,7 @@ def marked_by(
         return None
     known = list(columns)
     for setting, name in (("column", marker.column), ("deleted", marker.deleted)):
-        if name is not None and name not in columns:
+        if name and name not in columns:
             raise _refused(relation, setting, f"There is no column {name!r}.", nearest(name, known))
     if marker.deleted is not None and (flag := columns[marker.deleted][0]) not in _FLAGS:
         raise _refused(
@@ -112,6 +124,10 @@ def marked_by(
             f"The column {marker.deleted!r} is {flag}, and a flag is a truth value or a number.",
             "Remove it, and say in `where` which rows count.",
         )
+    if not marker.column:
+        if no_xmin:
+            raise _refused(relation, "xmin", f"{no_xmin}.", "Name a `column`, or remove `marker`.")
+        return MarkedBy(marker, MarkerKind.XMIN, "xid", nullable=False)
     type, nullable = columns[marker.column]
     if type in _TIMES:
         _check_time(relation, marker, type)

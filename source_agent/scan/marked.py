@@ -26,7 +26,7 @@ from driftline.keys import positions
 from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
 
 from source_agent.engines.interface import Rows, Session, Shape
-from source_agent.engines.markers import Mark, MarkedBy
+from source_agent.engines.markers import XIDS_MAX, Mark, MarkedBy, MarkerKind
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
@@ -237,7 +237,7 @@ _DIFFERS: Final = {
     "rows": "the source's DBA changed which rows the relation has",
     "recipe": "the mark is of other columns",
     "marker": "the source's DBA changed the marker",
-    "source": "the mark is of another database, or of a time before a restore or a fail-over",
+    "source": "the mark is of another database or table, or of a time before a restore or a fail-over",
 }
 
 
@@ -257,9 +257,17 @@ def _fitting(data: bytes, now: bytes, shape: Shape) -> Mark | str:
     for key, why in _DIFFERS.items():
         if theirs.get(key) != ours[key]:
             return why
+    if _is_long_ago(at, ours["at"], shape):
+        return "too many transactions have begun since the mark"
     if _is_later(at, ours["at"], shape):
         return "the mark is later than the database's clock, or its newest row, is now"
     return Mark(source, at)
+
+
+def _is_long_ago(at: str, now: str, shape: Shape) -> bool:
+    """Return True if the numbers of transactions behind a mark cannot be told from older ones."""
+    is_xmin = shape.marker is not None and shape.marker.kind is MarkerKind.XMIN
+    return is_xmin and not 0 <= int(now) - int(at) <= XIDS_MAX
 
 
 def _is_later(at: str, now: str, shape: Shape) -> bool:

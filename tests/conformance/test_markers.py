@@ -140,3 +140,18 @@ def test_what_a_marker_issues_is_a_template(
             session.hash_keys(shape, 5)
     templates = {legacy.general(sql) for sql in engine.templates([shape])}
     assert {legacy.general(sql) for sql in issued} <= templates
+
+
+def test_what_has_no_xmin_is_refused(legacy: Legacy) -> None:
+    filled(legacy)
+    legacy.run("CREATE VIEW seen AS SELECT * FROM t")
+    relations = [
+        Relation("v", table="seen", key=("id",), marker=Marker("")),
+        Relation("q", query="SELECT * FROM t", key=("id",), marker=Marker("")),
+    ]
+    if legacy.name != "postgresql":
+        relations.append(relation(Marker("")))
+    for one in relations:
+        with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
+            session.describe(one)
+        assert refused.value.where == f"{one.name}: marker.xmin"

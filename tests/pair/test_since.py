@@ -295,6 +295,36 @@ def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
         made.pair.stop()
 
 
+def test_xmin_shows_updates_that_no_column_shows(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    legacy = LEGACIES["postgresql"](request, tmp_path)
+    made = Stock(legacy, tmp_path / "pair", "{ xmin = true }")
+    try:
+        made.refresh()
+        made.update([30, 33], 9, honest=False)
+        made.delete([60])
+        made.insert([61])
+        found = made.refresh()
+        assert (found.proof, counts(found)) == ("keys", (1, 2, 1))
+        made.check()
+        made.update([90], 10, honest=False)
+        legacy.execute("ALTER TABLE stock RENAME TO old")
+        legacy.execute("CREATE TABLE stock (LIKE old INCLUDING ALL)")
+        legacy.execute("INSERT INTO stock SELECT * FROM old")
+        swapped = made.refresh()
+        assert (swapped.proof, counts(swapped)) == ("total", (0, 1, 0))
+        assert "the mark is of another database" in str(used(swapped)["why"])
+        made.fragment('audit = "1s"')
+        made.update([93], 11, honest=False)
+        audit = made.refresh_when_due()
+        assert audit.audit is not None
+        assert (audit.audit["missed"], counts(audit)) == (0, (0, 1, 0))
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_histories(local: Stock, seed: int) -> None:
     """Deletes and inserts are found at once, and lies by the next audit."""

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
+from driftline.negotiation import SINCE
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import record
+from warehouse_agent.history import marks, record
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.prepare import rows_of_part
@@ -32,6 +36,7 @@ from warehouse_agent.runs.preflight import reach
 from warehouse_agent.storage import data_files, formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
@@ -62,6 +67,7 @@ class Forecast:
     tiles: int | None = None
     tiles_done: int | None = None
     refused: str | None = None
+    marker: dict[str, Any] | None = None
     error: None = None
 
     def to_json(self) -> str:
@@ -86,6 +92,8 @@ class Forecast:
         for candidate in self.candidates:
             mark = "→" if candidate.what == self.chosen else " "
             lines.append(f"  {mark} {candidate.what}: {_cost(candidate)}")
+        if self.marker is not None:
+            lines.append(f"    {_marker_text(self.marker)}")
         if self.why:
             lines.append(f"    {self.chosen}: {self.why}")
         if self.floor_bytes is not None:
@@ -173,7 +181,24 @@ def know(
         schema_changes=tuple(changes),
         tiled=auxiliary_table.tiled(store, fragment, base),
         allowance=allowance,
+        marker=_marker_state(fragment, base, noted, reply)
+        if fragment.proof is Proof.KEYS
+        else None,
     )
+
+
+def _marker_state(
+    fragment: Fragment,
+    base: Snapshot | None,
+    noted: dict[str, object],
+    reply: pb.DescribeReply | None,
+) -> MarkerState:
+    """Return what is known of a marker; a source that does not answer is taken to give marks."""
+    is_known = reply is None or SINCE in reply.features
+    found = marks.state(noted, base, audit_s=fragment.audit_s, is_known=is_known)
+    if is_known and reply is not None and not reply.description.HasField("marker"):
+        return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
+    return found
 
 
 def knots(noted: dict[str, object], bounds: tuple[int, int] | None) -> list[int]:
@@ -217,7 +242,37 @@ def predict(known: Known) -> Forecast:
         tiles=known.scope.tiles,
         tiles_done=known.scope.tiles_done,
         refused=known.refusal.message if known.refusal is not None else None,
+        marker=_marker(known, chosen),
     )
+
+
+def _marker(known: Known, chosen: str) -> dict[str, Any] | None:
+    """Return whether a marker would be used, why not, and its last audit; None: it is not asked
+    for."""
+    state = known.marker
+    if state is None:
+        return None
+    is_used = chosen == NAMES[Method.SINCE]
+    why = state.refused(known.now) or "comparing all rows is as cheap"
+    audit = None if state.audit is None else state.audit.to_json()
+    age_s = state.age_s(known.now)
+    return {
+        "used": is_used,
+        "why": None if is_used else why,
+        "proof": Proof.KEYS.value if is_used else Proof.TOTAL.value,
+        "audit": audit,
+        "audit_age_s": round(age_s) if math.isfinite(age_s) else None,
+        "audit_s": state.audit_s,
+    }
+
+
+def _marker_text(marker: dict[str, Any]) -> str:
+    age_s = marker["audit_age_s"]
+    last = "no audit yet" if age_s is None else f"last audit {age_s / 3600:,.1f} hours ago"
+    every = f"{last}, due every {marker['audit_s'] / 3600:,.1f} hours"
+    if marker["used"]:
+        return f'proves "keys"; {every}'
+    return f"the marker is not used: {marker['why']}; {every}"
 
 
 def _describe(fragment: Fragment) -> tuple[pb.DescribeReply | None, str | None]:

@@ -246,6 +246,10 @@ class PostgresqlSession(SnapshotSession):
         with self._reading(shape.relation):
             self._bind(shape)
             source = str(self.ask(sql.IDENTITY)[0][0])
+            if marked.kind is MarkerKind.XMIN:
+                tree = self.ask(sql.LEAVES, plan_of(shape).source)
+                source = " ".join([source, *(f"{oid}:{file}" for oid, _, file in tree)])
+                return Mark(source, str(self.ask(sql.XMIN)[0][0]))
             if marked.kind is MarkerKind.TIME:
                 return Mark(source, time_mark(marked, self.as_of))
             return Mark(source, self.ask(sql.greatest_sql(shape))[0][0] or LEAST_VERSION)

@@ -10,7 +10,7 @@ from typing import Final
 from driftline.key_order import KeyRange
 
 from source_agent.engines.interface import Limits, Shape
-from source_agent.engines.markers import Marker, behind
+from source_agent.engines.markers import Marker, MarkerKind, behind
 from source_agent.engines.postgresql.values import bound
 from source_agent.engines.relations import plan_of, quote, select_sql
 
@@ -65,10 +65,39 @@ IDENTITY = """SELECT pg_catalog.concat_ws(':', s.system_identifier, c.timeline_i
 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c,
      pg_catalog.pg_database d
 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
+# Where a relation is now: the mark of a snapshot, and the files of a table and what is below it.
+XMIN = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text"
+LEAVES = """
+WITH RECURSIVE tree(oid) AS (
+  SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid
+  UNION
+  SELECT below.inhrelid FROM tree
+  JOIN pg_catalog.pg_inherits below ON below.inhparent OPERATOR(pg_catalog.=) tree.oid
+)
+SELECT c.oid::pg_catalog.text, c.relkind::pg_catalog.text, c.relfilenode::pg_catalog.text
+FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid ORDER BY c.oid"""
+# Modulo 2^32: a number is as old as the mark, or younger, if it is less than half of that above it.
+_BEHIND_XMIN: Final = (
+    "((xmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.-)"
+    " pg_catalog.current_setting('driftline.first')::pg_catalog.int8)"
+    " OPERATOR(pg_catalog.&) 4294967295) OPERATOR(pg_catalog.<) 2147483648"
+)
 _CASTS: Final = {"int2": "int8", "int4": "int8", "oid": "int8"}
 _OF_READ: Final = (SAVEPOINT, ROLLBACK_TO, RELEASE)
 _OF_KEYS: Final = (KEY_BOUNDS, SHOW_SEQUENTIAL)
-_OF_SESSION: Final = (PIN, TIGHTEN, TIME_LIMITS, BEGIN, AS_OF, BOUNDS, VALUES, EXPORT, IDENTITY)
+_OF_SESSION: Final = (
+    PIN,
+    TIGHTEN,
+    TIME_LIMITS,
+    BEGIN,
+    AS_OF,
+    BOUNDS,
+    VALUES,
+    EXPORT,
+    IDENTITY,
+    XMIN,
+    LEAVES,
+)
 STATEMENTS: Final = (*_OF_SESSION, *_OF_KEYS, *_OF_READ)
 
 # With these settings a server notices within a minute that the agent's machine is gone, and with
@@ -129,6 +158,8 @@ def marked_sql(shape: Shape) -> str:
     """Return the SELECT of the rows behind the mark in a setting."""
     marked = shape.marker
     assert marked is not None, "a relation without a marker has no mark"
+    if marked.kind is MarkerKind.XMIN:
+        return select_sql(shape, _BEHIND_XMIN)
     bound = (
         "pg_catalog.current_setting('driftline.first')"  # no subquery: the planner must see it
         f"::pg_catalog.{_CASTS.get(marked.type, marked.type)}"

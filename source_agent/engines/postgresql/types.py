@@ -23,7 +23,7 @@ from source_agent.engines.interface import Consistency, Fingerprint, Relation, S
 from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
-from source_agent.engines.postgresql.sql import EXPLAIN, kept_sql, range_sql
+from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, kept_sql, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
 
@@ -286,12 +286,21 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
     if select := _marked_sql(relation.marker, source.columns, source.sql):
         for name, oid, _ in session.row_description(select):
             columns[name] = NATIVE.get(oid, "of another type"), name not in source.not_null
-    return marked_by(relation.name, relation.marker, columns)
+    no_xmin = "" if relation.marker.column else _no_xmin(session, relation, source)
+    return marked_by(relation.name, relation.marker, columns, no_xmin)
+
+
+def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:
+    """Return why the rows of a relation have no xmin of their own; empty: they have."""
+    if relation.table is None:
+        return "The rows of a query have no xmin"
+    kinds = {kind for _, kind, _ in session.ask(LEAVES, source.sql)}
+    return "" if kinds <= {"r", "p"} else "Only tables and their partitions have xmin"
 
 
 def _marked_sql(marker: Marker, columns: Sequence[str], source: str) -> str:
     """Return the SELECT whose columns are described; empty if the relation has none of them."""
-    names = [n for n in (marker.column, marker.deleted) if n is not None and n in columns]
+    names = [n for n in (marker.column, marker.deleted) if n and n in columns]
     return f"SELECT {', '.join(map(quote, names))} FROM {source}" if names else ""
 
 
@@ -397,7 +406,8 @@ def describing_sql(shape: Shape) -> list[str]:
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
     if shape.relation.marker is not None:
         marker = shape.relation.marker
-        asked.append(_marked_sql(marker, [marker.column, marker.deleted or ""], source))
+        select = _marked_sql(marker, [marker.column, marker.deleted or ""], source)
+        asked += [select] if select else []
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))
     if shape.relation.fingerprint is Fingerprint.DATABASE:
