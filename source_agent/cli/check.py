@@ -22,6 +22,7 @@ from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
+from source_agent.engines.markers import suggested
 from source_agent.engines.registry import KINDS
 from source_agent.printable import counted
 
@@ -46,6 +47,8 @@ class RelationReport:
 
     `no_tiles` says why it cannot be read in tiles; None: it can. `scan` has the hours in which a
     scan may begin, none: never; None: always. `scan_now` says the same of the time of the check.
+    `marker` is the one that the file names, None: none; `markers` are lines of the file that name
+    columns which look like one.
     """
 
     name: str
@@ -63,6 +66,8 @@ class RelationReport:
     scan: list[str] | None = None
     scan_now: str = "now"
     rows_by_key: int | None = None
+    marker: str | None = None
+    markers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +226,8 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         scan=None if published.scan is None else [str(span) for span in published.scan.spans],
         scan_now=_scan_now(published, local_now()),
         rows_by_key=published.relation.rows_by_key,
+        marker=None if shape.marker is None else str(shape.marker),
+        markers=suggested((c.name, c.type.kind) for c in shape.recipe.published_order),
     )
 
 
@@ -306,6 +313,17 @@ def _allowance_lines(relation: RelationReport) -> list[str]:
     return lines
 
 
+def _marker_lines(relation: RelationReport) -> list[str]:
+    """Return by what changes are found without comparing all rows, or what may do."""
+    if relation.marker is not None:
+        return [f"  changes  by {relation.marker}, where a warehouse accepts it"]
+    if not relation.markers:
+        return []
+    return [
+        f"  changes  if every writer sets it (docs/dba-guide.md, Markers): {relation.markers[0]}"
+    ]
+
+
 def _derive_lines(relation: RelationReport) -> list[str]:
     """Return what a warehouse may choose of a relation, and by which columns."""
     if not relation.derive:
@@ -337,6 +355,7 @@ def _relation_lines(relation: RelationReport) -> list[str]:
         *_allowance_lines(relation),
         f"  compared by fingerprints {relation.fingerprint}",
         f"  in tiles {f'no: {relation.no_tiles}' if relation.no_tiles else _TILES}",
+        *_marker_lines(relation),
         *_derive_lines(relation),
         *(f"  note     {note}" for note in relation.notes),
         *(

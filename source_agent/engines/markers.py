@@ -23,7 +23,9 @@ and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -39,6 +41,8 @@ AWARE: Final = "timestamptz"
 _TIMES: Final = {DATE, "timestamp", AWARE}
 _INTEGERS: Final = {"int2", "int4", "int8", "oid"}
 _FLAGS: Final = _INTEGERS | {"bool"}
+_LOOKS: Final = re.compile(r"(?i)updat|modif|chang|last|touch|mtime|ge(ae|ä)ndert")
+_COUNTS: Final = re.compile(r"(?i)version|revision|rowver|sequence|scn|lsn")
 ONLY_THERE: Final = "Only PostgreSQL has xmin"
 XIDS_MAX: Final = 1 << 30  # since a mark; numbers of 32 bits are compared, half of them are older
 LEAST_VERSION: Final = str(POSITION_MIN)  # of a relation without rows
@@ -148,6 +152,21 @@ def marked_by(
                 "Remove it.",
             )
     return MarkedBy(marker, MarkerKind.VERSION, type, nullable)
+
+
+def suggested(columns: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of source.toml for columns that look like markers, the likeliest first.
+
+    columns: names, and the kinds of their declared types. What they look like proves nothing.
+    """
+    found = []
+    for name, type in columns:
+        if _LOOKS.search(name) and type in _TIMES:
+            zone = "" if type == AWARE else ', zone = "UTC"'
+            found.append((0, f'marker = {{ column = {json.dumps(name)}, late = "15m"{zone} }}'))
+        elif _COUNTS.search(name) and type in _INTEGERS:
+            found.append((1, f"marker = {{ column = {json.dumps(name)} }}"))
+    return [line for _, line in sorted(found)]
 
 
 def _check_time(relation: str, marker: Marker, type: str) -> None:

@@ -237,7 +237,7 @@ _DIFFERS: Final = {
     "rows": "the source's DBA changed which rows the relation has",
     "recipe": "the mark is of other columns",
     "marker": "the source's DBA changed the marker",
-    "source": "the mark is of another database or table, or of a time before a restore or a fail-over",
+    "source": "the mark is of another database or table, or from before a restore or a fail-over",
 }
 
 

@@ -192,8 +192,13 @@ def _marker_state(
     base: Snapshot | None,
     noted: dict[str, object],
     reply: pb.DescribeReply | None,
-) -> MarkerState:
-    """Return what is known of a marker; a source that does not answer is taken to give marks."""
+) -> MarkerState | None:
+    """Return what is known of a marker; None: all rows are to be proven.
+
+    A source that does not answer is taken to give marks.
+    """
+    if fragment.proof is not Proof.KEYS:
+        return None
     is_known = reply is None or SINCE in reply.features
     found = marks.state(noted, base, audit_s=fragment.audit_s, is_known=is_known)
     if is_known and reply is not None and not reply.description.HasField("marker"):
