@@ -38,6 +38,7 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent import config as configure
+from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
 
@@ -85,7 +86,9 @@ class Bench:
         )
         config = configure.load(file)
         before = self._spent_s()
-        (report,) = Runner(NoSpark(), config, attempts=1).refresh(list(config.fragments.values()))
+        (report,) = Runner(NoSpark(), config, attempts=1).refresh(
+            list(config.fragments.values()), Options()
+        )
         assert report.error is None, report.error
         time.sleep(0.5)  # until the server has noticed that its process ended
         return report, self._spent_s() - before
@@ -117,10 +120,10 @@ def costs(server: PostgreSQL, scale: float) -> None:
                     Path(folder), server.url("postgres", database), postmaster(owner), marker
                 )
                 with bench.source:
-                    _measure(bench, owner, rows, name)
+                    _measure(bench, owner, name)
 
 
-def _measure(bench: Bench, owner: psycopg.Connection, rows: int, name: str) -> None:
+def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
     bench.refresh("since")
     bench.refresh("since")
     for share, deletes in ((0.001, False), (0.01, False), (0.01, True)):
@@ -138,9 +141,10 @@ def _measure(bench: Bench, owner: psycopg.Connection, rows: int, name: str) -> N
             bench.copy("back")
             report, took[method] = bench.refresh(method)
             assert report.rows_changed == changed, (report.rows_changed, changed)
-            read = report.marker["rows"] if report.marker else 0
             if method == "since":
+                assert report.marker is not None
                 assert report.proof == "keys", report.marker
+                read = int(report.marker["rows"])
                 what = f"{share:.1%} updated{', some deleted' if deletes else ''}"
                 counted = "keys counted" if report.marker["keys_counted"] else "keys read"
                 seen = f"{read:,} rows by the marker, {read / changed:.3f} of {changed:,} changed"
