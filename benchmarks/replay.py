@@ -36,8 +36,8 @@ from tempfile import TemporaryDirectory
 import click
 from driftline.arrays import U64, Bools
 from driftline.digests import Salt
+from driftline.named_keys import KeyMap
 from driftline.ranges import Partition
-from driftline.sketches import Embedding
 from driftline.types import Recipe
 
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
@@ -74,7 +74,7 @@ class Rows:
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         return self.copy.listing(partition, self.salt, by, chosen)
 
-    def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
+    def list_keys(self, embedding: KeyMap, ks: U64) -> Listing:
         raise AssertionError("nothing is compared by groups")
 
 

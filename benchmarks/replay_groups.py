@@ -6,8 +6,9 @@ Commits that changed something, one refresh each with `method = "group"`, throug
 SQLite file, without Spark. The benefit is that of Lu, Liu and Hyland (section V.D): bytes of a copy
 less bytes of the comparison. *Expected* is by the prediction that the report had before the
 refresh, *modelled* by the same prices for the changes that were found, *saved* by the bytes that
-moved. The copy is the first load of the table. The refreshes follow each other at once, so the
-forecast does not see the times of the commits, and learns from these refreshes alone.
+moved. A copy has the bytes per row of the first load, and the rows of the version. The refreshes
+follow each other at once, so the forecast does not see the times of the commits, and learns from
+these refreshes alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +29,7 @@ from tests.harness.pair import Pair
 from tests.pair.test_replay import FOOTBALL, RUNWAYS, Table
 from warehouse_agent.refresh.job import Options
 
-FIRST = {RUNWAYS: 100, FOOTBALL: 0}  # the commit that is loaded
+HISTORIES = (RUNWAYS, FOOTBALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +44,29 @@ class Benefit:
     saved: int
 
 
-def replay(name: str, folder: Path, *, commits: int) -> Iterator[Benefit]:
-    """Yield a refresh for each of the first commits that changed something.
+def replay(name: str, folder: Path, *, commits: int | None = None) -> Iterator[Benefit]:
+    """Yield a refresh for each of the first `commits` commits that changed something; None: all.
 
     Raises:
         AssertionError: a refresh failed, or found other changes than the commit's.
     """
-    history, first = History(name), FIRST[name]
+    history = History(name)
     legacy = SqliteLegacy(folder / "erp.db")
     table = Table(legacy, history)
-    table.load(list(history.rows_at(first).values()))
+    table.load(list(history.rows_at(0).values()))
     with Pair(NoSpark(), legacy, folder / "pair", {"t": 'table = "t"'}) as pair:
         pair.fragment_lines["t"] = 'method = "group"'
         loaded = pair.refresh("t")
-        copied, done = loaded.bytes_received + loaded.bytes_sent, 0
-        for commit in history.commits(first, first + 100 * commits):
-            if not len(commit):
-                continue
+        row_bytes = (loaded.bytes_received + loaded.bytes_sent) / (loaded.rows_total or 1)
+        changing = (commit for commit in history.commits(0, history.last) if len(commit))
+        for commit in islice(changing, commits):
             table.edit(commit)
             report = pair.refresh("t", options=Options(allow_shrink=True))
             edits = (len(commit.inserts), len(commit.updates), len(commit.deletes))
             found = (report.rows_inserted, report.rows_updated, report.rows_deleted)
             assert found == edits, (name, commit.number, found, edits)
             predicted, model = report.predicted or {}, report.modelled
+            copied = round(row_bytes * (report.rows_total or 0))
             yield Benefit(
                 changed=sum(edits),
                 deleted=edits[2],
@@ -73,9 +75,6 @@ def replay(name: str, folder: Path, *, commits: int) -> Iterator[Benefit]:
                 modelled=None if model is None else copied - int(model["bytes"]),
                 saved=copied - report.bytes_sent - report.bytes_received,
             )
-            done += 1
-            if done == commits:
-                break
     legacy.close()
 
 
@@ -92,12 +91,12 @@ def line_of(name: str, found: list[Benefit]) -> str:
 
 
 @click.command()
-@click.option("--commits", default=30, show_default=True, help="Of each history.")
-def main(commits: int) -> None:
+@click.option("--commits", type=int, help="The first ones of each history; otherwise all.")
+def main(commits: int | None) -> None:
     """Print a row for each history."""
     print("| history | refreshes | changed | copies | expected | modelled | saved | median error |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in FIRST:
+    for name in HISTORIES:
         if not available(name):
             print(f"NO REAL TABLES, NOT MEASURED: {DATA / name} is not there")
             continue

@@ -47,6 +47,8 @@ GROUP_HASHES_MAX = 1 << 19  # rows of units hashed one by one, and a quarter of 
 UNIT_KEYS_MAX = 1 << 12  # of one unit: larger ones save nothing
 UNIT_KEYS_PER_MESSAGE = 1 << 16  # 768 KiB if every unit has one key
 PART_RANGES_MAX = 64  # read beside the named keys
+NAMED_BYTES_MAX = 32 << 20  # of keys that travel themselves: 700,000 of 40 bytes
+NAMED_BODY_BYTES_MAX = FRAME_BODY_BYTES_TARGET  # of one message of keys, before compression
 PEELING_ROUNDS_MAX = 200  # of one decoding; a decodable table needs a few dozen
 BITMAP_SLACK_BYTES = 4096  # added by zstd to incompressible data
 
@@ -92,6 +94,7 @@ assert FRAME_BODY_BYTES_MAX > ROW_BYTES_MAX
 assert RECEIVE_BYTES_MAX_WAREHOUSE > FRAME_BODY_BYTES_MAX
 assert CELLS_PER_MESSAGE * 8 < MESSAGE_BYTES_MAX
 assert UNIT_KEYS_PER_MESSAGE * (4 + 8) < MESSAGE_BYTES_MAX
+assert NAMED_BODY_BYTES_MAX + UNIT_KEYS_PER_MESSAGE * 8 < RECEIVE_BYTES_MAX_SOURCE
 assert EXCHANGE_RPCS_MAX + DESCRIBE_RPCS_MAX + HEALTH_RPCS_MAX < RPCS_MAX
 assert UNMARKED_ROWS_MAX * 16 + MARK_BYTES_MAX < MESSAGE_BYTES_MAX
 assert HEARTBEAT_S * 3 < NO_PROGRESS_S

@@ -36,6 +36,7 @@ FEATURES: Mapping[str, str] = {
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
     SINCE: "rows behind a mark, beside the keys of all rows",
     "references": "foreign keys between published relations, said by every description",
+    "keys": "parts of a relation whose rows are named by their keys",
 }
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error

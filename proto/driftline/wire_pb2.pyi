@@ -844,6 +844,7 @@ class Grouping(_message.Message):
     ROWS_MAX_FIELD_NUMBER: _builtins.int
     FIRSTS_FIELD_NUMBER: _builtins.int
     LASTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     span: _builtins.int
     """of k, as in Sketch"""
     hashed: _builtins.bool
@@ -862,6 +863,10 @@ class Grouping(_message.Message):
 
     @_builtins.property
     def lasts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def keys(self) -> Global___NamedKeys:
+        """a part whose units come with keys instead of k; no span, base or firsts"""
+
     def __init__(
         self,
         *,
@@ -873,14 +878,37 @@ class Grouping(_message.Message):
         rows_max: _builtins.int = ...,
         firsts: _abc.Iterable[_builtins.int] | None = ...,
         lasts: _abc.Iterable[_builtins.int] | None = ...,
+        keys: Global___NamedKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "firsts", b"firsts", "hashed", b"hashed", "lasts", b"lasts", "row_bytes", b"row_bytes", "rows_max", b"rows_max", "span", b"span", "wait_bytes", b"wait_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "firsts", b"firsts", "hashed", b"hashed", "keys", b"keys", "lasts", b"lasts", "row_bytes", b"row_bytes", "rows_max", b"rows_max", "span", b"span", "wait_bytes", b"wait_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grouping: _TypeAlias = Grouping  # noqa: Y015
+
+@_typing.final
+class NamedKeys(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___Between]:
+        """all of whose rows are read, ascending"""
+
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[Global___Between] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedKeys: _TypeAlias = NamedKeys  # noqa: Y015
 
 @_typing.final
 class Whole(_message.Message):
@@ -987,6 +1015,7 @@ class Units(_message.Message):
     KS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     size: _builtins.int
     """keys of each unit in this piece; the last one may have fewer"""
     ks: _builtins.bytes
@@ -994,6 +1023,8 @@ class Units(_message.Message):
     digests: _builtins.bytes
     """little-endian uint64, one for each unit"""
     last: _builtins.bool
+    keys: _builtins.bytes
+    """instead of ks: a frame of the key columns, section 7"""
     def __init__(
         self,
         *,
@@ -1001,10 +1032,11 @@ class Units(_message.Message):
         ks: _builtins.bytes = ...,
         digests: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        keys: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "ks", b"ks", "last", b"last", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "keys", b"keys", "ks", b"ks", "last", b"last", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import NotNow
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from driftline.types import Column
 
@@ -295,6 +295,11 @@ class GovernedSession:
         if found is not None:
             self.note(0)
         return found
+
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        return self.governed(self._session.read_keys(shape, keys, rows_max=rows_max))
 
     def pause(self) -> None:
         with self.watch.waiting():

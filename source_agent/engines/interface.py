@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from driftline.activity import Activity
 from driftline.arrays import Positions
 from driftline.derivations import Comparable, Comparison, Derivation
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 from driftline.limits import DATABASE_SILENCE_S
 from driftline.ranges import POSITION_MIN
 from driftline.references import Reference
@@ -127,7 +127,8 @@ class Plan:
     together unique, by which the relation can be read in pages. `consistency` is the best that the
     tables allow. `row_hash` is the expression of a row's hash if the database computes
     fingerprints, `seed` the hash's first value. `key_hash` is that of its key's hash, empty if the
-    database has none or the relation no marker.
+    database has none or the relation no marker. `key_index` is the name of the index of the whole
+    key, for an engine that has to be told.
     """
 
     source: str
@@ -140,6 +141,7 @@ class Plan:
     row_hash: str = ""
     seed: int | None = None
     key_hash: str = ""
+    key_index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +401,20 @@ class Session(Protocol):
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         """Return the number of rows, and the sum modulo 2^64 of the hashes of their keys, which the
         database makes (protocol, section 6); None: it cannot. `seed` has 64 signed bits."""
+
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        """Yield the rows with these keys, each by a search of an index. Raises as `scan`.
+
+        Where the database takes more values for equal than those of the same bytes, rows with other
+        keys may be among them.
+
+        Args:
+            shape: a relation that is `vouched` and not `unordered`.
+            keys: in canonical string forms, none twice.
+            rows_max: as in `read_ranges`.
+        """
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         """Return the scan in parts of about `rows_max` rows at most.

@@ -71,6 +71,7 @@ class Access:
     key_hash: str = ""
     kept: str = ""
     marker: MarkedBy | None = None
+    key_index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ def shape(
             consistency=access.consistency,
             row_hash=access.row_hash or "",
             key_hash=access.key_hash,
+            key_index=access.key_index,
         ),
         marker=access.marker,
     )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
 from driftline.errors import ConfigurationError, DatabaseUnavailable, DriftlineError
+from driftline.key_order import Key
 from driftline.references import Reference
 from driftline.types import Column
 
@@ -75,6 +76,20 @@ class SnapshotSession:
     ) -> tuple[Reference, ...]:
         """Return no foreign keys: the engine has none."""
         return ()
+
+    def read_keys(
+        self,
+        shape: Shape,
+        keys: Sequence[Key],  # noqa: ARG002
+        *,
+        rows_max: int | None = None,  # noqa: ARG002
+    ) -> Iterator[Rows]:
+        """Raise ConfigurationError: this engine looks up no key that is not one integer."""
+        raise ConfigurationError(
+            "This database is not asked for rows by keys that are not one integer.",
+            where=shape.relation.name,
+            remedy="Use `incremental`, or ask the DBA for hours in which a scan may begin.",
+        )
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:  # noqa: ARG002
         """Return None: two connections cannot read one snapshot."""

@@ -2,8 +2,8 @@
 
 A comparison is a generator of replies over an iterator of requests. The opening decides which
 method answers (`registry`); a method that cannot finish hands over to the one that the warehouse
-asks for next. If the opening names a tile, only the rows of the tile exist (`scan.tile`). This
-module knows no gRPC server, no engine and no method.
+asks for next. If the opening names a tile, or a part by keys, only its rows exist (`scan.tile`,
+`scan.key_part`). This module knows no gRPC server, no engine and no method.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from driftline import wire_pb2 as pb
 from driftline.activity_messages import to_message
+from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.negotiation import check_fields
 
@@ -23,7 +24,8 @@ from source_agent.methods.interface import Answered, Handover, Scan
 from source_agent.methods.request_validation import parse_opening
 from source_agent.scan import marked as marked_scan
 from source_agent.scan.frame_builder import FrameBuilder
-from source_agent.scan.reader import Tally
+from source_agent.scan.key_part import KeyPartReader, ranges_of
+from source_agent.scan.reader import Reader, Tally
 from source_agent.scan.tile import reader_of
 from source_agent.scan.workers import WorkerPool
 
@@ -50,7 +52,7 @@ class Comparison:
         """
         parsed = parse_opening(opening, shape)
         self._answer = registry.answer_to(parsed)
-        reader = reader_of(session, shape, opening, salt=parsed.salt, tally=tally)
+        reader = _reader_of(session, shape, opening, parsed.salt, tally)
         level = min(max(opening.level, 1), _LEVEL_MAX)
         frames = FrameBuilder(shape.recipe, parsed.salt, level=level)
         self._scan = Scan(reader, frames, parsed.ours, pool)
@@ -102,3 +104,13 @@ class Comparison:
                 since=None if marked is None else marked.message(by_marker=end.by_marker),
             )
         )
+
+
+def _reader_of(
+    session: Session, shape: Shape, opening: pb.Open, salt: Salt, tally: Tally
+) -> Reader:
+    """Return the reader of the rows in an opening; read nothing."""
+    if not opening.grouping.HasField("keys"):
+        return reader_of(session, shape, opening, salt=salt, tally=tally)
+    ranges, key = ranges_of(opening.grouping.keys, shape), opening.fragment_key
+    return KeyPartReader(session, shape, ranges, fragment_key=key, salt=salt, tally=tally)

@@ -21,7 +21,8 @@ from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
 from driftline.digests import MASK64, Digest
 from driftline.limits import GROUP_HASHES_MAX
-from driftline.sketches import pack
+from driftline.named_keys import Ranks
+from driftline.sketches import Embedding, pack
 from driftline.units import UnitSums, refines
 
 from source_agent.methods import request_validation
@@ -29,6 +30,7 @@ from source_agent.methods.interface import Answered, Scan
 from source_agent.methods.request_validation import GroupParameters, ParsedOpening, Recv
 from source_agent.methods.row_hashes import mismatch, send_hashes, send_wanted
 from source_agent.scan.batches import Batch, Identified, join_neighbours
+from source_agent.scan.key_part import KeyPartReader
 
 ZONE_KEYS = 1 << 16  # looked up at once: a range takes far more memory than a key
 
@@ -47,8 +49,16 @@ class GroupsCompared:
 
     def replies(self, scan: Scan, recv: Recv) -> Generator[pb.Reply, None, Answered]:
         # Before the scan, so that a malformed message costs the database nothing.
-        units, digests = request_validation.units(recv(), recv, self.parameters.embedding)
-        regrouping = Regrouping(scan, self.parameters, units)
+        embedding, reader = self.parameters.embedding, scan.reader
+        if embedding is not None:
+            units, digests = request_validation.units(recv(), recv, embedding)
+            regrouping = Regrouping(scan, self.parameters, units, embedding)
+        else:
+            assert isinstance(reader, KeyPartReader), "the opening names rows by keys"
+            named = request_validation.named_units(recv(), recv, reader.recipe)
+            ranks, ks = reader.name(named.keys, rows_max=self.parameters.rows_max)
+            digests, units = named.digests, named.sums(ks)
+            regrouping = Regrouping(scan, self.parameters, units, ranks)
         yield from regrouping.read()
         if regrouping.total == scan.ours:
             return Answered(regrouping.total, equal=True)
@@ -61,16 +71,22 @@ class GroupsCompared:
 class Regrouping:
     """The units of one exchange: `read` to its end, then `differing`, then `answer`."""
 
-    def __init__(self, scan: Scan, parameters: GroupParameters, units: UnitSums) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        parameters: GroupParameters,
+        units: UnitSums,
+        embedding: Embedding | Ranks,
+    ) -> None:
         self._scan, self._reader, self._salt = scan, scan.reader, scan.reader.salt
-        self._parameters, self._units = parameters, units
+        self._parameters, self._units, self._embedding = parameters, units, embedding
         self.total = Digest()
 
     def read(self) -> Iterator[pb.Reply]:
         """Read what is compared, once; send the rows that are in no unit. Raises as `part`."""
         for batch in self._batches():
             self.total += batch.mixed.digest()
-            ks, inside = self._parameters.embedding.embed(batch.positions, self._salt)
+            ks, inside = self._embedding.embed(batch.positions, self._salt)
             named = np.zeros(len(inside), np.bool_)
             named[inside] = self._units.add(ks[inside], batch.mixed.m0[inside])
             yield from self._scan.frames.pick(batch, ~named)
@@ -149,7 +165,7 @@ class Regrouping:
         if not expected:
             return
         for batch in self._find(differs, expected):
-            ks, inside = self._parameters.embedding.embed(batch.positions, self._salt)
+            ks, inside = self._embedding.embed(batch.positions, self._salt)
             unit = np.where(inside, units.find(ks), np.int64(-1))
             chosen = (unit >= 0) & differs[np.maximum(unit, 0)]
             part, unit = batch.take(chosen), unit[chosen]
@@ -160,12 +176,12 @@ class Regrouping:
         self._reader.check_snapshot(rows == expected and agrees)
 
     def _find(self, differs: Bools, rows: int) -> Iterator[Batch]:
-        embedding, total = self._parameters.embedding, self._rows_to_search
+        embedding, total = self._embedding, self._rows_to_search
         is_scanned = total is not None and not self._reader.by_index(rows, total)
-        if embedding.base is None or is_scanned:
-            yield from self._reader.scan()
+        if isinstance(embedding, Ranks) or embedding.base is None or is_scanned:
+            yield from self._reader.scan()  # of a part by keys: it is held, or looked up again
             return
-        for first, last in self._zones(self._units.ks_of(differs, seen=True)):
+        for first, last in self._zones(embedding, self._units.ks_of(differs, seen=True)):
             yield from self._reader.find(first, last, rows=rows, total=total)
 
     @property
@@ -174,22 +190,26 @@ class Regrouping:
         return None if self._parameters.part is not None else self.total.count
 
     def _batches(self) -> Iterator[Batch]:
-        part = self._parameters.part
-        if part is None:
+        part, embedding = self._parameters.part, self._embedding
+        if part is None or isinstance(embedding, Ranks):
             return self._reader.scan()
         ranges = _merged(*part)
-        zones = chain([ranges], self._zones(self._units.all_ks(), without=ranges))
+        zones = chain([ranges], self._zones(embedding, self._units.all_ks(), without=ranges))
         return self._reader.part(zones, rows_max=self._parameters.rows_max)
 
     def _zones(
-        self, ks: U64, *, without: tuple[Positions, Positions] | None = None
+        self,
+        embedding: Embedding,
+        ks: U64,
+        *,
+        without: tuple[Positions, Positions] | None = None,
     ) -> Iterator[tuple[Positions, Positions]]:
         """Yield the positions of these k as ranges, ZONE_KEYS at a time, neighbours joined.
 
         without: ranges to leave out, int64 [n] first and last, ascending and disjoint.
         """
         for at in range(0, len(ks), ZONE_KEYS):
-            where = self._parameters.embedding.positions(ks[at : at + ZONE_KEYS])
+            where = embedding.positions(ks[at : at + ZONE_KEYS])
             if without is not None and len(without[0]):
                 before = np.searchsorted(without[0], where, "right") - 1
                 where = where[(before < 0) | (where > without[1][before])]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import zstandard
+from driftline import named_keys
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bytes, Integers, Positions
+from driftline.columns import Block
 from driftline.digests import Digest, Salt
 from driftline.errors import (
     ConfigurationError,
@@ -29,6 +31,7 @@ from driftline.limits import (
     BITMAP_SLACK_BYTES,
     GROUP_KEYS_MAX,
     MARK_BYTES_MAX,
+    NAMED_BYTES_MAX,
     PART_RANGES_MAX,
     SEGMENTS_MAX,
     STRATUM_CELLS,
@@ -38,6 +41,7 @@ from driftline.limits import (
 from driftline.negotiation import check_features, check_fields, check_protocol
 from driftline.ranges import POSITION_MAX, Partition, coarse_ranges, strata_of
 from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, Grid, unpack
+from driftline.types import Recipe
 from driftline.units import UnitRun, UnitSums
 
 from source_agent.engines.interface import Shape
@@ -186,11 +190,12 @@ def since_of(opening: pb.Open, shape: Shape) -> SinceParameters | None:
 class GroupParameters:
     """Parameters of groups.
 
-    row_bytes, wait_bytes: price row hashes (`units.refines`); part: ranges of positions to read
-    besides the named keys, int64 [n] first and last, None: all rows; rows_max: limit for a part.
+    embedding: of the k that name rows; None: keys name them. row_bytes, wait_bytes: price row
+    hashes (`units.refines`); part: ranges of positions to read besides the named keys, int64 [n]
+    first and last, None: all rows, or a part by keys; rows_max: limit for a part.
     """
 
-    embedding: Embedding
+    embedding: Embedding | None
     row_bytes: int
     wait_bytes: int
     part: tuple[Positions, Positions] | None
@@ -206,7 +211,8 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
     if not opening.HasField("grouping"):
         return None
     said = opening.grouping
-    embedding = _embedding(said, shape)
+    is_by_key = said.HasField("keys")
+    embedding = None if is_by_key else _embedding(said, shape)
     in_tile = opening.HasField("within") or opening.HasField("between")
     if opening.HasField("sketch") or in_tile or not opening.count:
         raise MalformedMessage("Groups beside a sketch, in a tile or of no rows are not allowed.")
@@ -217,11 +223,14 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
     first, last = np.array(said.firsts, np.int64), np.array(said.lasts, np.int64)
     if (first > last).any():
         raise MalformedMessage("The ranges of a part are no ranges.")
+    costs = said.row_bytes, said.wait_bytes
+    if len(first) and is_by_key:
+        raise MalformedMessage("A part is by positions or by keys.")
     if not said.rows_max:
-        if len(first):
-            raise MalformedMessage("Ranges are for a part alone.")
-        return GroupParameters(embedding, said.row_bytes, said.wait_bytes, None, 0)
-    if embedding.base is None or not shape.indexed:
+        if len(first) or is_by_key:
+            raise MalformedMessage("Ranges and keys are for a part alone.")
+        return GroupParameters(embedding, *costs, None, 0)
+    if embedding is not None and (embedding.base is None or not shape.indexed):
         raise ConfigurationError(
             "A part is read by an index of an integer key, which this relation does not have.",
             where=shape.relation.name,
@@ -236,7 +245,7 @@ def grouping_of(opening: pb.Open, shape: Shape) -> GroupParameters | None:
             remedy=f"Set `read_at_most` of the fragment to at most {limit}.",
         )
     rows_max = min(said.rows_max, POSITION_MAX - 1)
-    return GroupParameters(embedding, said.row_bytes, said.wait_bytes, (first, last), rows_max)
+    return GroupParameters(embedding, *costs, None if is_by_key else (first, last), rows_max)
 
 
 def _embedding(said: pb.Sketch | pb.Grouping, shape: Shape) -> Embedding:
@@ -253,6 +262,57 @@ def units(first: pb.Request, recv: Recv, embedding: Embedding) -> tuple[UnitSums
     digests = bytearray()
     sums = UnitSums(_runs(first, recv, embedding, digests))
     return sums, np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedUnits:
+    """Units whose rows are named by keys.
+
+    keys: rows of the key columns alone, in the order of sending; runs: keys of a unit, and keys, of
+    each run; digests: uint64 [units].
+    """
+
+    keys: Block
+    runs: list[tuple[int, int]]
+    digests: U64
+
+    def sums(self, ks: U64) -> UnitSums:
+        """Return sums over the units, empty; ks: of the keys. Raises MalformedMessage."""
+        ends = np.cumsum([keys for _, keys in self.runs], dtype=np.int64).tolist()
+        return UnitSums(
+            [
+                UnitRun(size, ks[end - keys : end])
+                for (size, keys), end in zip(self.runs, ends, strict=True)
+            ]
+        )
+
+
+def named_units(first: pb.Request, recv: Recv, recipe: Recipe) -> NamedUnits:
+    """Return the warehouse's units whose rows are named by keys.
+
+    first, recv: as for `units`. Raises MalformedMessage: no keys of this recipe, another number of
+    digests, or more than GROUP_KEYS_MAX keys or NAMED_BYTES_MAX of them.
+    """
+    blocks, digests = [], bytearray()
+    runs: list[tuple[int, int]] = []
+    size = count = 0
+    for request in _pieces("units", first, recv):
+        said = request.units
+        if said.keys:
+            most = min(UNIT_KEYS_PER_MESSAGE, GROUP_KEYS_MAX - count)
+            block = named_keys.unpack(said.keys, recipe, count_max=most)
+            count, size = count + len(block), size + len(block.buffer)
+            if size > NAMED_BYTES_MAX:
+                raise MalformedMessage(f"More than {NAMED_BYTES_MAX} bytes of keys are named.")
+            if not said.size or len(said.digests) != 8 * -(-len(block) // said.size):
+                raise MalformedMessage("Units came with another number of digests.")
+            blocks.append(block)
+            runs.append((said.size, len(block)))
+            digests += said.digests
+        elif not said.last:
+            raise MalformedMessage(_EMPTY)
+    found = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    return NamedUnits(named_keys.joined(blocks), runs, found)
 
 
 def _runs(first: pb.Request, recv: Recv, embedding: Embedding, out: bytearray) -> Iterator[UnitRun]:

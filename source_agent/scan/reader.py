@@ -104,13 +104,7 @@ class Reader:
             for batch in self.batches(found):
                 left -= len(batch.positions)
                 if left < 0:
-                    raise LimitExceeded(
-                        f"This refresh would compare more than {counted(rows_max, 'row')}: the "
-                        "source has many new rows.",
-                        where=self.shape.relation.name,
-                        remedy="Raise `read_at_most` of the fragment, or remove it for one "
-                        "complete refresh.",
-                    )
+                    raise part_too_large(self.shape, rows_max)
                 yield batch
 
     def by_index(self, rows: int, total: int) -> bool:
@@ -211,3 +205,13 @@ class Reader:
             '(`where = "… IS NOT NULL"`).',
             details={f"sample {i + 1}": text for i, text in enumerate(samples)},
         )
+
+
+def part_too_large(shape: Shape, rows_max: int) -> LimitExceeded:
+    """Return the error of a part that has more than `rows_max` rows."""
+    return LimitExceeded(
+        f"This refresh would compare more than {counted(rows_max, 'row')}: the source has many new "
+        "rows.",
+        where=shape.relation.name,
+        remedy="Raise `read_at_most` of the fragment, or remove it for one complete refresh.",
+    )

@@ -38,7 +38,7 @@ from source_agent.scan.reader import Reader, Tally
 _DERIVED_BYTES = 48  # of a row besides its bytes: offsets, position, mixed fingerprint
 
 Bounds = tuple[int, int]
-Tile = TypeVar("Tile", Bounds, KeyRange)
+Tile = TypeVar("Tile", Bounds, KeyRange, tuple[KeyRange, ...])
 
 
 def tile_of(opening: pb.Open, shape: Shape) -> Bounds | KeyRange | None:
@@ -58,14 +58,14 @@ def _positions_of(within: pb.Within, shape: Shape) -> Bounds:
     if within.first > within.last:
         raise MalformedMessage("The bounds of a tile must ascend.")
     if not (shape.recipe.integer_key and shape.indexed):
-        raise _refused(shape, "is not one integer with an index")
+        raise refused(shape, "is not one integer with an index")
     return within.first, within.last
 
 
 def _keys_of(between: pb.Between, shape: Shape) -> KeyRange:
     recipe = shape.recipe
     if shape.unordered:
-        raise _refused(shape, f"has no order that both sides compute: {shape.unordered}")
+        raise refused(shape, f"has no order that both sides compute: {shape.unordered}")
     bounds = [key_bytes(key, recipe) for key in (between.lower, between.upper) if key]
     if not KeyOrder(recipe).ascends(Keys.of_bytes(bounds)):
         raise MalformedMessage("The bounds of a tile must ascend.")
@@ -74,7 +74,8 @@ def _keys_of(between: pb.Between, shape: Shape) -> KeyRange:
     return KeyRange(lower, texts[0] if between.upper else None)
 
 
-def _refused(shape: Shape, why: str) -> ConfigurationError:
+def refused(shape: Shape, why: str) -> ConfigurationError:
+    """Return the error of a relation whose key does not allow ranges of keys."""
     key = ", ".join(column.name for column in shape.recipe.key)
     return ConfigurationError(
         f"The relation cannot be read in tiles: its key ({key}) {why}.",
@@ -214,7 +215,7 @@ class KeyTileReader(TileReader[KeyRange]):
         outside = self._order.ranks(Keys.of_rows(block), self._bounds) != inside
         if outside.any():
             (row,) = block.take(np.flatnonzero(outside)[:1]).rows()
-            raise _refused(
+            raise refused(
                 self.shape,
                 "is sorted by the database otherwise than by its bytes, as the row with key "
                 f"{printable_row(row, self.recipe)} shows",

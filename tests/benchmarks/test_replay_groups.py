@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay_groups import FIRST, line_of, replay
+from benchmarks.replay_groups import HISTORIES, line_of, replay
 from tests.harness.histories import DATA, available
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", HISTORIES)
 def test_a_few_commits_of_a_real_table(name: str, tmp_path: Path) -> None:
     if not available(name):
         pytest.skip(f"NO REAL TABLES, NOT TESTED: {DATA} is not there")

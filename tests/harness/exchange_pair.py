@@ -22,6 +22,7 @@ from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import DriftlineError
 from driftline.fingerprints import fingerprints, position_seed
 from driftline.keys import positions
+from driftline.named_keys import KeyMap
 from driftline.negotiation import Agreement
 from driftline.ranges import Partition, RangeSums, uniform
 from driftline.sketches import Cells, Embedding
@@ -172,8 +173,8 @@ class Ours:
 
     def below(self, replaced: BelowKeys) -> list[bytes]:
         """Our rows below these k."""
-        ks, _ = replaced.embedding.embed(self._where, SALT)
-        return [self.rows[i] for i in np.flatnonzero(np.isin(ks, replaced.ks))]
+        ks, inside = replaced.embedding.embed(self._where, SALT)
+        return [self.rows[i] for i in np.flatnonzero(inside & np.isin(ks, replaced.ks))]
 
     def list_rows(self, partition: Partition, by: int, chosen: np.ndarray) -> Listing:
         """`file` is the number of the row."""
@@ -182,7 +183,7 @@ class Ours:
         keep = np.flatnonzero(chosen[at])
         return Listing(at[keep], self._where[keep], self._mixed.m0[keep], keep.astype(np.int32))
 
-    def list_keys(self, embedding: Embedding, ks: np.ndarray) -> Listing:
+    def list_keys(self, embedding: KeyMap, ks: np.ndarray) -> Listing:
         self.listed += 1
         k, inside = embedding.embed(self._where, SALT)
         keep = np.flatnonzero(inside & np.isin(k, ks))

@@ -40,7 +40,9 @@ class History:
     def __init__(self, name: str) -> None:
         self.name = name
         self._log = DATA / name / "log"
-        self.key: list[str] = json.loads((self._log / "meta.json").read_text())["keys"]
+        meta = json.loads((self._log / "meta.json").read_text())
+        self.key: list[str] = meta["keys"]
+        self.last = len(meta["commits"]) - 1  # the number of the last commit
         found = _query(f"DESCRIBE SELECT * FROM '{self._log / 'base.parquet'}'")
         self.columns = [str(row[0]) for row in found]
         self.types = [str(row[1]) for row in found]

@@ -65,11 +65,11 @@ KEYS: dict[str, tuple[Callable[[str], str], Callable[[str, int], Key]]] = {
 class Orders:
     """A table with one of these keys, and its owner's edits."""
 
-    def __init__(self, legacy: Legacy, kind: str) -> None:
+    def __init__(self, legacy: Legacy, kind: str, *, has_snapshots: bool = False) -> None:
         self.legacy, (columns, self._key) = legacy, KEYS[kind]
         definition = columns(legacy.engine)
         self.key = [column.split()[0] for column in definition.split(", ")]
-        tail = " ENGINE=MyISAM" if legacy.engine == "mariadb" else ""
+        tail = " ENGINE=MyISAM" if legacy.engine == "mariadb" and not has_snapshots else ""
         legacy.execute(
             f"CREATE TABLE orders (note varchar(60), {definition}, "
             f"PRIMARY KEY ({', '.join(self.key)})){tail}"

@@ -24,7 +24,7 @@ from driftline.peer_text import one_line
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import marks, record
 from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import choice, notes, prices
+from warehouse_agent.planning import choice, group_selection, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.markers.state import MarkerState
@@ -180,6 +180,7 @@ def know(
         source_error=source_error,
         schema_changes=tuple(changes),
         tiled=auxiliary_table.tiled(store, fragment, base),
+        named_key_bytes=group_selection.named_key_bytes(recipe, noted) if recipe else None,
         allowance=allowance,
         marker=_marker_state(fragment, base, noted, reply)
         if fragment.proof is Proof.KEYS

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
-from driftline import derivation_messages, derivations, frames, key_order
+from driftline import derivation_messages, derivations, frames, key_order, named_keys
 from driftline import wire_pb2 as pb
 from driftline.activity_messages import from_message
 from driftline.arrays import U64, Positions
@@ -24,9 +24,9 @@ from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
 from driftline.key_order import KeyRange
 from driftline.keys import positions, received
+from driftline.named_keys import KeyMap
 from driftline.negotiation import SINCE, Agreement
 from driftline.ranges import Partition
-from driftline.sketches import Embedding
 from driftline.types import Recipe
 
 from warehouse_agent.planning.choice import Method
@@ -125,7 +125,7 @@ class Talk:
             since = pb.Since(audited=terms.audited)
         opening = pb.Open(
             protocol=agreed.protocol,
-            features=(*agreed.features, *_features(terms)),
+            features=(*agreed.features, *_features(terms, grouping)),
             relation=terms.relation,
             recipe=terms.recipe.id,
             fragment_key=terms.fragment_key,
@@ -174,7 +174,7 @@ class Talk:
                     self.admission.announce(reply.verdict.count)
                 return reply
 
-    def collect(self, embedding: Embedding, among: U64 | None = None) -> ShippedKeys:
+    def collect(self, embedding: KeyMap, among: U64 | None = None) -> ShippedKeys:
         """Collect the k of the rows that come from now on.
 
         Args:
@@ -263,7 +263,7 @@ class Talk:
 class ShippedKeys:
     """The k of the rows that came and lie inside an embedding; they may replace our rows."""
 
-    def __init__(self, terms: Terms, embedding: Embedding, among: U64 | None) -> None:
+    def __init__(self, terms: Terms, embedding: KeyMap, among: U64 | None) -> None:
         self._terms, self._embedding, self._among = terms, embedding, among
         self._ks: list[U64] = []
 
@@ -320,11 +320,12 @@ def _marker_use(done: pb.Finished) -> MarkerUse | None:
     )
 
 
-def _features(terms: Terms) -> list[str]:
+def _features(terms: Terms, grouping: pb.Grouping | None) -> list[str]:
     """Return the features that an exchange cannot do without."""
     needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
     needed[derivations.FEATURE] = terms.derivation is not None
     needed[SINCE] = terms.marks
+    needed[named_keys.FEATURE] = grouping is not None and grouping.HasField("keys")
     return [feature for feature, is_needed in needed.items() if is_needed]
 
 

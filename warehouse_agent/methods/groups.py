@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 from driftline import wire_pb2 as pb
-from driftline.arrays import U64, Bools
+from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage
+from driftline.key_order import KeyRange
 from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_PER_MESSAGE
+from driftline.named_keys import KeyMap, Ranks
 from driftline.ranges import short_digests
-from driftline.sketches import Embedding, unpack
+from driftline.sketches import unpack
 from driftline.units import UnitRun, UnitSums
 
 from warehouse_agent.methods.conversation import Talk
@@ -47,6 +49,26 @@ class UnitPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedPiece:
+    """Units whose rows are named by keys: keys in each, positions of all keys, int64 [n], a digest
+    for each unit, and the keys themselves in a frame."""
+
+    size: int
+    positions: Integers
+    digests: bytes
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPartOf:
+    """The limits of a part whose rows are named by keys: ranges of keys to be read beside these,
+    ascending, and the most rows that may be read, named ones included."""
+
+    ranges: tuple[KeyRange, ...]
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartOf:
     """The limits of a part beside the named keys.
 
@@ -70,22 +92,25 @@ class Grouped:
         part: None if all rows are compared.
     """
 
-    embedding: Embedding
-    pieces: tuple[UnitPiece, ...]
+    embedding: KeyMap
+    pieces: tuple[UnitPiece | NamedPiece, ...]
     ungrouped: U64
     row_bytes: int
     wait_bytes: int
-    part: PartOf | None = None
+    part: PartOf | KeyPartOf | None = None
 
     def described(self) -> pb.Grouping:
         """Return the description for the opening."""
-        said = pb.Grouping(
-            span=self.embedding.span,
-            hashed=self.embedding.base is None,
-            base=self.embedding.base or 0,
-            row_bytes=self.row_bytes,
-            wait_bytes=self.wait_bytes,
-        )
+        said = pb.Grouping(row_bytes=self.row_bytes, wait_bytes=self.wait_bytes)
+        if isinstance(self.part, KeyPartOf):
+            said.rows_max = self.part.rows_max
+            said.keys.SetInParent()  # also of no range
+            for within in self.part.ranges:
+                said.keys.ranges.add(lower=within.lower or (), upper=within.upper or ())
+            return said
+        assert not isinstance(self.embedding, Ranks), "ranks are for a part by keys"
+        said.span, said.base = self.embedding.span, self.embedding.base or 0
+        said.hashed = self.embedding.base is None
         if self.part is not None:
             said.rows_max = self.part.rows_max
             said.firsts.extend(self.part.first.tolist())
@@ -95,18 +120,26 @@ class Grouped:
     def requests(self) -> Iterator[pb.Request]:
         """Return the messages that carry the units."""
         for at, piece in enumerate(self.pieces):
-            last = at == len(self.pieces) - 1
-            units = pb.Units(size=piece.size, ks=piece.ks, digests=piece.digests, last=last)
+            units = pb.Units(size=piece.size, digests=piece.digests)
+            if isinstance(piece, NamedPiece):
+                units.keys = piece.keys
+            else:
+                units.ks = piece.ks
+            units.last = at == len(self.pieces) - 1
             yield pb.Request(units=units)
         if not self.pieces:
             yield pb.Request(units=pb.Units(last=True))
 
     def sums(self) -> UnitSums:
         """Return the units, unpacked."""
-        span, most = self.embedding.span, UNIT_KEYS_PER_MESSAGE
-        return UnitSums(
-            [UnitRun(p.size, unpack(p.ks, span=span, count_max=most)) for p in self.pieces]
-        )
+        return UnitSums([UnitRun(piece.size, self._ks(piece)) for piece in self.pieces])
+
+    def _ks(self, piece: UnitPiece | NamedPiece) -> U64:
+        """Return the k of a piece, uint64 [n]."""
+        if isinstance(piece, UnitPiece):
+            return unpack(piece.ks, span=self.embedding.span, count_max=UNIT_KEYS_PER_MESSAGE)
+        assert isinstance(self.embedding, Ranks), "a piece is named as its units are"
+        return self.embedding.embed(piece.positions)[0]
 
     def ours(self) -> U64:
         """Return the k, uint64 [n] ascending, of our rows that may be replaced."""

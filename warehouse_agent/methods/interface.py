@@ -19,8 +19,9 @@ from typing import Protocol
 
 from driftline.arrays import U64, Bools
 from driftline.digests import Digest, Salt
+from driftline.named_keys import KeyMap
 from driftline.ranges import Partition, RangeSums
-from driftline.sketches import Embedding, Grid
+from driftline.sketches import Grid
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods.conversation import Talk
@@ -41,7 +42,7 @@ class Lister(Protocol):
     def list_rows(self, partition: Partition, by: int, chosen: Bools) -> Listing:
         """Return our rows in the chosen ranges, bool [ranges], coarsened by `by`."""
 
-    def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
+    def list_keys(self, embedding: KeyMap, ks: U64) -> Listing:
         """Return our rows whose k is one of `ks`, uint64 [n] ascending."""
 
 
@@ -80,7 +81,7 @@ class WorkingCopy:
                 *copy, place, self.salt, within=self.within, inside=self.inside, near=self.near
             )
 
-    def list_keys(self, embedding: Embedding, ks: U64) -> Listing:
+    def list_keys(self, embedding: KeyMap, ks: U64) -> Listing:
         place = partial(digests.below, embedding=embedding, salt=self.salt, ks=ks)
         with self.phase("list"):
             return digests.list_rows(self.steps, self.files, self.layout, place, self.salt)

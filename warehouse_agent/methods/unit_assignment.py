@@ -18,7 +18,6 @@ from functools import reduce
 from operator import add
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Floats, Integers
 from driftline.digests import Digest, Mixed, Salt, mix, xx_array
@@ -30,7 +29,7 @@ from warehouse_agent.methods.groups import UnitPiece
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
 from warehouse_agent.planning.update_probability import Outlook, probability
-from warehouse_agent.tasks.digests import Files, numbers, tasks_for
+from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
@@ -50,11 +49,24 @@ ROWS_PER_TASK = 500_000  # 24 MB, sorted in a task
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows that a part compares: the likeliest, and all in a window of positions, both ends
-    inclusive."""
+    """The rows that a part compares: the likeliest, and those `inside` the ranges that it reads."""
 
     likeliest: Selection
-    window: tuple[int, int]
+    inside: Inside
+
+
+@dataclass(frozen=True, slots=True)
+class InPositions:
+    """Rows in a window of positions, both ends inclusive."""
+
+    first: int
+    last: int
+
+    def __call__(self, batch: pa.RecordBatch) -> Bools:
+        """Return which rows of a batch lie in it, bool [rows]."""
+        where = numbers(batch, 0)
+        found: Bools = (where >= self.first) & (where <= self.last)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +135,9 @@ def assign(
     Raises:
         WarehouseUnavailable: a file cannot be read.
     """
-    tasks = 1 if embedding.base is None else sum(f.rows for f in files) // ROWS_PER_TASK + 1
+    tasks = 1 if embedding.base is None else tasks_of(files)
     function, size = _assign(plan, embedding, salt, part, outlook), size_of_digests(files)
-    columns = pa.schema([*layout.lane_schema, *(layout.file_schema.field(name) for name in _OMEGA)])
+    columns = with_omega(layout.lane_schema, layout)
     found = scan(steps, files, columns, function, _ASSIGNED, size=size, tasks_max=tasks)
     pieces: list[UnitPiece] = []
     ungrouped = [np.zeros(0, np.uint64)]
@@ -135,8 +147,8 @@ def assign(
             pieces.append(UnitPiece(row["size"], row["ks"], row["digests"]))
         else:
             ungrouped.append(np.frombuffer(row["ungrouped"], np.uint64))
-            compared += _digest(row["compared"])
-            rest += _digest(row["rest"])
+            compared += digest_of(row["compared"])
+            rest += digest_of(row["rest"])
             left += row["updates_left"]
     return AssignedRows(tuple(pieces), np.sort(np.concatenate(ungrouped)), compared, rest, left)
 
@@ -145,7 +157,7 @@ def _histogram(outlook: Outlook | None) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         found = Histogram.of(np.empty(0))
         for piece in pieces:
-            found += Histogram.of(_probabilities(piece.batch, outlook))
+            found += Histogram.of(probabilities(piece.batch, outlook))
         yield pa.RecordBatch.from_pydict(
             {"counts": [found.counts.tobytes()], "updates": [found.updates.tobytes()]},
             schema=_COUNTED,
@@ -182,9 +194,9 @@ def _assign(
         compared, rest, left = Digest(), Digest(), 0.0
         for batch in (piece.batch for piece in pieces):
             where, hi, lo = (numbers(batch, i) for i in range(3))
-            p = _probabilities(batch, outlook)
+            p = probabilities(batch, outlook)
             mixed = mix(salt, hi.view(np.uint64), lo.view(np.uint64))
-            chosen = _chosen(part, where, p, salt)
+            chosen = chosen_rows(part, batch, p, salt)
             inside, outside = (Mixed(mixed.m0[at], mixed.m1[at]) for at in (chosen, ~chosen))
             compared += inside.digest()
             rest += outside.digest()
@@ -197,10 +209,10 @@ def _assign(
         sums.add(np.concatenate(ks), np.concatenate(hashes))
         digests, at = sums.short_digests(), 0
         for one in runs:
-            for ks_bytes, digest_bytes in one.pieces(digests[at : at + one.units]):
-                yield _row(size=one.size, ks=ks_bytes, digests=digest_bytes)
+            for ks_bytes, short in one.pieces(digests[at : at + one.units]):
+                yield _row(size=one.size, ks=ks_bytes, digests=short)
             at += one.units
-        digests_of = {"compared": _bytes(compared), "rest": _bytes(rest)}
+        digests_of = {"compared": digest_bytes(compared), "rest": digest_bytes(rest)}
         yield _row(ungrouped=ungrouped.tobytes(), updates_left=left, **digests_of)
 
     return run
@@ -220,13 +232,13 @@ def _runs(plan: GroupPlan, ks: U64, p: Floats) -> tuple[list[UnitRun], U64]:
     return runs, distinct[plan.rows[classes] == 0]
 
 
-def _chosen(part: PartRows | None, where: npt.NDArray[np.int64], p: Floats, salt: Salt) -> Bools:
+def chosen_rows(part: PartRows | None, batch: pa.RecordBatch, p: Floats, salt: Salt) -> Bools:
+    """Return the rows of a batch that are compared, bool [rows]; `p`: P({±t}), float64 [rows]."""
     if part is None:
-        return np.ones(len(where), np.bool_)
-    classes = class_of(p)
-    drawn = xx_array(where.view(np.uint64), np.uint64(salt.s0)) < part.likeliest.share * 2.0**64
-    likeliest, (first, last) = part.likeliest, part.window
-    found: Bools = (where >= first) & (where <= last)
+        return np.ones(len(batch), np.bool_)
+    classes, where, likeliest = class_of(p), numbers(batch, 0), part.likeliest
+    drawn = xx_array(where.view(np.uint64), np.uint64(salt.s0)) < likeliest.share * 2.0**64
+    found = part.inside(batch)
     found |= classes >= likeliest.least
     found |= (classes == likeliest.least - 1) & drawn
     return found
@@ -237,15 +249,27 @@ def _row(**values: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=_ASSIGNED)
 
 
-def _bytes(digest: Digest) -> bytes:
+def digest_bytes(digest: Digest) -> bytes:
+    """Return a digest as the bytes in which a task returns it."""
     return digest.count.to_bytes(8, "little") + digest.sum_bytes()
 
 
-def _digest(data: bytes) -> Digest:
+def digest_of(data: bytes) -> Digest:
+    """Return the digest in these bytes of a task."""
     return Digest(int.from_bytes(data[:8], "little"), int.from_bytes(data[8:24], "little"))
 
 
-def _probabilities(batch: pa.RecordBatch, outlook: Outlook | None) -> Floats:
+def with_omega(columns: pa.Schema, layout: Layout) -> pa.Schema:
+    """Return columns of files with those of the statistics of rows behind them."""
+    return pa.schema([*columns, *(layout.file_schema.field(name) for name in _OMEGA)])
+
+
+def tasks_of(files: Files) -> int:
+    """Return the number of tasks among which the rows of files are divided."""
+    return sum(f.rows for f in files) // ROWS_PER_TASK + 1
+
+
+def probabilities(batch: pa.RecordBatch, outlook: Outlook | None) -> Floats:
     """Return P({±t}) of the rows of a batch, float64 [rows]."""
     if outlook is None:
         return np.full(len(batch), CHANGE_SHARE)

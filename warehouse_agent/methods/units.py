@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
-from warehouse_agent.methods import unit_assignment
+from warehouse_agent.methods import key_parts, unit_assignment
 from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
 from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
-from warehouse_agent.methods.unit_assignment import PartRows
+from warehouse_agent.methods.unit_assignment import InPositions, PartRows
 from warehouse_agent.planning import group_selection, sketch_size
 from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part, p_delete
 from warehouse_agent.planning.change_forecast import Expected
@@ -49,31 +49,40 @@ class GroupOpening:
         scope = known.scope
         rows_max = scope.rows_max if isinstance(scope, Part) else None
         wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
-        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted)
+        key = known.named_key_bytes
+        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted, key)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
     """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
-    part, None where all rows are compared; `p_delete` is the probability that a row is deleted."""
+    part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
+    `named_key_bytes` are those of a key that travels itself, None: keys have no order."""
 
     row_bytes: float
     wait_bytes: float
     rows_max: int | None
     p_delete: float = 0.0
+    named_key_bytes: float | None = None
 
     def reduce(self, copy: WorkingCopy) -> GroupSide:
-        """Put the working copy into units; two or three steps.
+        """Put the working copy into units; two to four steps.
 
         Raises:
             ConfigurationError: more keys than units can name, or a part of a table whose keys are
-                no integers within reach of each other.
+                no integers within reach of each other and have no order.
+            LimitExceeded: the keys of a part have too many bytes.
         """
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
         place = (copy.steps, copy.files, copy.layout, copy.outlook)
         counted = unit_assignment.histogram(*place)
+        is_by_key = self.rows_max is not None and embedding.base is None
         key = group_selection.key_bytes(copy.rows, embedding.span)
+        if is_by_key:
+            if self.named_key_bytes is None:
+                raise group_selection.unfit_key(copy.name)
+            key = self.named_key_bytes
         grouping = group_selection.grouping(
             counted,
             row_bytes=self.row_bytes,
@@ -81,20 +90,29 @@ class UnitsPlan:
             wait_bytes=self.wait_bytes,
             p_delete=self.p_delete,
         )
+        costs = round(self.row_bytes), round(self.wait_bytes)
         part, part_of, noted = None, None, {}
         if self.rows_max is None:
             group_selection.refuse_too_many(copy.name, copy.rows)
-        elif embedding.base is None or bounds is None:
-            raise group_selection.unfit_key(copy.name)
         else:
-            window, turn = _window(copy, bounds, int(IN_TURN * self.rows_max))
-            noted = {TURN: turn}
-            likeliest = group_selection.most_likely(counted, int(LIKELIEST * self.rows_max))
-            part, part_of = PartRows(likeliest, window), _part_of(window, bounds, self.rows_max)
+            in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
             # All compared rows are read by their keys, so each is in a unit.
             grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
+            if is_by_key:
+                turn = min(in_turn, key_parts.KEYS_IN_TURN_MAX)
+                near = key_parts.window_of(copy, turn)
+                likeliest = group_selection.most_likely(counted, likely + in_turn - turn)
+                part = PartRows(likeliest, near.inside)
+                return key_parts.reduce(copy, grouping, part, near, costs, rows_max=self.rows_max)
+            assert bounds is not None, "keys embed from a base only where all files have bounds"
+            window, following = _window(copy, bounds, in_turn)
+            noted = {TURN: following}
+            likeliest = group_selection.most_likely(counted, likely)
+            part, part_of = (
+                PartRows(likeliest, InPositions(*window)),
+                _part_of(window, bounds, self.rows_max),
+            )
         found = unit_assignment.assign(*place, grouping, embedding, copy.salt, part=part)
-        costs = round(self.row_bytes), round(self.wait_bytes)
         grouped = Grouped(embedding, found.pieces, found.ungrouped, *costs, part_of)
         return GroupSide(grouped, found.compared, copy, found.rest, noted, found.updates_left)
 

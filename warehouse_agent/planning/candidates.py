@@ -153,8 +153,9 @@ class Known:
     estimate, None if it gave none; `bounds` are the least and the greatest integer key; `now` is
     the time of the prediction; `files` has the rows and bytes of each data file; `rows_lost` rows
     of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
-    one exchange; `read_at_most` rows are compared by key, None: all are; `allowance` is None if the
-    source did not say what it allows; `marker` is None if all rows must be proven.
+    one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
+    bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
+    did not say what it allows; `marker` is None if all rows must be proven.
     """
 
     name: str
@@ -176,6 +177,7 @@ class Known:
     schema_changes: tuple[str, ...] = ()
     tiled: Tiled | None = None
     rows_lost: int = 0
+    named_key_bytes: float | None = None
     allowance: Allowance | None = None
     marker: MarkerState | None = None
 
@@ -184,7 +186,7 @@ class Known:
         """Return why this refresh would be refused now; None: it would not, or the source does not
         say what it allows."""
         scope, by_key = self.scope, None
-        if isinstance(scope, Part) and not self.by_index:
+        if isinstance(scope, Part) and not self.by_index and self.named_key_bytes is None:
             return group_selection.unfit_key(self.name)
         if self.allowance is None:
             return None
@@ -303,11 +305,12 @@ def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Ca
     """Return "nothing changed" and, unless there are more rows than groups can name, a comparison
     of all rows by groups that finds `changed` rows."""
     ours, planned = known.ours, _planned_changes(known, expected)
-    idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0).bytes_expected
+    key = _key_bytes(known, ours)
+    idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0, key).bytes_expected
     found = _candidate(known, None, idle, 1, 0, 0)
     if ours > GROUP_KEYS_MAX:
         return (found,)
-    choice = _by_groups(known, ours, planned, changed)
+    choice = _by_groups(known, ours, planned, changed, key)
     again = plan.rows_again(choice.rows_read, known.theirs, by_index=known.by_index)
     size, trips = _GROUPS_BYTES + choice.bytes_expected, choice.round_trips
     return found, _candidate(known, Method.GROUP, size, trips, again, changed)
@@ -317,7 +320,9 @@ def in_part(known: Known, part: Part, expected: Expected | None, changed: int) -
     """Return the comparison of a part, read by index, that finds `changed` rows."""
     compared = min(part.rows_max, known.ours)
     planned = _planned_changes(known, expected) * compared // max(known.ours, 1)
-    found = _by_groups(known, compared, planned, changed)
+    named = None if known.by_index else known.named_key_bytes
+    key = _key_bytes(known, compared) if named is None else named
+    found = _by_groups(known, compared, planned, changed, key)
     size, rows = _GROUPS_BYTES + found.bytes_expected, compared + found.rows_read
     what = f"{counted(compared, 'row')} of it, by groups"
     return priced(known, what, Method.GROUP, size, found.round_trips, 0, rows, changed)
@@ -343,14 +348,19 @@ def _planned_changes(known: Known, expected: Expected | None) -> int:
     return expected.median if expected else round(known.ours * plan.CHANGE_SHARE)
 
 
-def _by_groups(known: Known, rows: int, planned: int, changed: int) -> Choice:
-    """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes; it
-    reads the rows of groups that differ."""
+def _key_bytes(known: Known, rows: int) -> float:
+    """Return the bytes of a k, of the k of so many rows."""
     span = sketch_size.embedding_for(max(known.ours, 1), known.bounds).span
+    return group_selection.key_bytes(rows, span)
+
+
+def _by_groups(known: Known, rows: int, planned: int, changed: int, key: float) -> Choice:
+    """Return a comparison of `rows` equally likely rows, in groups sized for `planned` changes; it
+    reads the rows of groups that differ. `key`: bytes of a key on the line."""
     share = np.full(1, min(planned / max(rows, 1), 1.0))
     one = group_selection.Histogram.of(share)
     alike = group_selection.Histogram(one.counts * rows, one.updates * rows)
-    row, key = known.prices.row, group_selection.key_bytes(rows, span)
+    row = known.prices.row
     gone = min(round(changed * _deleted_share(known.runs)), rows)
     sizes = group_selection.grouping(
         alike,

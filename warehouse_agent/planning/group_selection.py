@@ -23,15 +23,20 @@ the key, whose sizes have a Poisson distribution, which costs another a·Φ_t a 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from driftline import key_order
 from driftline.arrays import Floats, Integers
 from driftline.errors import ConfigurationError
 from driftline.limits import GROUP_KEYS_MAX, UNIT_KEYS_MAX
+from driftline.types import Recipe
 from driftline.units import ROW_HASH_BYTES
+
+from warehouse_agent.planning.notes import number
 
 A_MAX: Final = 64.0  # of one row; e^(−64) is never, and sums of it stay exact enough
 GROUP_ROWS_MAX: Final = UNIT_KEYS_MAX  # lost by one wrong "never"; Φ_h is below 0.01 byte a row
@@ -39,6 +44,8 @@ GROUP_ROWS_MAX: Final = UNIT_KEYS_MAX  # lost by one wrong "never"; Φ_h is belo
 # class are worth a group and others are not.
 CLASS_EDGES: Final[Floats] = np.exp2(np.r_[-24:-6:1.0, -6:-3:0.5, -3:0:0.125])
 
+NAMED_KEY_BYTES: Final = "named_key_bytes"  # key of a fragment's notes
+TEXT_KEY_BYTES: Final = 6  # of a text among its neighbours, until one was measured
 REFINED_BYTES: Final = 8.3  # of a row whose group is refined: its hash, and a bit of the answer
 _NEWTON_STEPS = 24  # 12 steps reach the last bit from the starts that `lambert_w` takes
 
@@ -214,6 +221,20 @@ def key_bytes(rows: int, span: int) -> float:
     return (math.log2(max(span / max(rows, 1), 1)) + 1.6) / 8
 
 
+def named_key_bytes(recipe: Recipe, notes: Mapping[str, object]) -> float | None:
+    """Return the bytes of a key that travels itself, in the key order of many.
+
+    None if k names rows, or if the key has no order that both sides compute.
+
+    Args:
+        notes: of earlier refreshes, one of which may have measured it.
+    """
+    if recipe.integer_key or key_order.unordered(recipe) is not None:
+        return None
+    guess = sum(column.type.width or TEXT_KEY_BYTES for column in recipe.key)
+    return number(notes, NAMED_KEY_BYTES) or float(guess)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The rows that a part compares because they are likely to have changed: those of the classes
@@ -235,13 +256,13 @@ def most_likely(histogram: Histogram, rows: int) -> Selection:
 
 
 def unfit_key(name: str) -> ConfigurationError:
-    """Return the error of a part of a fragment whose rows are not named by integers."""
+    """Return the error of a part of a fragment whose rows cannot be named."""
     return ConfigurationError(
-        "Only a relation whose key is one integer, with all values within 2^31 of each other, can "
-        "be compared in part.",
+        "Only a relation whose key is one integer, with all values within 2^31 of each other, or "
+        "has an order that both sides compute (integers, dates, UUIDs, text and bytes by their "
+        "bytes), can be compared in part.",
         where=name,
-        remedy='Remove `read_at_most` and `proof = "part"` from the fragment; `incremental` reads '
-        "keys of other types by their index.",
+        remedy='Remove `read_at_most` and `proof = "part"` from the fragment.',
     )
 
 

@@ -30,6 +30,7 @@ from driftline.errors import (
     TableShrank,
     ValueDoesNotFit,
 )
+from driftline.sketches import Embedding
 
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.failpoints import Point
@@ -239,7 +240,8 @@ def _updated(job: Job, p: Prepared, out: Outcome) -> int | None:
             return len(listed.positions) + emptied.rows
         case BelowKeys(ks, embedding):
             new = max(out.theirs.count - sum(f.rows for f in p.files), 0)
-            is_whole = embedding.base is None  # else new rows may lie outside
+            # Otherwise new rows may lie outside.
+            is_whole = isinstance(embedding, Embedding) and embedding.base is None
             return len(ks) - (new if is_whole else 0)
 
 

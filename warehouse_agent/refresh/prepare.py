@@ -31,7 +31,7 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks, record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning import choice, notes, prices
+from warehouse_agent.planning import choice, group_selection, notes, prices
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import Method
@@ -226,6 +226,7 @@ def _known(
         read_at_most=None,
         runs=(),
         files=tuple((f.rows, f.size) for f in files),
+        named_key_bytes=group_selection.named_key_bytes(layout.recipe, remembered),
         allowance=allowance,
     )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from driftline.activity import Activity
 from driftline.arrays import U64, Integers
 from driftline.digests import Digest
-from driftline.sketches import Embedding
+from driftline.named_keys import KeyMap
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.storage.row_security import PolicyDigests
@@ -43,7 +43,7 @@ class BelowKeys:
     """Our rows below these k, uint64 [n] ascending, are replaced or deleted."""
 
     ks: U64
-    embedding: Embedding
+    embedding: KeyMap
 
 
 @dataclass(frozen=True, slots=True)

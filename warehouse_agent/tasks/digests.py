@@ -29,8 +29,9 @@ from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Digest, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.key_order import KeyOrder, Keys
+from driftline.named_keys import KeyMap
 from driftline.ranges import Partition, RangeSums
-from driftline.sketches import HASHES, PRIME, Cells, Embedding
+from driftline.sketches import HASHES, PRIME, Cells
 from driftline.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
@@ -330,9 +331,7 @@ def list_rows(
     )
 
 
-def below(
-    where: Integers, embedding: Embedding, salt: Salt, ks: npt.NDArray[np.uint64]
-) -> Integers:
+def below(where: Integers, embedding: KeyMap, salt: Salt, ks: npt.NDArray[np.uint64]) -> Integers:
     """Return k of positions, int64 [n]; −1 for a k that is not in `ks`, uint64 [m] ascending."""
     found, inside = embedding.embed(where, salt)
     at = np.minimum(np.searchsorted(ks, found), max(len(ks) - 1, 0))

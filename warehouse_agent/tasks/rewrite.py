@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
 from driftline.digests import Salt, mix
-from driftline.sketches import Embedding
+from driftline.named_keys import KeyMap, Ranks
 
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.storage.data_files import DataFile
@@ -95,7 +95,7 @@ class ByK:
     """Rows below these k, uint64 [n] ascending, that a sketch decoded."""
 
     ks: U64
-    embedding: Embedding
+    embedding: KeyMap
     salt: Salt
 
     def __call__(
@@ -139,9 +139,10 @@ class InTiles:
 
 def within_bounds(files: Sequence[DataFile], replaced: BelowKeys) -> list[DataFile]:
     """Return the files that may hold a row below one of the k, by their bounds."""
-    if replaced.embedding.base is None:
+    embedding = replaced.embedding
+    if isinstance(embedding, Ranks) or embedding.base is None:
         return list(files)
-    where = replaced.embedding.positions(replaced.ks)
+    where = embedding.positions(replaced.ks)
     found = []
     for file in files:
         assert file.bounds is not None, "keys embed from a base only where all files have bounds"

@@ -27,6 +27,7 @@ from source_agent.engines.mariadb.sql import (
     between_sql,
     empty_sql,
     greatest_sql,
+    keys_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -301,7 +302,7 @@ def _marked(shape: Shape) -> list[str]:
 
 
 def _tiles(shape: Shape) -> list[str]:
-    """Return the SELECTs of ranges of keys."""
+    """Return the SELECTs of ranges of keys, and of keys."""
     if shape.unordered:
         return []
     bounds = [bound(column) for column in shape.recipe.key]
@@ -309,4 +310,5 @@ def _tiles(shape: Shape) -> list[str]:
     return [
         *(null_in_key_sql(shape, equal) for equal in nulls),
         *(between_sql(shape, bounds, within) for within in PRESENCE),
+        keys_sql(shape, bounds),
     ]

@@ -25,7 +25,7 @@ import pymysql
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
 from sqlalchemy.engine import URL
@@ -48,6 +48,7 @@ from source_agent.engines.mariadb.sql import (
     AS_OF,
     BEGIN,
     IDENTITY,
+    KEYS_PER_SELECT,
     MARK,
     RANGES_PER_SELECT,
     ROWS_MAX,
@@ -55,6 +56,7 @@ from source_agent.engines.mariadb.sql import (
     bound_sql,
     bound_values,
     greatest_sql,
+    keys_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -207,6 +209,17 @@ class MariadbSession(SnapshotSession):
         is_time = shape.marker.kind is MarkerKind.TIME
         bound = mark.at if is_time else int(mark.at)
         yield from self._read(shape, marked_sql(shape), (bound,))
+
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        self.note_consistency(shape)
+        left = ROWS_MAX if rows_max is None else rows_max + 1
+        for start in range(0, len(keys), KEYS_PER_SELECT):
+            sql, values = _named(shape, keys[start : start + KEYS_PER_SELECT])
+            for batch in self._read(shape, sql, [*values, left]):
+                left -= len(batch)
+                yield batch
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
     def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
@@ -281,6 +294,17 @@ def _between(
     for place in null_places(shape, within):
         yield null_in_key_sql(shape, bounds[:place]), lower[:place]
     yield between_sql(shape, bounds, within), [*bound_values(lower), *bound_values(upper), rows]
+
+
+def _named(shape: Shape, keys: Sequence[Key]) -> tuple[str, list[object]]:
+    """Return the statement that reads rows by KEYS_PER_SELECT keys at most, with their values.
+
+    It is always the same: the last key is repeated, which an OR does not mind.
+    """
+    key = shape.recipe.key
+    every = [*keys, *[keys[-1]] * (KEYS_PER_SELECT - len(keys))]
+    values = [bound_value(c, text) for one in every for c, text in zip(key, one, strict=True)]
+    return keys_sql(shape, [bound(column) for column in key]), values
 
 
 def _forget(cursor: SSCursor) -> None:

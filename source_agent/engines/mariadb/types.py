@@ -132,6 +132,7 @@ class MariadbCatalogue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Index:
+    name: str
     columns: tuple[str | None, ...]
     is_primary: bool
     is_unique: bool  # and no column may be NULL
@@ -235,10 +236,11 @@ def _describe(
     pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
     access = Access(
         source,
-        vouched=unique is not None,
+        vouched=unique is not None and not any(by_name[name].is_nullable for name in order.key),
         ordered=is_innodb and tuple(primary[:1]) == order.key[:1],
         indexed=any(i.is_btree and i.columns[0] == order.key[0] for i in indexes),
         key_indexed=any(i.orders(order.key) for i in indexes),
+        key_index=next((i.name for i in indexes if i.orders(order.key)), ""),
         rows_expected=count,
         notes=notes,
         pages=() if is_exact or not engine else pages,
@@ -313,6 +315,7 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
         grouped.setdefault(row[0] or "", []).append(row)
     return [
         _Index(
+            name=name,
             columns=tuple(row[2] for row in group),
             is_primary=name == "PRIMARY",
             is_unique=all(r[1] == "0" and r[3] != "YES" and r[2] for r in group),

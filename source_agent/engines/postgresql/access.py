@@ -44,6 +44,7 @@ from source_agent.engines.postgresql.sql import (
     copy_of,
     greatest_sql,
     key_hashes_sql,
+    keys_sql,
     marked_sql,
     null_in_key_sql,
     range_sql,
@@ -315,6 +316,7 @@ def templates(shapes: Sequence[Shape]) -> list[str]:
             reads += [copy_of(null_key_sql(shape))]
         if not shape.unordered:
             reads += [copy_of(between_sql(shape, within)) for within in PRESENCE]
+            reads.append(copy_of(keys_sql(shape)))
             nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
             reads += [copy_of(null_in_key_sql(shape, place)) for place in nullable]
         reads += _marked(shape)

@@ -27,7 +27,7 @@ from driftline.arrays import Positions
 from driftline.derivations import Derivation
 from driftline.digests import MASK64
 from driftline.errors import DatabaseUnavailable
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from psycopg import Error, pq
 
@@ -230,14 +230,11 @@ class PostgresqlSession(SnapshotSession):
     ) -> Iterator[Rows]:
         del rows_max  # as in `read_ranges`
         self.note_consistency(shape)
-        with self._reading(shape.relation):
-            before = str(self.ask(sql.SHOW_SEQUENTIAL)[0][0])
-            settings = sql.key_bounds(within) | {sql.SEQUENTIAL: "off"}
-            self.ask(sql.KEY_BOUNDS, list(settings), list(settings.values()))
+        with self._reading(shape.relation), self._by_index():
+            self._set(sql.KEY_BOUNDS, sql.key_bounds(within))
             for place in null_places(shape, within):
                 yield from self._copy(shape, sql.null_in_key_sql(shape, place))
             yield from self._copy(shape, sql.between_sql(shape, within))
-            self.ask(sql.KEY_BOUNDS, [sql.SEQUENTIAL], [before])
             self._refuse_changed(shape.relation)
 
     def mark(self, shape: Shape) -> Mark:
@@ -272,6 +269,26 @@ class PostgresqlSession(SnapshotSession):
             self._refuse_changed(shape.relation)
         _, _, rows, _, low, _, high = struct.unpack(">hiqiqiq", row)
         return rows, (low + (high << 32)) & MASK64
+
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        del rows_max  # as in `read_ranges`
+        self.note_consistency(shape)
+        with self._reading(shape.relation), self._by_index():
+            for start in range(0, len(keys), RANGES_PER_COPY):
+                some = keys[start : start + RANGES_PER_COPY]
+                self._set(sql.KEY_BOUNDS, sql.named_keys(shape, some))
+                yield from self._copy(shape, sql.keys_sql(shape))
+            self._refuse_changed(shape.relation)
+
+    @contextlib.contextmanager
+    def _by_index(self) -> Iterator[None]:
+        """Have the planner look up keys by index; the failure of a read undoes it."""
+        before = str(self.ask(sql.SHOW_SEQUENTIAL)[0][0])
+        self._set(sql.KEY_BOUNDS, {sql.SEQUENTIAL: "off"})
+        yield
+        self._set(sql.KEY_BOUNDS, {sql.SEQUENTIAL: before})
 
     def _refuse_changed(self, relation: Relation) -> None:
         """Raise SnapshotLost or DatabaseRefused if a table or a setting has changed."""

@@ -5,13 +5,14 @@ Only text: no I/O, no values. The statements of descriptions are in `types`, of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.interface import Limits, Shape
 from source_agent.engines.markers import Marker, MarkerKind, behind
-from source_agent.engines.postgresql.values import bound
+from source_agent.engines.postgresql.values import array_of, bound, named
 from source_agent.engines.relations import plan_of, quote, select_sql
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -222,6 +223,33 @@ def between_sql(shape: Shape, within: KeyRange) -> str:
     if within.upper is not None:
         conditions += _comparisons(shape, "upper", "<", "<=")
     return select_sql(shape, *conditions)
+
+
+def keys_sql(shape: Shape) -> str:
+    """Return the SELECT of `read_keys`: one index scan per key. OFFSET 0 keeps a nested loop."""
+    plan, key = plan_of(shape), shape.recipe.key
+    values = ",\n".join(
+        f"  {named(column, form, _setting('key', i))}"
+        for i, (column, form) in enumerate(zip(key, plan.forms, strict=False))
+    )
+    names = ", ".join(f"k{i}" for i in range(len(key)))
+    reads = ", ".join(f"{read} AS c{i}" for i, read in enumerate(plan.reads))
+    equal = [
+        f"{quote(column.name)} OPERATOR(pg_catalog.=) driftline_key.k{i}"
+        for i, column in enumerate(key)
+    ]
+    where = " AND ".join(filter(None, (plan.where, *equal)))
+    return (
+        f"SELECT driftline_row.*\nFROM ROWS FROM (\n{values}) AS driftline_key({names})\n"
+        f"CROSS JOIN LATERAL (\n  SELECT {reads}\n  FROM {plan.source}\n  WHERE {where}\n"
+        "  OFFSET 0) AS driftline_row"
+    )
+
+
+def named_keys(shape: Shape, keys: Sequence[Key]) -> dict[str, str]:
+    """Return the settings that hold keys, an array for each column."""
+    columns = zip(shape.recipe.key, zip(*keys, strict=True), strict=True)
+    return {_setting("key", i): array_of(column, v) for i, (column, v) in enumerate(columns)}
 
 
 def null_in_key_sql(shape: Shape, place: int) -> str:

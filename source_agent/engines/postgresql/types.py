@@ -179,9 +179,10 @@ class _Source:
         return next((tuple(filter(None, i[3])) for i in self.indexes if i[0]), ())
 
     def vouches(self, key: tuple[str, ...]) -> bool:
-        return self.is_plain and any(
-            unique and set(columns) <= set(key) & self.not_null
-            for _, unique, _, columns in self.indexes
+        return (
+            self.is_plain
+            and self.not_null.issuperset(key)
+            and any(unique and set(columns) <= set(key) for _, unique, _, columns in self.indexes)
         )
 
     def leads(self, column: str) -> bool:

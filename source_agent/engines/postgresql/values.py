@@ -18,6 +18,7 @@ databases with the same content. `format('%s', c)`, which looks up the output fu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -141,6 +142,18 @@ def bound(column: Column, form: str, setting: str) -> str:
         return f"pg_catalog.decode({read}, 'hex')"
     kind = form if form == "bpchar" else column.type.kind
     return f"{read}::pg_catalog.{kind}"
+
+
+def named(column: Column, form: str, setting: str) -> str:
+    """Return the value of a setting, an array's text, as rows of values of a key column."""
+    kind = form if form == "bpchar" else column.type.kind
+    return f"pg_catalog.unnest(pg_catalog.current_setting('{setting}')::pg_catalog.{kind}[])"
+
+
+def array_of(column: Column, values: Sequence[str]) -> str:
+    """Return values of a key column, in string form, as the text of an array."""
+    mark = "\\x" if column.type.kind == "bytea" else ""
+    return "{" + ",".join(_element(mark + value) for value in values) + "}"
 
 
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:

@@ -31,6 +31,7 @@ from source_agent.engines.sqlite.types import (
     EXPLAIN_PLAN,
     between_sql,
     greatest_sql,
+    key_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -161,7 +162,7 @@ def templates(shape: Shape) -> list[str]:
         texts += [range_sql(shape, is_open=is_open) for is_open in (False, True)]
     if not shape.unordered:
         nullable = [i for i, column in enumerate(shape.recipe.key) if column.nullable]
-        texts += [between_sql(shape, within) for within in PRESENCE]
+        texts += [key_sql(shape), *(between_sql(shape, within) for within in PRESENCE)]
         texts += [null_in_key_sql(shape, place) for place in nullable]
     if shape.marker is not None:
         keys = shape.keys()

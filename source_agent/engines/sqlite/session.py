@@ -30,7 +30,7 @@ from urllib.parse import quote as quote_url
 from driftline.activity import Activity, NotKnown
 from driftline.arrays import Positions
 from driftline.errors import ConfigurationError, DriftlineError
-from driftline.key_order import KeyRange
+from driftline.key_order import Key, KeyRange
 from driftline.limits import ROW_BYTES_MAX
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 from driftline.references import Reference
@@ -57,6 +57,7 @@ from source_agent.engines.sqlite.activity import Header
 from source_agent.engines.sqlite.types import (
     between_sql,
     greatest_sql,
+    key_sql,
     marked_sql,
     null_in_key_sql,
     page_places,
@@ -278,6 +279,11 @@ class SqliteSession(SnapshotSession):
         bound = mark.at if is_time else int(mark.at)
         return self._read(shape, iter([(marked_sql(shape), (bound,))]))
 
+    def read_keys(
+        self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        return self._read(shape, _named(shape, keys), rows_max)
+
     def _read(
         self, shape: Shape, statements: Iterator[Statement], rows_max: int | None = None
     ) -> Iterator[Rows]:
@@ -372,6 +378,13 @@ def _between(shape: Shape, within: KeyRange) -> Iterator[Statement]:
     for place in null_places(shape, within):
         yield null_in_key_sql(shape, place), lower[:place]
     yield between_sql(shape, within), (*lower, *upper)
+
+
+def _named(shape: Shape, keys: Sequence[Key]) -> Iterator[Statement]:
+    """Yield the statements that read rows by their keys."""
+    sql, forms = key_sql(shape), plan_of(shape).forms
+    for key in keys:
+        yield sql, [bound_value(form, text) for form, text in zip(forms, key, strict=False)]
 
 
 class SqliteEngine:

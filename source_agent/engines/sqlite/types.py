@@ -118,9 +118,10 @@ class _Table:
 
         A PRIMARY KEY alone does not: SQLite accepts NULLs in most of them.
         """
-        return bool(self.alias and self.alias in key) or any(
-            i.is_unique and not i.is_partial and set(i.columns) <= set(key) & self.not_null
-            for i in self.indexes
+        if not self.not_null.union([self.alias]).issuperset(key):
+            return False
+        return (bool(self.alias) and self.alias in key) or any(
+            i.is_unique and not i.is_partial and set(i.columns) <= set(key) for i in self.indexes
         )
 
     @property
@@ -480,6 +481,11 @@ def between_sql(shape: Shape, within: KeyRange) -> str:
         key, bound = f"({key})", f"({bound})"
     lower = f"{key} >= {bound}" if within.lower is not None else ""
     return select_sql(shape, lower, f"{key} < {bound}" if within.upper is not None else "")
+
+
+def key_sql(shape: Shape) -> str:
+    """Return the SELECT of the row with one key."""
+    return select_sql(shape, *(f"{quote(c.name, MARK)} = ?" for c in shape.recipe.key))
 
 
 def null_in_key_sql(shape: Shape, place: int) -> str:
