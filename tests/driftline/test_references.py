@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
@@ -10,7 +12,11 @@ from driftline.reference_messages import from_description, to_messages
 from driftline.references import OnDelete, Reference
 
 COLUMNS = [pb.ColumnDescription(name=name, type="int8") for name in ("id", "customer", "place")]
-GOOD = {"columns": ["customer"], "relation": "customers", "referenced": ["id"]}
+GOOD: dict[str, Any] = {
+    "columns": ["customer"],
+    "relation": "customers",
+    "referenced": ["id"],
+}
 
 
 def described(*references: pb.Reference) -> pb.Description:
@@ -43,7 +49,7 @@ def test_a_rule_of_a_newer_release_is_overlooked() -> None:
     ],
 )
 def test_what_is_no_foreign_key_is_refused(wrong: dict[str, object]) -> None:
-    sent = pb.Reference(**{**GOOD, "on_delete": "cascade", **wrong})  # type: ignore[arg-type]
+    sent = pb.Reference(**{**GOOD, "on_delete": "cascade", **wrong})
     with pytest.raises(MalformedMessage, match="foreign key"):
         from_description(described(sent))
 

@@ -451,6 +451,9 @@ time_zone = "Asia/Tokyo"
         ('weights = { "Mon" = "x" }', "weights.Mon", "a number"),
         ('time_zone = "Mars/Olympus"', "time_zone", "no time zone"),
         ('time_zone = "../x"', "time_zone", "no time zone"),
+        ('event_time = "created_at"', "event_time", "without `event_kind`"),
+        ('event_kind = "update"', "event_kind", "without `event_time`"),
+        ('event_time = "at"\nevent_kind = "created"', "event_kind", "'creation'"),
     ],
 )
 def test_refusals_of_timing(tmp_path: Path, line: str, key: str, says: str) -> None:

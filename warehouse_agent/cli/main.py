@@ -287,17 +287,30 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
 
 @cli.command()
 @click.argument("name")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw rates by hour of the week and goodness of fit into an SVG file.",
+)
 @_json
 @click.pass_obj
-def fit(config: Path, name: str, as_json: bool) -> None:
+def fit(config: Path, name: str, plot: Path | None, as_json: bool) -> None:
     """Show when a relation changes, as its refreshes tell, and what they cannot tell."""
+    from driftline.errors import UsageError
+
     from warehouse_agent.cli.schedule import fit as model
     from warehouse_agent.config import select
     from warehouse_agent.views.inputs import load
 
     loaded = load(config)
-    for fragment in select(loaded, [name], False):
-        model.fitted(loaded, fragment, as_json=as_json)
+    chosen = select(loaded, [name], False)
+    if plot is not None and len(chosen) > 1:
+        raise UsageError(
+            f"--plot draws one fragment, and {name!r} matches {len(chosen)}.",
+            remedy="Name one of them.",
+        )
+    for fragment in chosen:
+        model.fitted(loaded, fragment, as_json=as_json, plot=plot)
 
 
 @cli.command()

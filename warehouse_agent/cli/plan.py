@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
 from driftline.negotiation import SINCE
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, Proof
-from warehouse_agent.history import marks, record
+from warehouse_agent.history import intervals, marks, record
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice, group_selection, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
@@ -33,6 +34,9 @@ from warehouse_agent.refresh import auxiliary_table, derivation, schema_change
 from warehouse_agent.refresh.prepare import rows_of_part
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
+from warehouse_agent.schedule import processes
+from warehouse_agent.schedule.fit import fit
+from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 from warehouse_agent.storage import data_files, formats, row_security
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import PRIVATE, Store
@@ -41,6 +45,7 @@ from warehouse_agent.tasks.staging import Staging
 from warehouse_agent.transport.channel import Link, allowances
 from warehouse_agent.transport.reply_validation import LINE_CHARACTERS_MAX
 
+MOST_H = 52.0 * HOURS  # a forecast of rows for later than a year says nothing
 PROOF_OF_PART = f'proof = "{Proof.PART.value}"'
 
 
@@ -68,6 +73,7 @@ class Forecast:
     tiles_done: int | None = None
     refused: str | None = None
     marker: dict[str, Any] | None = None
+    rows_forecast: float | None = None  # E|R(f)| at this moment, by Prop. 2; None: no history
     error: None = None
 
     def to_json(self) -> str:
@@ -111,9 +117,12 @@ class Forecast:
         if self.changes_expected is not None:
             low, _, high = self.changes_expected
             between = f", {low:,} to {high:,} rows"
+        grown = ""
+        if self.rows_forecast is not None:
+            grown = f" (by its history about {self.rows_forecast:,.0f})"
         return (
             f"version {self.version}, {counted(self.rows_published, 'row')}, "
-            f"{at_source} at the source; expected to have changed: "
+            f"{at_source} at the source{grown}; expected to have changed: "
             f"{self.change_share:.2%}{between} ({self.change_share_from})"
         )
 
@@ -130,7 +139,29 @@ def forecast(store: Store, fragment: Fragment) -> Forecast:
     if reply is not None:
         with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
             record.note_limits(store, fragment.source, reply.description)
-    return predict(know(store, fragment, reply, source_error))
+    found = predict(know(store, fragment, reply, source_error))
+    expected = rows_forecast(store, fragment, found.rows_published, datetime.now(UTC))
+    return replace(found, rows_forecast=expected)
+
+
+def rows_forecast(
+    store: Store, fragment: Fragment, rows: int | None, now: datetime
+) -> float | None:
+    """Return E|R(f)|, the rows that a relation is expected to have now (Prop. 2), from the last
+    refresh and the insertions and deletions since, at the rates of its history; None: it has none.
+
+    Args:
+        rows: of the published version.
+    """
+    memory = intervals.remembered(store, fragment.name, fragment.time_zone)
+    model = None if rows is None or memory.last is None else fit(memory, fragment.time_zone)
+    if rows is None or memory.last is None or model is None:
+        return None
+    deaths = np.full(HOURS, model.deleted_per_row)
+    begin = float(Week(model.zone).hour_of(memory.last))
+    hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
+    inserted = model.hourly * model.shares[0]
+    return processes.cardinality(float(rows), inserted, deaths, begin, begin + min(hours, MOST_H))
 
 
 def know(

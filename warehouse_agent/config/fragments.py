@@ -11,13 +11,21 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.config import schedule
 from warehouse_agent.config.choices import choice
 from warehouse_agent.config.names import check_name
-from warehouse_agent.config.settings import AUDIT_S, Fragment, Proof, Require, Source
+from warehouse_agent.config.settings import (
+    AUDIT_S,
+    EventKind,
+    EventTime,
+    Fragment,
+    Proof,
+    Require,
+    Source,
+)
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental
 
 SETTINGS = (
     "source", "relation", "carriers", "method", "require", "proof", "audit", "read_at_most",
-    "incremental", "staging_at_most", "priority", *schedule.SETTINGS,
+    "incremental", "staging_at_most", "priority", "event_time", "event_kind", *schedule.SETTINGS,
 )  # fmt: skip
 READ_AT_LEAST = 1000  # rows: with fewer, partial refreshes would never cover a table
 _INCREMENTAL = ("rows", "pause_s")
@@ -56,6 +64,7 @@ def parse(name: str, table: TomlTable, sources: Mapping[str, Source]) -> Fragmen
         timing=schedule.parse(
             name, table, sources[source].time_zone, sources[source].refresh_hours
         ),
+        event_time=_event_time(table),
     )
     _check_part(table, fragment)
     _check_proof(table, fragment)
@@ -69,6 +78,21 @@ def _audit(table: TomlTable) -> int:
     if not (found := duration_s(text)):
         raise table.error("audit", f"{text!r} is no time.", 'Write "7d", or "12h".')
     return found
+
+
+def _event_time(table: TomlTable) -> EventTime | None:
+    """Return the column that claims times of events; what they are times of must be said."""
+    for one, other in (("event_time", "event_kind"), ("event_kind", "event_time")):
+        if table.has(one) and not table.has(other):
+            raise table.error(
+                one,
+                f"It stands without `{other}`.",
+                'Write both: the column, and "creation" or "update", the event it is the time of.',
+            )
+    if not table.has("event_time"):
+        return None
+    kind = choice(table, "event_kind", table.text("event_kind"), EventKind)
+    return EventTime(table.text("event_time"), kind)
 
 
 def _read_at_most(table: TomlTable) -> int | None:

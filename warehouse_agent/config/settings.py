@@ -34,6 +34,21 @@ class Maintain(Enum):
     RECOMPUTE = "recompute"
 
 
+class EventKind(Enum):
+    """What the time of a row claims to be."""
+
+    CREATION = "creation"  # of the row: only rows that survive show it
+    UPDATE = "update"  # the row's last change: those before it do not show
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """A column of a relation that claims when something happened to each row."""
+
+    column: str
+    kind: EventKind
+
+
 class OnFailure(Enum):
     """Choices for the inputs of a view that fails: they move without it, or wait for it."""
 
@@ -101,6 +116,7 @@ class Fragment:
     `staging_at_most`: bytes of frames that may be staged; None: half of the free space of the disk.
     `priority`: fragments with a higher one are refreshed first.
     `timing`: when it is to be refreshed; None: as the views over it say, else once a day.
+    `event_time`: a column from which `fit` learns when rows change; None: from refreshes alone.
     `is_kept`: nobody configured it; a view needs it, and its table lies below `_driftline/kept`.
     `wishes`: of a kept fragment, what each occurrence in each view needs of it.
     """
@@ -118,6 +134,7 @@ class Fragment:
     staging_at_most: int | None = None
     priority: int = 0
     timing: Timing | None = None
+    event_time: EventTime | None = None
     is_kept: bool = False
     wishes: tuple[Wish, ...] = ()
 

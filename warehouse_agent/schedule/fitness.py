@@ -7,12 +7,13 @@ of which is fitted again (H. W. Lilliefors, J. Amer. Statist. Assoc. 62, 1967).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from driftline.arrays import Floats
+from driftline.arrays import Floats, Integers
 
 from warehouse_agent.schedule import processes
 from warehouse_agent.schedule.fit import Model, em
@@ -21,6 +22,7 @@ from warehouse_agent.schedule.structure import matrix
 from warehouse_agent.schedule.week import Week
 
 REPLICATES = 99
+RUNS_MIN = 5  # events of more than one row
 _DRAWS = 99
 _TINY = 1e-9
 
@@ -56,6 +58,17 @@ def of_counts(model: Model, memory: Memory, seed: int = 0) -> Fitness:
     return Fitness(observed, (1 + worse) / (1 + REPLICATES))
 
 
+def of_model(model: Model, memory: Memory, seed: int = 0) -> Floats:
+    """Return the randomised probability integral transforms of the counts, [J], in 0..1: uniform if
+    the model is right (`of_counts`)."""
+    rng = np.random.default_rng(seed)
+    recent = memory.recent
+    exposures = Week(model.zone).exposures([i.start for i in recent], [i.end for i in recent])
+    counts = np.array([one.changed for one in recent])
+    counts = np.minimum(counts, cut_at(counts, 0.99)).round()
+    return _ranks(exposures @ model.hourly, model.dispersion, counts, rng)
+
+
 def of_events(rates: Floats, hours: Sequence[float], seed: int = 0) -> Fitness:
     """Test rates by the times of events: Λ(X_i, X_(i+1)) of successive events has an exponential
     distribution of mean 1 (Lemma 6).
@@ -66,13 +79,47 @@ def of_events(rates: Floats, hours: Sequence[float], seed: int = 0) -> Fitness:
         rates: events per hour, [168].
         hours: times since some Monday at midnight, increasing; at least two.
     """
-    rng = np.random.default_rng(seed)
     times = np.asarray(hours, np.float64)
-    amounts = np.array([processes.integral(rates, a, b) for a, b in pairwise(times)])
+    return of_amounts(np.array([processes.integral(rates, a, b) for a, b in pairwise(times)]), seed)
+
+
+def of_amounts(amounts: Floats, seed: int = 0) -> Fitness:
+    """Test the expected numbers of events between successive ones, [n], as `of_events` does."""
+    rng = np.random.default_rng(seed)
     observed = _exponential(amounts)
     drawn = rng.exponential(size=(REPLICATES, len(amounts)))
     worse = sum(_exponential(one) >= observed for one in drawn)
     return Fitness(observed, (1 + worse) / (1 + REPLICATES))
+
+
+def of_runs(batches: Integers, seed: int = 0) -> Fitness | None:
+    """Test whether the sizes of successive events are independent (section 4.2).
+
+    Nearly all events have one row, so the runs of such events between larger ones are judged: their
+    lengths have a geometric distribution. None: fewer than RUNS_MIN larger events.
+
+    Args:
+        batches: rows of each event, [n].
+    """
+    larger = np.flatnonzero(batches > 1)
+    if len(larger) < RUNS_MIN:
+        return None
+    rng = np.random.default_rng(seed)
+    runs = np.diff(larger) - 1
+    observed = _geometric(runs)
+    share = 1 / (1 + runs.mean())
+    drawn = rng.geometric(share, (REPLICATES, len(runs))) - 1
+    worse = sum(_geometric(one) >= observed for one in drawn)
+    return Fitness(observed, (1 + worse) / (1 + REPLICATES))
+
+
+def _geometric(runs: Integers) -> float:
+    """Return the distance of lengths of runs, [n], from a geometric distribution of their mean."""
+    share = 1 / (1 + float(runs.mean()))
+    lengths = np.arange(int(runs.max()) + 1)
+    theory = -np.expm1((lengths + 1) * math.log1p(-min(share, 1 - _TINY)))
+    found = np.searchsorted(np.sort(runs), lengths, side="right") / len(runs)
+    return float(np.abs(found - theory).max())
 
 
 def _fitted(seen: Floats, counts: Floats) -> tuple[Floats, float]:
@@ -86,10 +133,14 @@ def _fitted(seen: Floats, counts: Floats) -> tuple[Floats, float]:
 def _statistic(
     expected: Floats, dispersion: float, counts: Floats, rng: np.random.Generator
 ) -> float:
+    return _distance(_ranks(expected, dispersion, counts, rng))
+
+
+def _ranks(expected: Floats, dispersion: float, counts: Floats, rng: np.random.Generator) -> Floats:
     drawn = _draw(expected, dispersion, rng, _DRAWS)
     below, equal = (drawn < counts).sum(axis=0), (drawn == counts).sum(axis=0)
-    ranks = (below + rng.random(len(counts)) * (equal + 1)) / (_DRAWS + 1)
-    return _distance(ranks)
+    found: Floats = (below + rng.random(len(counts)) * (equal + 1)) / (_DRAWS + 1)
+    return found
 
 
 def _draw(expected: Floats, dispersion: float, rng: np.random.Generator, n: int) -> Floats:

@@ -36,6 +36,31 @@ class Week:
         """Return the local hour of the week, 0..167, of a moment."""
         return int(self._hours(math.floor(at / _QUARTER_S), 1)[0])
 
+    def moments(self, local: Floats) -> Floats:
+        """Return the moments of wall-clock times, seconds as if the zone were UTC, [n].
+
+        A time that the clock shows twice is one of the two moments.
+        """
+        found = local
+        for _ in range(2):  # the second time with the offset of the moment itself
+            found = local - self._offsets_of(found) * float(_QUARTER_S)
+        return found
+
+    def hours_of(self, moments: Floats) -> Integers:
+        """Return the local hour of the week, 0..167, of each moment, [n]."""
+        quarters = np.floor(moments / _QUARTER_S).astype(np.int64)
+        found: Integers = ((quarters + self._offsets_of(moments)) // 4 + _THURSDAY) % HOURS
+        return found
+
+    def _offsets_of(self, moments: Floats) -> Integers:
+        """Return the offset of local time at each moment, in quarters, [n]."""
+        quarters = np.floor(moments / _QUARTER_S).astype(np.int64)
+        days, places = np.unique(quarters // _DAY, return_inverse=True)
+        by_day = np.zeros((len(days), _DAY), np.int64)
+        for n, day in enumerate(days.tolist()):
+            by_day[n] = _offsets(self.zone, day)
+        return by_day[places.reshape(-1), quarters % _DAY]
+
     def exposures(self, starts: Sequence[float], ends: Sequence[float]) -> Floats:
         """Return how many hours of each interval lie in each hour of the week, [n, 168].
 

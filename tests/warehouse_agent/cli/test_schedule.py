@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,8 +23,11 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.warehouse_agent.schedule.weeks import OFFICE, THREE, every, remembered
 from warehouse_agent.cli.main import cli
+from warehouse_agent.cli.plan import rows_forecast
 from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.fit import spans
+from warehouse_agent.cli.schedule.plot import svg
+from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.views.inputs import load
@@ -183,6 +188,61 @@ def test_fit_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert body["not_known"] == []
     assert body["rows_per_hour"] == pytest.approx(THREE.mean(), rel=0.1)
     assert all(s["low"] <= s["rows_per_hour"] <= s["high"] for s in body["segments"])
+
+
+def test_a_picture_of_a_fit(tmp_path: Path) -> None:
+    """Well-formed, with a step for each hour inside of its interval, whatever the name is."""
+    fitted(tmp_path, "--plot", str(tmp_path / "fit.svg"), hours=6)
+    root = ElementTree.fromstring((tmp_path / "fit.svg").read_text())
+    shapes = {s.get("class"): s.get("points", "").split() for s in root.iter() if s.get("class")}
+    assert {*shapes} == {"interval", "rate", "fit"}
+    rate, band = (np.array([p.split(",") for p in shapes[k]], float) for k in ("rate", "interval"))
+    assert len(rate) == 2 * 168
+    assert (np.diff(rate[:, 0]) >= 0).all()
+    high, low = band[: 2 * 168, 1], band[2 * 168 :, 1][::-1]
+    assert (high <= rate[:, 1]).all()  # y grows downwards
+    assert (rate[:, 1] <= low).all()
+    office = rate[::2][OFFICE, 1].mean()
+    assert office < rate[::2][~OFFICE, 1].mean()
+    words = " ".join(text.text or "" for text in root.iter() if text.text)
+    assert "goodness of fit: not contradicted" in words
+    assert "Mon" in words
+    memory = remembered(THREE, every(6), np.random.default_rng(1))
+    model = fit(memory, "UTC")
+    assert model is not None
+    ElementTree.fromstring(svg('<b a="1">&\x1b', model, np.zeros(0), "<&>"))
+
+
+def test_the_expected_number_of_rows(tmp_path: Path) -> None:
+    """Proposition 2, from what refreshes found: insertions alone, then with deletions."""
+    file = tmp_path / "warehouse.toml"
+    file.write_text(
+        '[warehouse]\npath = "w"\n[sources.erp]\naddress = "localhost:1"\ninsecure = true\n'
+        '[fragments.orders]\nsource = "erp"\n'
+    )
+    fragment = load(file).fragments["orders"]
+    store, known = Store(str(tmp_path / "w")), remembered(THREE, every(6), np.random.default_rng(1))
+    assert known.until is not None
+    last = datetime.fromtimestamp(known.until, UTC)
+    later = last + timedelta(hours=48)
+    assert rows_forecast(store, fragment, 1000, later) is None
+    for deaths in (0.0, 0.001):
+        recent = tuple(
+            replace(one, rows=1e5, deleted=1e5 * -math.expm1(-deaths * one.hours))
+            for one in known.recent
+        )
+        memory = replace(known, recent=recent, line=(last.isoformat(), last.isoformat()))
+        store.write(json.dumps(memory.to_json()).encode(), PRIVATE, "schedule", "orders.json")
+        model = fit(memory, "UTC")
+        assert model is not None
+        found = rows_forecast(store, fragment, 1000, later)
+        inserted = model.hourly[:48].sum() * model.shares[0]
+        if not deaths:
+            assert found == pytest.approx(1000 + inserted)
+        else:
+            survive = math.exp(-model.deleted_per_row * 48)
+            assert 1000 * survive + inserted * survive < (found or 0) < 1000 * survive + inserted
+    assert rows_forecast(store, fragment, None, later) is None
 
 
 def test_fit_of_nothing(pair: Pair) -> None:

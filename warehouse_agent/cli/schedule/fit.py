@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 from driftline.arrays import Bools
+from driftline.errors import UsageError
 from driftline.hours import DAYS
 
+from warehouse_agent.cli.schedule.claimed import DOUBTFUL, claimed
 from warehouse_agent.cli.schedule.parents import parents
+from warehouse_agent.cli.schedule.plot import svg
 from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import intervals
 from warehouse_agent.report import counted
 from warehouse_agent.schedule.fit import Model, fit
-from warehouse_agent.schedule.fitness import Fitness, of_counts
+from warehouse_agent.schedule.fitness import Fitness, of_counts, of_model
 from warehouse_agent.schedule.memory import Memory
 from warehouse_agent.storage.store import Store
 
 FITNESS_MIN = 10  # intervals
-DOUBTFUL = 0.05  # p-value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +36,77 @@ class Segment:
     high: float
 
 
-def fitted(config: WarehouseConfig, fragment: Fragment, *, as_json: bool) -> None:
-    """Print the model of a fragment.
+def fitted(
+    config: WarehouseConfig, fragment: Fragment, *, as_json: bool, plot: Path | None = None
+) -> None:
+    """Print the model of a fragment, and draw it.
+
+    Claimed times of events are fitted instead of the counts of intervals, where there are enough.
+
+    Args:
+        plot: the file of the picture; None: none.
 
     Raises:
-        WarehouseUnavailable: its history cannot be read.
+        WarehouseUnavailable: its history or its table cannot be read.
+        ConfigurationError: its `event_time` is no time.
+        UsageError: the picture cannot be written.
         DriftlineError: its source, which is asked for foreign keys, refuses the relation.
     """
     store = Store.of(config)
     memory = intervals.remembered(store, fragment.name, fragment.time_zone)
-    model = fit(memory, fragment.time_zone)
+    times = None
+    if fragment.event_time is not None and memory.last is not None:
+        times = claimed(store, fragment, fragment.event_time, memory.last)
+    by_counts = fit(memory, fragment.time_zone)
+    by_times = None if times is None else times.found
+    model = by_counts if by_times is None else by_times.model
     if model is None:
         why = "no interval between two complete refreshes is known yet"
         body = json.dumps({"name": fragment.name, "model": None, "why": why})
         print(body if as_json else f"{fragment.name}: {why}")
         return
-    judged = of_counts(model, memory) if len(memory.recent) >= FITNESS_MIN else None
+    judged = None
+    if by_times is not None:
+        judged = by_times.times
+    elif len(memory.recent) >= FITNESS_MIN:
+        judged = of_counts(model, memory)
+    if by_times is not None and by_counts is not None:  # kinds of change are those of refreshes
+        model = replace(
+            model,
+            shares=by_counts.shares,
+            updated_per_row=by_counts.updated_per_row,
+            deleted_per_row=by_counts.deleted_per_row,
+        )
     above = parents(config, store, fragment)
     if as_json:
-        print(json.dumps(body_of(fragment.name, model, memory, judged) | above.to_json()))
+        claims = {} if times is None else times.to_json()
+        body_ = body_of(fragment.name, model, memory, judged) | claims | above.to_json()
+        print(json.dumps(body_))
     else:
-        lines = text_of(fragment.name, model, memory, judged)
-        lines += [f"  {line}" for line in above.text(memory.recent[-1].rows)]
-        print("\n".join(lines))
+        lines = text_of(fragment.name, model, memory, judged, is_claimed=by_times is not None)
+        rows = memory.recent[-1].rows if memory.recent else 0.0
+        more = [*(() if times is None else times.text()), *above.text(rows)]
+        print("\n".join([*lines, *(f"  {line}" for line in more)]))
+    if plot is not None:
+        uniform = of_model(model, memory) if by_times is None else by_times.uniform
+        _write(plot, svg(fragment.name, model, uniform, _verdict(judged)))
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"The picture cannot be written to {file}: {error.strerror}.",
+            remedy="Name a file in a folder that exists.",
+        ) from error
+
+
+def _verdict(judged: Fitness | None) -> str:
+    if judged is None:
+        return f"not known from fewer than {FITNESS_MIN} intervals"
+    verdict = "doubtful" if judged.p_value <= DOUBTFUL else "not contradicted"
+    return f"{verdict} (p = {judged.p_value:.2f})"
 
 
 def segments(model: Model) -> list[Segment]:
@@ -114,10 +165,12 @@ def body_of(name: str, model: Model, memory: Memory, judged: Fitness | None) -> 
     }
 
 
-def text_of(name: str, model: Model, memory: Memory, judged: Fitness | None) -> list[str]:
-    """Return the model as lines for people."""
+def text_of(
+    name: str, model: Model, memory: Memory, judged: Fitness | None, *, is_claimed: bool = False
+) -> list[str]:
+    """Return the model as lines for people; `is_claimed`: it is fitted to claimed times."""
     kinds = " / ".join(f"{share:.0%}" for share in model.shares)
-    seen = counted(model.intervals, "interval")
+    seen = counted(model.intervals, "claimed event" if is_claimed else "interval")
     lines = [f"{name}: {model.mean:.3g} changed rows an hour, from {seen}"]
     lines.append(f"  model: {model.structure}, in {model.zone}")
     lines += [
@@ -131,9 +184,6 @@ def text_of(name: str, model: Model, memory: Memory, judged: Fitness | None) -> 
     lines += [f"  {text}" for text in model.untold]
     if memory.dropped:
         lines.append(f"  dropped, because the clock of the source was set: {memory.dropped}")
-    if judged is None:
-        lines.append(f"  goodness of fit: not known from fewer than {FITNESS_MIN} intervals")
-    else:
-        verdict = "doubtful" if judged.p_value <= DOUBTFUL else "not contradicted"
-        lines.append(f"  goodness of fit: {verdict} (p = {judged.p_value:.2f})")
+    if not is_claimed:
+        lines.append(f"  goodness of fit: {_verdict(judged)}")
     return lines

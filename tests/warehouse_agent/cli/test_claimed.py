@@ -1,0 +1,82 @@
+"""`fit` from claimed times of events in a real table, and its picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.harness.legacy import PostgresLegacy
+from tests.harness.no_spark import NoSpark
+from tests.harness.pair import Pair
+from tests.harness.servers import PostgreSQL
+from warehouse_agent.cli.main import cli
+
+ROWS = 3000
+LINES = 'event_time = "created_at"\nevent_kind = "creation"\ntime_zone = "Europe/Vienna"\n'
+
+
+@pytest.fixture
+def pair(tmp_path: Path, postgresql: PostgreSQL) -> Iterator[Pair]:
+    legacy = PostgresLegacy(postgresql)
+    legacy.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, created_at timestamptz, entered timestamp,"
+        " note text)"
+    )
+    hours = np.random.default_rng(1).uniform(1, 20 * 168, ROWS).tolist()
+    legacy.execute(
+        "INSERT INTO orders SELECT n, at, at AT TIME ZONE 'UTC', 'x' FROM (SELECT n,"
+        " now() - make_interval(secs => 3600 * h) AS at"
+        " FROM unnest(%s::float8[]) WITH ORDINALITY AS drawn(h, n)) AS made",
+        hours,
+    )
+    legacy.execute("INSERT INTO orders VALUES (-1, now() + interval '1 day'), (-2, NULL)")
+    relations = {"orders": 'table = "orders"'}
+    with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as made:
+        made.small_bytes = 32 << 20
+        yield made
+    legacy.close()
+
+
+def fit(pair: Pair, *words: str, lines: str = LINES) -> Result:
+    pair.fragment_lines = {"orders": lines}
+    return CliRunner().invoke(cli, ["--config", str(pair.warehouse_toml()), "fit", *words])
+
+
+def test_a_fit_of_claimed_times(pair: Pair, tmp_path: Path) -> None:
+    """One refresh is enough: the times are in the rows."""
+    pair.reports()
+    picture = tmp_path / "orders.svg"
+    said = fit(pair, "orders", "--plot", str(picture))
+    assert said.exit_code == 0, said.output
+    assert "changed rows an hour, from " in said.stdout
+    assert "claimed events" in said.stdout
+    assert "a creation time: deleted rows do not show" in said.stdout
+    assert "1 time after the snapshot, not counted" in said.stdout
+    assert "1 row without a time, not counted" in said.stdout
+    assert "goodness of fit of the times (Lemma 6): not contradicted" in said.stdout
+    body = json.loads(fit(pair, "orders", "--json").stdout)
+    assert body["rows_per_hour"] == pytest.approx(ROWS / (20 * 168), rel=0.1)
+    assert (body["event_time"], body["event_kind"]) == ("created_at", "creation")
+    assert (body["event_times_in_future"], body["event_times_missing"]) == (1, 1)
+    root = ElementTree.fromstring(picture.read_text())
+    kinds = [shape.get("class") for shape in root.iter() if shape.get("class")]
+    assert kinds == ["interval", "rate", "fit"]
+    # Times without a zone are those of the source's clock, here of UTC, and mean the same.
+    entered = 'event_time = "entered"\nevent_kind = "update"\n'
+    again = json.loads(fit(pair, "orders", "--json", lines=entered).stdout)
+    assert again["event_times_p_value"] == pytest.approx(body["event_times_p_value"], abs=0.2)
+    assert "last change alone" in again["event_bias"]
+    for column, why in (("note", "no time"), ("nothing", "no column")):
+        lines = f'event_time = "{column}"\nevent_kind = "update"\n'
+        refused = fit(pair, "orders", lines=lines)
+        assert refused.exit_code != 0
+        assert isinstance(refused.exception, Exception)
+        assert why in f"{refused.exception}{refused.output}"
+    lost = fit(pair, "orders", "--plot", str(tmp_path / "no" / "folder.svg"))
+    assert "cannot be written" in f"{lost.exception}{lost.output}"

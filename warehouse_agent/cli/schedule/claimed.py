@@ -1,0 +1,133 @@
+"""Times of events that a column of a published table claims, for `fit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from driftline.arrays import Floats
+from driftline.errors import ConfigurationError
+
+from warehouse_agent.config import Fragment
+from warehouse_agent.config.settings import EventKind, EventTime
+from warehouse_agent.report import counted
+from warehouse_agent.schedule.event_times import EVENTS_MIN, EventModel, fitted, gathered
+from warehouse_agent.schedule.fitness import Fitness
+from warehouse_agent.schedule.week import Week
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.table import Snapshot
+from warehouse_agent.tasks.scan import read_batches
+
+DOUBTFUL = 0.05  # p-value
+BIAS = {
+    EventKind.CREATION: "a creation time: deleted rows do not show, so older rates are too low",
+    EventKind.UPDATE: "an update time: of each row its last change alone shows",
+}
+_TYPES = ("timestamp", "timestamptz")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What the claimed times of a fragment tell.
+
+    Attributes:
+        of: the column, and what it is the time of.
+        found: the model; None: there are too few events.
+        events, future, without: events, rows with a time after the snapshot, rows without a time.
+    """
+
+    of: EventTime
+    found: EventModel | None
+    events: int = 0
+    future: int = 0
+    without: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields of `fit --json`."""
+        found = self.found
+        return {
+            "event_time": self.of.column,
+            "event_kind": self.of.kind.value,
+            "event_bias": BIAS[self.of.kind],
+            "events": self.events,
+            "event_times_in_future": self.future,
+            "event_times_missing": self.without,
+            "event_times_p_value": None if found is None else found.times.p_value,
+            "event_runs_p_value": None
+            if found is None or found.runs is None
+            else found.runs.p_value,
+        }
+
+    def text(self) -> list[str]:
+        """Return lines for people."""
+        lines = [f"times of {self.of.column}, as the source claims them: {BIAS[self.of.kind]}"]
+        if self.future:
+            lines.append(f"{counted(self.future, 'time')} after the snapshot, not counted")
+        if self.without:
+            lines.append(f"{counted(self.without, 'row')} without a time, not counted")
+        if self.found is None:
+            lines.append(f"{counted(self.events, 'event')}: a model needs {EVENTS_MIN}")
+            return lines
+        lines.append(f"goodness of fit of the times (Lemma 6): {_verdict(self.found.times)}")
+        if self.found.runs is not None:
+            lines.append(f"independence of the sizes (runs): {_verdict(self.found.runs)}")
+        return lines
+
+
+def _verdict(one: Fitness) -> str:
+    doubt = "doubtful" if one.p_value <= DOUBTFUL else "not contradicted"
+    return f"{doubt} (p = {one.p_value:.2f})"
+
+
+def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Claimed:
+    """Read the times of the published rows, and fit a model to them.
+
+    Args:
+        until: the source's instant of the published version.
+
+    Raises:
+        ConfigurationError: the table has no such column, or it is no time.
+        WarehouseUnavailable: a file cannot be read.
+    """
+    snapshot = formats.head(store, fragment.name)
+    if snapshot is None:
+        return Claimed(of, None)
+    times, without = _times(snapshot, fragment, of)
+    events = gathered(times, until)
+    found = fitted(events, fragment.time_zone)
+    return Claimed(of, found, len(events.at), events.future, without)
+
+
+def _times(snapshot: Snapshot, fragment: Fragment, of: EventTime) -> tuple[Floats, int]:
+    """Return the times of rows, as moments, [n], and the number of rows without one."""
+    layout = snapshot.layout
+    names = [column.name for column in layout.recipe.columns]
+    where = f"fragments.{fragment.name}.event_time"
+    if of.column not in names:
+        raise ConfigurationError(
+            f"{fragment.name} has no column {of.column!r}.",
+            remedy="Name one of its columns of type timestamp or timestamptz.",
+            where=where,
+        )
+    index = names.index(of.column)
+    kind = layout.recipe.columns[index].type.kind
+    published = layout.names[index]
+    schema = pa.schema([layout.file_schema.field(published)])
+    if kind not in _TYPES or not pa.types.is_timestamp(schema.field(0).type):
+        raise ConfigurationError(
+            f"{of.column!r} of {fragment.name} is published as {schema.field(0).type}, no time.",
+            remedy="Name a column of type timestamp or timestamptz, without another carrier.",
+            where=where,
+        )
+    found, without = [np.zeros(0)], 0
+    for file in snapshot.sound:
+        for batch in read_batches(file.uri, schema):
+            column = batch.column(0)
+            without += column.null_count
+            known = pc.drop_null(column).cast(pa.int64())
+            found.append(known.to_numpy(zero_copy_only=False) / 1e6)
+    times = np.concatenate(found)
+    return (times if kind == "timestamptz" else Week(fragment.time_zone).moments(times)), without
