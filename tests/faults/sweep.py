@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from pathlib import Path
 from driftline.failpoints import Failpoint
 
 from source_agent.failpoints import Point as SourcePoint
+from tests.harness.fault_rig import KillRig, Violation
 from tests.harness.forks import Forks
-from tests.harness.kill_rig import KillRig, Violation
-from tests.harness.legacy import Legacy, MariaLegacy, PostgresLegacy, SqliteLegacy
+from tests.harness.legacy import MariaLegacy, PostgresLegacy, ServedLegacy, SqliteLegacy
 from tests.harness.servers import MariaDB, PostgreSQL
 from warehouse_agent.failpoints import Point as WarehousePoint
 
@@ -70,7 +70,7 @@ def label(kill: Kill) -> str:
 
 @contextmanager
 def rigs(
-    legacies: dict[str, Callable[[Path], Legacy]], folder: Path
+    legacies: Mapping[str, Callable[[Path], ServedLegacy]], folder: Path
 ) -> Iterator[dict[str, KillRig]]:
     """Yield a rig for each engine; `legacies` makes their databases."""
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         postgresql = stack.enter_context(PostgreSQL())
         mariadb = stack.enter_context(MariaDB())
-        legacies: dict[str, Callable[[Path], Legacy]] = {
+        legacies: Mapping[str, Callable[[Path], ServedLegacy]] = {
             "sqlite": lambda below: SqliteLegacy(below / "erp.db"),
             "postgresql": lambda _: PostgresLegacy(postgresql),
             "mariadb": lambda _: MariaLegacy(mariadb),

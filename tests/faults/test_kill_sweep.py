@@ -1,17 +1,18 @@
 """Either agent is killed at each of its failpoints, once here, RUNS times by the soak.
 
-What is checked after each kill: `tests/harness/kill_rig.py`. The engines take turns.
+What is checked after each kill: `tests/harness.fault_rig.py`. The engines take turns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from tests.faults.sweep import ENGINES, KILLS, ON_SPARK, RUNS, Kill, label, rigs
-from tests.harness.kill_rig import KillRig, Violation
+from tests.harness.fault_rig import KillRig, Violation
 from tests.harness.legacy import LEGACIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, KillRig]]:
-    makes = {name: lambda below, name=name: LEGACIES[name](request, below) for name in ENGINES}
+    makes = {name: partial(LEGACIES[name], request) for name in ENGINES}
     with rigs(makes, tmp_path_factory.mktemp("sweep")) as found:
         yield found
 
@@ -61,6 +62,7 @@ def test_the_rig_notices(made: dict[str, KillRig]) -> None:
     rig.converge()
     rig.check((rig.pair.version("t"), rig.published()))
     version, rows = rig.pair.version("t"), rig.published()
+    assert version is not None
     with pytest.raises(Violation, match="the rows"):
         rig.check((version, rows - Counter([next(iter(rows))])))
     with pytest.raises(Violation, match="the version"):

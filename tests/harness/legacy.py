@@ -36,10 +36,14 @@ class Legacy(Protocol):
 
     def rows(self, table: str) -> list[tuple[Any, ...]]: ...
 
+    def close(self) -> None: ...
+
+
+class ServedLegacy(Legacy, Protocol):
+    """A legacy system whose sessions can be counted."""
+
     def sessions(self) -> int:
         """Return how many sessions the agent's login has."""
-
-    def close(self) -> None: ...
 
 
 class SqliteLegacy:
@@ -211,7 +215,7 @@ def _percent(sql: str, parameters: Sequence[Any]) -> str:
 
 
 # By name, as fixtures have it in their parameters: makes a new legacy system, to be closed.
-LEGACIES: dict[str, Callable[[pytest.FixtureRequest, Path], Legacy]] = {
+LEGACIES: dict[str, Callable[[pytest.FixtureRequest, Path], ServedLegacy]] = {
     "sqlite": lambda _, folder: SqliteLegacy(folder / "erp.db"),
     "sqlite-journal": lambda _, folder: SqliteLegacy(folder / "erp.db", wal=False),
     "postgresql": lambda request, _: PostgresLegacy(request.getfixturevalue("postgresql")),

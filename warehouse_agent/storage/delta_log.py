@@ -33,7 +33,7 @@ from warehouse_agent.columns import view_layout
 from warehouse_agent.columns.layout import Layout, from_json, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import Store, one_line
+from warehouse_agent.storage.store import Store, one_line, why_not_logged
 from warehouse_agent.storage.table import (
     LogEntry,
     NewVersion,
@@ -45,6 +45,7 @@ from warehouse_agent.storage.table import (
 
 _META = "driftline"  # the key of our metadata in a commit
 _APP_ID = "driftline"  # constant per table: versions of one writer
+ACTION_BYTES = 300  # of a file in a log entry, roughly
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 READER_VERSIONS = (1, 3)  # 3 only for timestampNtz
 # Errors of reading what another release wrote.
@@ -142,8 +143,10 @@ class DeltaLog:
         except (DeltaError, OSError) as error:
             if base is None and _is_there(store, name):
                 raise _overtaken(name) from error
+            needed = len(json.dumps(body)) + ACTION_BYTES * (len(new.added) + len(new.removed))
+            why = why_not_logged(error, store.table(name), needed)
             raise WarehouseUnavailable(
-                f"The version could not be committed: {one_line(error)}.",
+                f"The version could not be committed: {why}.",
                 where=name,
                 remedy="Check space and permissions; the last published version is untouched.",
             ) from error

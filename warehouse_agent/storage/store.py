@@ -18,6 +18,7 @@ same places as URIs. This module does not interpret what it stores.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 PRIVATE = "_driftline"
 KEPT = "kept"  # the folder below it with the tables of relations that only views need
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
+_FULL = re.compile(rf"No space left|os error {errno.ENOSPC}\b|Errno {errno.ENOSPC}\b")
 # Left free on a disk when rows are staged: the smaller of these bytes and a fiftieth of the disk.
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE = 50
@@ -95,7 +97,7 @@ class Store:
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
         """Write a small file, whole or not at all; only its owner can read a `private` file."""
         system, path = self._at(*parts)
-        with file_errors("written", path):
+        with file_errors("written", path, len(data)):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             if not self.is_local:
                 with system.open_output_stream(path) as out:
@@ -125,7 +127,7 @@ class Store:
         A line that was cut in the middle of its writing is ended, so that it spoils no other.
         """
         system, path = self._at(*parts)
-        with file_errors("written", path):
+        with file_errors("written", path, len(line) + 1):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             size = system.get_file_info(path).size or 0
             if self.is_local and size < LINES_BYTES_MAX:
@@ -312,15 +314,39 @@ def one_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def file_errors(verb: str, path: str) -> Iterator[None]:
-    """Raise an OSError as WarehouseUnavailable, which says that `path` cannot be `verb`."""
+def file_errors(verb: str, path: str, needed: int | None = None) -> Iterator[None]:
+    """Raise an OSError as WarehouseUnavailable, which says that `path` cannot be `verb`.
+
+    needed: bytes to be written, for the message about a full disk.
+    """
     try:
         yield
     except OSError as error:
+        why = full_disk(path, needed) if error.errno == errno.ENOSPC else error.strerror or error
         raise WarehouseUnavailable(
-            f"{path} cannot be {verb}: {error.strerror or error}.",
+            f"{path} cannot be {verb}: {why}.",
             remedy="Check space and permissions; the last published version is untouched.",
         ) from error
+
+
+def why_not_logged(error: Exception, folder: str, needed: int) -> str:
+    """Return an error of delta-rs as one line; of a full disk with folder, needed and free bytes.
+
+    needed: bytes of the commit, roughly.
+    """
+    if _FULL.search(str(error)) is None or "://" in folder:
+        return one_line(error)
+    return f"{folder} cannot be written: {full_disk(folder, needed)}"
+
+
+def full_disk(path: str, needed: int | None = None) -> str:
+    """Return why nothing more can be written at a path: the bytes that are needed and free.
+
+    Both may seem to suffice: a file takes whole blocks, and some of a disk is for its owner alone.
+    """
+    there = next((p for p in (Path(path), *Path(path).parents) if p.exists()), Path("/"))
+    asked = "" if needed is None else f"{needed:,} bytes are needed, and "
+    return f"No space left on device: {asked}{shutil.disk_usage(there).free:,} are free"
 
 
 def _sync_folder(path: str) -> None:

@@ -28,7 +28,14 @@ from driftline.errors import Locked, NotFound, WarehouseUnavailable
 
 from warehouse_agent.failpoints import Point
 from warehouse_agent.planning.flip import Kind, Member
-from warehouse_agent.storage.store import PRIVATE, Store, StoredFile, file_errors, one_line
+from warehouse_agent.storage.store import (
+    PRIVATE,
+    Store,
+    StoredFile,
+    file_errors,
+    one_line,
+    why_not_logged,
+)
 
 FOLDER = "warehouse"  # below PRIVATE
 TABLE = f"{PRIVATE}/{FOLDER}"
@@ -285,8 +292,9 @@ def _commit(store: Store, base: WarehouseVersion | None, after: Mapping[str, Mem
         if base is None and exists(store):
             store.remove_file(PRIVATE, FOLDER, name)
             return False
+        why = why_not_logged(error, store.table(TABLE), len(data))
         raise WarehouseUnavailable(
-            f"The warehouse version could not be committed: {one_line(error)}.",
+            f"The warehouse version could not be committed: {why}.",
             where=TABLE,
             remedy="Check space and permissions. What was committed of each table stays, readers"
             " keep the version before, and the next refresh goes on from there.",

@@ -90,7 +90,7 @@ class Sink:
         if self._writer is None:
             return
         system, path = located(f"{self.folder}/{self._place}")
-        with file_errors("written", path):
+        with file_errors("written", path, self._row_bytes):
             self._writer.add_key_value_metadata(
                 {_CALENDAR: _spark_version(), ROW_BYTES: str(self._row_bytes)}
             )
@@ -111,7 +111,7 @@ class Sink:
             return
         rows = pa.Table.from_batches(self._held)
         system, path = located(f"{self.folder}/{self._place}")
-        with file_errors("written", path):
+        with file_errors("written", path, rows.nbytes):
             if self._writer is None:
                 self._is_begun = True
                 self._writer = _writer(system, path, max(self._held, key=len), self._footers)

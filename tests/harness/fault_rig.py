@@ -1,6 +1,6 @@
-"""One table kept equal by two agents, of which either is killed at a failpoint, again and again.
+"""One table kept equal by two agents, with a fault in each refresh: a kill, a cut, a full disk.
 
-After every kill it is checked that a reader sees the version before or the next one, equal to what
+After every fault it is checked that a reader sees the version before or the next one, equal to what
 the source's owner read at that moment; that the next refresh converges; that the agents leave no
 session in the database; and that every file below the warehouse is part of what is published, or
 found by `gc`.
@@ -23,10 +23,11 @@ from typing import Any, Self
 
 from deltalake import DeltaTable
 from driftline.failpoints import VARIABLE, Failpoint
+from pyspark.sql import SparkSession
 
 from source_agent.failpoints import Point as SourcePoint
 from tests.harness.forks import SOURCE, WAREHOUSE, Forks
-from tests.harness.legacy import Legacy
+from tests.harness.legacy import ServedLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from warehouse_agent.cli.gc import kept_flips, unreferenced
@@ -59,16 +60,24 @@ class Violation(AssertionError):
     """What was promised did not hold after a fault."""
 
 
-class KillRig:
+class Rig:
     """A source, a warehouse with the table `t`, and their oracle. A context manager."""
 
-    def __init__(self, forks: Forks, legacy: Legacy, folder: Path, *, seed: int = 0) -> None:
-        self.forks, self.legacy = forks, legacy
-        self._random = random.Random(seed)
+    def __init__(
+        self,
+        legacy: ServedLegacy,
+        folder: Path,
+        *,
+        seed: int = 0,
+        spark: SparkSession | None = None,
+    ) -> None:
+        """`spark`: runs every step; None: all steps run in the warehouse agent's process."""
+        self.legacy = legacy
+        self.random = random.Random(seed)
         legacy.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, note VARCHAR(16000))")
         legacy.many("INSERT INTO t VALUES (?, ?)", [(i, f"note {i}") for i in range(ROWS)])
-        self.pair = Pair(NoSpark(), legacy, folder, {"t": 'table = "t"'})
-        self.pair.small_bytes = 256 << 20
+        self.pair = Pair(spark or NoSpark(), legacy, folder, {"t": 'table = "t"'})
+        self.pair.small_bytes = 0 if spark else 256 << 20
         self.pair.fragment_lines["t"] = 'method = "sketch"'  # a copy would rewrite nothing
         self.log = folder / "log"
 
@@ -94,7 +103,7 @@ class KillRig:
 
     def edit(self, what: str) -> None:
         """Change the source: `wide` adds rows of two frames, `many` changes more than expected."""
-        draw, execute = self._random, self.legacy.execute
+        draw, execute = self.random, self.legacy.execute
         some = draw.randrange(ROWS // 40, ROWS // 7)
         word = f"edit {draw.getrandbits(60):x}"
         execute("UPDATE t SET note = ? WHERE id < ?", word, ROWS // 2 if what == "many" else some)
@@ -117,37 +126,7 @@ class KillRig:
         )  # fmt: skip
         warehouse_versions.flip(self.pair.store, lambda _: {"t": member})
 
-    # One run
-
-    def kill(self, point: Failpoint, what: str, *, action: str = "kill", nth: int = 1) -> bool:
-        """Refresh with an agent that is killed at a point, then check everything.
-
-        Returns:
-            False if the point was not reached so often: then the refresh went well.
-
-        Raises:
-            Violation: a promise does not hold.
-        """
-        self.prepare(what)
-        before = self.pair.version("t"), self.published()
-        armed = {VARIABLE: f"{point.value}:{action}:{nth}"}
-        if isinstance(point, SourcePoint):
-            code = self._refresh_from(armed)
-        else:
-            command = ["refresh", "t", "--allow-shrink"]
-            if what == "gc":  # of what earlier versions left
-                command = ["gc", "t", "--keep-hours", "0", "--yes"]
-                self.converge()
-                self.edit(what)
-                self.converge()
-                before = self.pair.version("t"), self.published()
-            toml = str(self.pair.warehouse_toml())
-            code = self.forks.run(WAREHOUSE, "--config", toml, *command, log=self.log, **armed)
-        is_reached = code == -signal.SIGKILL
-        if not is_reached and code != 0:
-            raise Violation(f"exit code {code}: {self.log.read_text()[-2000:]}")
-        self.check(before)
-        return is_reached
+    # What holds after a fault
 
     def check(self, before: tuple[int | None, Rows]) -> None:
         """Check what a fault left, and that the next refresh makes everything well."""
@@ -165,38 +144,6 @@ class KillRig:
         (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
         expect(report.error is None, f"the next refresh: {report.error}")
         expect(self.published() == self.source(), "the rows after the next refresh")
-
-    def _refresh_from(self, armed: dict[str, str]) -> int:
-        """Refresh from a source agent with a failpoint; return how that process ended."""
-        self.pair.stop()
-        with self.serving(**armed) as pid:
-            (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
-        code = self.forks.wait(pid)
-        self.pair.serve()
-        if code == -signal.SIGKILL:
-            if report.error is not None:
-                expect(report.error["code"] == "UNREACHABLE", f"the error: {report.error}")
-            return code
-        expect(report.error is None, f"the refresh: {report.error}")
-        return 0
-
-    @contextmanager
-    def serving(self, **more: str) -> Iterator[int]:
-        """Serve by a process of its own; yield its id. It is asked to end, but not waited for."""
-        port = self.pair.folder / "port"
-        port.unlink(missing_ok=True)
-        words = ["--config", str(self.pair.source_toml()), "serve", "--port-file", str(port)]
-        pid = self.forks.start(SOURCE, *words, log=self.log, **more)
-        deadline = time.monotonic() + START_S_MAX
-        while not port.exists():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.01)
-        self.pair.address = f"127.0.0.1:{int(port.read_text())}"
-        try:
-            yield pid
-        finally:
-            with suppress(ProcessLookupError):  # nobody has waited for it, so the id is its own
-                os.kill(pid, signal.SIGTERM)
 
     # What is there
 
@@ -236,6 +183,76 @@ class KillRig:
             named |= {f"{PRIVATE}/warehouse/{uri.rsplit('/', 1)[-1]}" for uri in uris}
         files = ("/".join(entry.place) for entry in store.walk())
         return [file for file in files if file not in named and not _LOG.fullmatch(file)]
+
+
+class KillRig(Rig):
+    """A rig in which agents are processes that can be killed."""
+
+    def __init__(self, forks: Forks, legacy: ServedLegacy, folder: Path, *, seed: int = 0) -> None:
+        super().__init__(legacy, folder, seed=seed)
+        self.forks = forks
+
+    def kill(self, point: Failpoint, what: str, *, action: str = "kill", nth: int = 1) -> bool:
+        """Refresh with an agent that is killed at a point, then check everything.
+
+        Returns:
+            False if the point was not reached so often: then the refresh went well.
+
+        Raises:
+            Violation: a promise does not hold.
+        """
+        self.prepare(what)
+        before = self.pair.version("t"), self.published()
+        armed = {VARIABLE: f"{point.value}:{action}:{nth}"}
+        if isinstance(point, SourcePoint):
+            code = self._refresh_from(armed)
+        else:
+            command = ["refresh", "t", "--allow-shrink"]
+            if what == "gc":  # of what earlier versions left
+                command = ["gc", "t", "--keep-hours", "0", "--yes"]
+                self.converge()
+                self.edit(what)
+                self.converge()
+                before = self.pair.version("t"), self.published()
+            toml = str(self.pair.warehouse_toml())
+            code = self.forks.run(WAREHOUSE, "--config", toml, *command, log=self.log, **armed)
+        is_reached = code == -signal.SIGKILL
+        if not is_reached and code != 0:
+            raise Violation(f"exit code {code}: {self.log.read_text()[-2000:]}")
+        self.check(before)
+        return is_reached
+
+    def _refresh_from(self, armed: dict[str, str]) -> int:
+        """Refresh from a source agent with a failpoint; return how that process ended."""
+        self.pair.stop()
+        with self.serving(**armed) as pid:
+            (report,) = self.pair.reports("t", options=Options(allow_shrink=True))
+        code = self.forks.wait(pid)
+        self.pair.serve()
+        if code == -signal.SIGKILL:
+            if report.error is not None:
+                expect(report.error["code"] == "UNREACHABLE", f"the error: {report.error}")
+            return code
+        expect(report.error is None, f"the refresh: {report.error}")
+        return 0
+
+    @contextmanager
+    def serving(self, **more: str) -> Iterator[int]:
+        """Serve by a process of its own; yield its id. It is asked to end, but not waited for."""
+        port = self.pair.folder / "port"
+        port.unlink(missing_ok=True)
+        words = ["--config", str(self.pair.source_toml()), "serve", "--port-file", str(port)]
+        pid = self.forks.start(SOURCE, *words, log=self.log, **more)
+        deadline = time.monotonic() + START_S_MAX
+        while not port.exists():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.01)
+        self.pair.address = f"127.0.0.1:{int(port.read_text())}"
+        try:
+            yield pid
+        finally:
+            with suppress(ProcessLookupError):  # nobody has waited for it, so the id is its own
+                os.kill(pid, signal.SIGTERM)
 
 
 def expect(is_so: bool, what: str) -> None:
