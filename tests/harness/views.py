@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +46,7 @@ class Sites:
         folder: Path,
         tables: dict[str, dict[str, str]],
         views: dict[str, str],
-        legacies: dict[str, Legacy] | None = None,
+        legacies: Mapping[str, Legacy] | None = None,
         derive: Sequence[str] = (),
     ) -> None:
         """`legacies`: the database of each source, which the caller closes; else SQLite files.
