@@ -299,7 +299,8 @@ class GovernedSession:
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
     ) -> Iterator[Rows]:
-        return self.governed(self._session.read_keys(shape, keys, rows_max=rows_max))
+        read = self._session.read_keys(shape, keys, rows_max=rows_max)
+        return self.governed(read, self._feedback("keys", shape))
 
     def pause(self) -> None:
         with self.watch.waiting():
