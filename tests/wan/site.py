@@ -3,7 +3,7 @@
 The two source agents and the warehouse agent are the commands that people run, over mutual TLS. The
 warehouse's process stays, and runs one command after the other, so that Python and Spark start
 once. `SCENARIOS` names each way in which a relation is kept equal; all of them read the same table,
-so one edit and one command try every way. A new way (`since`, for example) is one more line there.
+so one edit and one command try every way. A new way is one more line there.
 
 What is published is compared with what the owner's own connection reads, by duckdb over the files
 that delta-rs names: neither knows an agent.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,14 @@ def profiles(seed: int) -> dict[str, Profile]:
 class Scenario:
     """A way to keep a relation equal: the lines of its fragment, and where it is served.
 
-    `is_part`: one refresh may leave rows as they were.
+    `relation`: further lines of what the source serves. `is_part`: one refresh may leave rows as
+    they were.
     """
 
     name: str
     fragment: str = ""
     source: str = "erp"
+    relation: str = ""
     is_part: bool = False
 
 
@@ -106,9 +108,14 @@ SCENARIOS = (
     Scenario("whole", 'method = "full"'),
     Scenario("tiles", 'require = "fuzzy"\nincremental = { rows = 500, pause_s = 0.1 }'),
     Scenario("parts", 'require = "fuzzy"\nread_at_most = 1000', is_part=True),
+    Scenario(
+        "since", 'proof = "keys"\nmethod = "since"', relation='marker = { column = "changed" }'
+    ),
     Scenario("dump", source="files"),
 )
 VIEW = "priced"
+_INTEGERS = ("id", "customer", "amount", "changed")
+_COLUMNS = "id, customer, amount, changed, note"
 _VIEW_QUERY = (
     "SELECT i.id, i.note, c.name FROM sketch i JOIN customers c ON c.id = i.customer"
     " WHERE i.amount > 100"
@@ -132,24 +139,30 @@ class Site:
         self._random = random.Random(seed)
         self._started: list[subprocess.Popen[Any]] = []
         self.dump = DumpFolder(folder / "files")
-        self.dump.describe(
-            "items", {"id": "int8", "customer": "int8", "amount": "int8", "note": "text"}
-        )
+        self._changed = 0  # the newest version of a row
+        self.dump.describe("items", dict.fromkeys(_INTEGERS, "int8") | {"note": "text"})
         key = "BIGINT NOT NULL PRIMARY KEY"
         legacy.execute(
-            f"CREATE TABLE items (id {key}, customer BIGINT, amount BIGINT, note VARCHAR(200))"
+            f"CREATE TABLE items (id {key}, customer BIGINT, amount BIGINT,"
+            " changed BIGINT NOT NULL, note VARCHAR(200))"
         )
         legacy.execute(f"CREATE TABLE customers (id {key}, name VARCHAR(60))")
         legacy.many(
             "INSERT INTO customers VALUES (?, ?)", [(n, f"customer {n}") for n in range(CUSTOMERS)]
         )
-        legacy.many("INSERT INTO items VALUES (?, ?, ?, ?)", [self._row(n) for n in range(ROWS)])
+        legacy.execute("CREATE INDEX items_changed ON items (changed)")
+        self._insert(range(ROWS))
         self.before = Rows()
         self._configure()
 
     def _row(self, key: int) -> Row:
         note = self._random.randbytes(NOTE_CHARACTERS // 2).hex()
-        return key, key % CUSTOMERS, self._random.randrange(1000), note
+        self._changed += 1
+        return key, key % CUSTOMERS, self._random.randrange(1000), self._changed, note
+
+    def _insert(self, keys: Iterable[int]) -> None:
+        rows = [self._row(key) for key in keys]
+        self.legacy.many("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
 
     def _configure(self) -> None:
         certs = self.folder / "certs"
@@ -197,7 +210,7 @@ class Site:
         )
         for scenario in SCENARIOS:
             if scenario.source == source:
-                lines += f"[relations.{scenario.name}]\n{relation}\n"
+                lines += f"[relations.{scenario.name}]\n{relation}\n{scenario.relation}\n"
         if source == "erp":
             lines += '[relations.customers]\ntable = "customers"\n'
         self._toml(source).write_text(lines)
@@ -273,11 +286,10 @@ class Site:
     def edit(self) -> None:
         """Change a tenth of the rows, remove some and add some; deliver a file of it."""
         self.before = self.source()
-        changed = [(self._row(n)[3], n) for n in range(0, ROWS, 10)]
-        self.legacy.many("UPDATE items SET note = ? WHERE id = ?", changed)
+        changed = [(*self._row(n)[3:], n) for n in range(0, ROWS, 10)]
+        self.legacy.many("UPDATE items SET changed = ?, note = ? WHERE id = ?", changed)
         self.legacy.execute("DELETE FROM items WHERE id % 50 = 7")
-        added = [self._row(n) for n in range(ROWS, ROWS + 60)]
-        self.legacy.many("INSERT INTO items VALUES (?, ?, ?, ?)", added)
+        self._insert(range(ROWS, ROWS + 60))
         self.legacy.execute("UPDATE customers SET name = 'renamed' WHERE id = 3")
         self.deliver()
 
@@ -285,7 +297,7 @@ class Site:
         """Return what the owner reads."""
         return Rows(tuple(row) for row in self.legacy.rows(table))
 
-    def published(self, name: str, columns: str = "id, customer, amount, note") -> Rows:
+    def published(self, name: str, columns: str = _COLUMNS) -> Rows:
         """Return what a reader of the Delta table reads; nothing before the first version."""
         folder = self.folder / "warehouse" / name
         if not DeltaTable.is_deltatable(str(folder)):
@@ -300,7 +312,7 @@ class Site:
         """Return the rows of the view, made by hand."""
         names = dict(self.legacy.rows("customers"))
         items = self.source()
-        return Rows((i, note, names[c]) for i, c, amount, note in items if amount > 100)
+        return Rows((i, note, names[c]) for i, c, amount, _, note in items if amount > 100)
 
     def converge(self) -> list[dict[str, Any]]:
         """Refresh until every fragment is equal to its source; return all reports.

@@ -93,6 +93,7 @@ def test_all_is_equal_over(
         assert {s.name for s in SCENARIOS} <= done.keys()
         assert done["groups"]["method"] == "group"
         assert done["whole"]["method"] == "full"
+        assert (done["since"]["method"], done["since"]["proof"]) == ("since", "keys")
         assert done["tiles"]["tiles"] > 1
         assert sum(r["proof"] == "part" for r in reports if r["name"] == "parts") >= 1
         versions = {name: report["version"] for name, report in done.items()}

@@ -1,10 +1,15 @@
-"""The settings of a channel, against what a line and the source allow."""
+"""A channel: its settings, against what line and source allow, and a source without a call."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from driftline.activity import NotKnown
 from driftline.limits import NO_PROGRESS_S
 
 from source_agent.server import transport
+from warehouse_agent.config import Source
 from warehouse_agent.transport import channel
 
 ON_THE_LINE_S = 5.0  # what a stopped source had sent: 1.25 MB at 2 Mbit/s
@@ -18,3 +23,18 @@ def test_a_stopped_source_is_noticed_in_time() -> None:
     assert noticed_s + ON_THE_LINE_S <= NO_PROGRESS_S
     least_ms = theirs["grpc.http2.min_ping_interval_without_data_ms"]
     assert ours["grpc.keepalive_time_ms"] >= 2 * least_ms, "the source would take it for a flood"
+
+
+def test_a_source_that_is_older_than_a_question() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        source = Source("erp", f"127.0.0.1:{port}", insecure=True)
+        with channel.Link(source) as link:
+            said = link.activity(["orders", "items"])
+    finally:
+        server.stop(None).wait()
+    assert said == dict.fromkeys(
+        ("orders", "items"), NotKnown("the source is older than this question")
+    )
