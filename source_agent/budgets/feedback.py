@@ -39,7 +39,7 @@ PASTS_MAX = 64  # reads that are remembered
 
 
 class RecentPast:
-    """What windows of one kind of read cost, the last WINDOWS_REMEMBERED. Thread-safe."""
+    """The costs of the last WINDOWS_REMEMBERED windows of one kind of read. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

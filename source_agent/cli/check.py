@@ -81,7 +81,7 @@ class LimitReport:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """What an exchange's snapshot holds back in the database, and for how long.
+    """The work of the database that an exchange's snapshot holds back, and for how long.
 
     `longest_s`: of the last `exchanges` in the audit file; None: it has none. `most_s`: the DBA's
     limit; None: no limit.

@@ -300,7 +300,7 @@ class Session(Protocol):
 
     @property
     def holds_back(self) -> str:
-        """What of the database waits for the end of a snapshot, as text; empty: nothing does."""
+        """The work that waits in the database for the end of a snapshot, as text; empty: none."""
 
     @property
     def generation(self) -> int:
