@@ -132,9 +132,9 @@ def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
         bench.copy("kept")
         step = round(1 / share)
         sql = "UPDATE orders SET o_totalprice = o_totalprice + 1, updated_at = clock_timestamp()"
-        changed = owner.execute(f"{sql} WHERE (o_orderkey / 4) % {step} = 3").rowcount
+        changed = owner.execute(f"{sql} WHERE abs(hashint8(o_orderkey)) % {step} = 3").rowcount
         if deletes:
-            gone = f"DELETE FROM orders WHERE (o_orderkey / 4) % {20 * step} = 7"
+            gone = f"DELETE FROM orders WHERE abs(hashint8(o_orderkey)) % {20 * step} = 7"
             changed += owner.execute(gone).rowcount
         took = {}
         for method in ("since", "sketch"):

@@ -110,6 +110,21 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
             assert link.activity(["orders"]).keys() == {"orders"}
 
 
+def test_an_older_source_gives_no_mark(base: Path, pair: Pair) -> None:
+    """All rows are compared, and the report says why."""
+    pair.fragment_lines["orders"] = 'proof = "keys"\nmethod = "since"'
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=base) as source:
+        pair.address = source.address
+        pair.refresh("orders")
+        edit(pair)
+        report = pair.refresh("orders")
+        assert (report.proof, report.rows_changed) == ("total", 35)
+        assert report.marker is not None
+        assert report.marker["why"] == "the source's agent is older than markers"
+        pair.check("orders")
+
+
 def test_an_older_warehouse_refreshes_from_this_source(base: Path, pair: Pair) -> None:
     words = ["--config", str(pair.warehouse_toml()), "refresh", "--all", "--json"]
     with subprocess.Popen(
