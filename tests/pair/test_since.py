@@ -295,6 +295,31 @@ def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
         made.pair.stop()
 
 
+def test_more_keys_differ_than_the_cells_tell(stock: Stock) -> None:
+    """The source asks for more cells, or all rows are compared; nothing is lost either way."""
+    stock.refresh()
+    for _ in range(3):
+        stock.refresh()
+    stock.delete([k * 3 for k in range(0, 500, 2)])
+    stock.insert([k * 3 + 1 for k in range(300)])
+    stock.update([3], 8)
+    found = stock.refresh()
+    assert counts(found) == (300, 1, 250)
+    assert found.round_trips > 1
+    stock.check()
+    assert used(stock.refresh())["used"] is True
+
+
+def test_two_rows_of_one_key_are_named(local: Stock) -> None:
+    """A key that no constraint vouches for is not unique any more."""
+    local.mark('{ column = "version" }', 'key = ["note"]')
+    local.refresh()
+    local.legacy.execute("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", 7, 1, "note 5", OLD, 0, 0)
+    error = local.pair.error("stock")
+    assert error["code"] == "DUPLICATE_KEY"
+    assert "note 5" in error["message"]
+
+
 def test_xmin_shows_updates_that_no_column_shows(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from driftline.digests import Salt
 from driftline.errors import (
     ConfigurationError,
     MalformedMessage,
+    ProofFailed,
     ValueDoesNotFit,
     WarehouseUnavailable,
 )
@@ -188,6 +189,9 @@ def _marker(
         is_known=is_known,
         is_trusted=job.options.trust_marker,
     )
+    failed = job.report.error  # of the attempt before
+    if failed is not None and failed["code"] == ProofFailed.code:
+        return replace(found, mark=b"", why="the proof of another attempt failed")
     is_same = base is None or not schema_change.differs(layout, base.layout)
     if is_same and not job.options.accept_schema:
         return found
