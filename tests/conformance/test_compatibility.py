@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline.negotiation import SINCE
 from pyspark.sql import SparkSession
 
+from source_agent.engines.sqlite.activity import WAL
 from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
@@ -106,8 +108,11 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         assert pair.version("orders") == 1
         (report,) = pair.reports()
         assert report.held_back_s == 0, "it does not say so"
+        assert report.marker is None
         with Link(pair.config().sources["erp"]) as link:
-            assert link.activity(["orders"]).keys() == {"orders"}
+            said = link.activity(["orders"])
+            assert not link.features & {SINCE}
+        assert said == {"orders": WAL}
 
 
 def test_an_older_source_gives_no_mark(base: Path, pair: Pair) -> None:

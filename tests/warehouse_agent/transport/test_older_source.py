@@ -1,0 +1,23 @@
+"""A source without the call for activity: gRPC answers for it, and nothing is known."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from driftline.activity import NotKnown
+
+from warehouse_agent.config import Source
+from warehouse_agent.transport.channel import Link
+
+
+def test_a_source_without_the_call_says_nothing_of_activity() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Link(Source("erp", f"127.0.0.1:{port}", insecure=True)) as link:
+            said = link.activity(["orders"])
+    finally:
+        server.stop(None)
+    assert said == {"orders": NotKnown("the source is older than this question")}
