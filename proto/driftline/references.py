@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class OnDelete(Enum):
-    """What becomes of a row when the row that it references is deleted, by the SQL standard."""
+    """Rules for a row whose referenced row is deleted, as the SQL standard names them."""
 
     NO_ACTION = "no action"
     RESTRICT = "restrict"

@@ -296,21 +296,10 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
 @click.pass_obj
 def fit(config: Path, name: str, plot: Path | None, as_json: bool) -> None:
     """Show when a relation changes, as its refreshes tell, and what they cannot tell."""
-    from driftline.errors import UsageError
-
     from warehouse_agent.cli.schedule import fit as model
-    from warehouse_agent.config import select
     from warehouse_agent.views.inputs import load
 
-    loaded = load(config)
-    chosen = select(loaded, [name], False)
-    if plot is not None and len(chosen) > 1:
-        raise UsageError(
-            f"--plot draws one fragment, and {name!r} matches {len(chosen)}.",
-            remedy="Name one of them.",
-        )
-    for fragment in chosen:
-        model.fitted(loaded, fragment, as_json=as_json, plot=plot)
+    model.fit_each(load(config), name, as_json=as_json, plot=plot)
 
 
 @cli.command()

@@ -35,7 +35,7 @@ class Maintain(Enum):
 
 
 class EventKind(Enum):
-    """What the time of a row claims to be."""
+    """Events of which a column claims the time."""
 
     CREATION = "creation"  # of the row: only rows that survive show it
     UPDATE = "update"  # the row's last change: those before it do not show

@@ -18,6 +18,7 @@ from driftline.activity import Activity, Counted, Flagged, NotKnown
 from warehouse_agent.schedule.probe import Answer, Probe
 
 CONTRADICTIONS_MAX: Final = 2
+ALARMS_MAX: Final = 3  # refreshes in a row for nothing, before a source that says "changed" waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,28 @@ def contradictions(history: Sequence[Refreshed], now: Activity | None = None) ->
     )
 
 
+def false_alarms(history: Sequence[Refreshed]) -> int:
+    """Return how many of the newest refreshes, in a row, found nothing although the activity before
+    each of them had moved since the one before: a heartbeat, which writes what is there already.
+
+    Args:
+        history: as in `contradictions`.
+    """
+    count = 0
+    for before, refreshed in zip(reversed(history[:-1]), reversed(history[1:]), strict=True):
+        has_moved = (
+            refreshed.activity is not None
+            and compare(before.activity, refreshed.activity).answer is Answer.CHANGED
+        )
+        if refreshed.changed or not has_moved:
+            break
+        count += 1
+    return count
+
+
 def change_since(kept: Activity | None, now: Activity, history: Sequence[Refreshed]) -> Probe:
-    """Return what happened since a version, as `compare`; or that probes are contradicted.
+    """Return what happened since a version, as `compare`; or that probes are contradicted, or have
+    been a heartbeat, which ends with a refresh that finds changes.
 
     Args:
         kept: the activity that was kept with the version.
@@ -71,4 +92,8 @@ def change_since(kept: Activity | None, now: Activity, history: Sequence[Refresh
     if (count := contradictions(history, now)) >= CONTRADICTIONS_MAX:
         why = f"{count} refreshes found changes where the source had said that nothing changed"
         return Probe(Answer.CONTRADICTED, why=why)
-    return compare(kept, now)
+    found = compare(kept, now)
+    if found.answer is Answer.CHANGED and (alarms := false_alarms(history)) >= ALARMS_MAX:
+        why = f"the source says that it changed, as before {alarms} refreshes that found nothing"
+        return Probe(Answer.HEARTBEAT, why=why)
+    return found

@@ -124,6 +124,8 @@ def _moment(
     assert given.last is not None
     if given.probe.is_known and timing.listens:
         return (*_by_probe(memory, timing, given, now), "probe")
+    if given.probe.answer is Answer.HEARTBEAT and timing.listens and timing.freshness_s is None:
+        return given.last + timing.interval_max_s, given.probe.why, "probe"
     note = ""
     if given.probe.answer is Answer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"

@@ -21,6 +21,7 @@ class Answer(Enum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     CONTRADICTED = "contradicted"
+    HEARTBEAT = "heartbeat"  # it says that it changed, each time, and refreshes find nothing
 
 
 @dataclass(frozen=True, slots=True)

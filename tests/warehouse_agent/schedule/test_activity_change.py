@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warehouse_agent.schedule.activity_change import (
+    ALARMS_MAX,
     CONTRADICTIONS_MAX,
     Refreshed,
     change_since,
     compare,
     contradictions,
+    false_alarms,
 )
 from warehouse_agent.schedule.probe import Answer, Probe
 
@@ -113,3 +115,23 @@ def test_what_the_refresh_itself_read_contradicts_nothing() -> None:
 def test_refreshes_without_an_activity_contradict_nothing() -> None:
     history = [Refreshed(None, 0), Refreshed(A, 7), Refreshed(None, 7), Refreshed(None, 7)]
     assert contradictions(history, NotKnown("gone")) == 0
+
+
+@given(st.lists(st.integers(0, 1), max_size=8))
+def test_a_heartbeat_is_told_from_changes(found: list[int]) -> None:
+    """A counter that moves before each refresh, of which the newest ones found nothing."""
+    history = [Refreshed(A, 0)]
+    history += [Refreshed(Counted("aa", 6 + n), c) for n, c in enumerate(found)]
+    in_vain = next((n for n, c in enumerate(reversed(found)) if c), len(found))
+    assert false_alarms(history) == in_vain
+    kept, now = history[-1].activity, Counted("aa", 99)
+    is_heartbeat = change_since(kept, now, history).answer is Answer.HEARTBEAT
+    assert is_heartbeat == (in_vain >= ALARMS_MAX)
+    assert change_since(now, now, [*history, Refreshed(now, 0)]) == UNCHANGED
+
+
+def test_a_quiet_table_is_no_heartbeat() -> None:
+    """Refreshes at the longest interval find nothing, and the counter says so: it is believed."""
+    history = [Refreshed(A, 0)] * 9
+    assert false_alarms(history) == 0
+    assert change_since(A, Counted("aa", 6), history) == Probe(Answer.CHANGED, 1)

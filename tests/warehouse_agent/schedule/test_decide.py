@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+from driftline.activity import Counted
 from driftline.hours import WeekSpan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.warehouse_agent.schedule.weeks import HOUR, MONDAY, OFFICE, every, remembered
+from warehouse_agent.schedule.activity_change import ALARMS_MAX, Refreshed, change_since
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
 from warehouse_agent.schedule.fit import fit
-from warehouse_agent.schedule.memory import Memory
+from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
 from warehouse_agent.schedule.timing import Policy, Timing
 from warehouse_agent.schedule.week import HOUR_S, HOURS
@@ -221,3 +225,59 @@ def test_weights_move_a_refresh_before_the_hours_that_count() -> None:
     nights = remembered(rates, every(3, weeks=16), rng)
     found, at = decided(0, timing, nights)
     assert 6 <= (5 + at) % 24 <= 9, found
+
+
+def test_a_heartbeat_waits_for_the_longest_interval() -> None:
+    """A source that says "changed" each minute while refreshes find nothing, for a week."""
+    silent, timing = Memory(), replace(DAILY, refreshes_per_day=24, interval_max_s=2 * DAY_S)
+    history, last, refreshes = [Refreshed(Counted("aa", 0), 0)], LAST, []
+    for minute in range(7 * 24 * 60):
+        now, said = LAST + minute * 60, Counted("aa", minute + 1)
+        probe = change_since(history[-1].activity, said, history)
+        if decide(silent, [timing], Circumstances(last, probe), now, expects=False).due:
+            silent = silent.plus(Interval(last, now + 1, 0, 0, 0, 45_000))
+            history.append(Refreshed(said, 0))
+            last = now
+            refreshes.append(minute)
+    assert refreshes[:ALARMS_MAX] == list(range(ALARMS_MAX))
+    assert np.diff(refreshes[ALARMS_MAX - 1 :]).tolist() == [2 * 24 * 60] * 3
+    beat = Probe(Answer.HEARTBEAT, why="again")
+    assert decided(5, Timing(freshness_s=3600 * 6), probe=beat)[1] == 6
+
+
+def test_half_of_a_table_changes_at_once() -> None:
+    """One bulk change among small ones moves the interval, but not to where it fits neither."""
+    timing = Timing(refresh_worth=576, policy=Policy.FIXED, interval_max_s=9 * DAY_S)
+    bulk = replace(FLAT.recent[40], inserted=0.0, updated=22_500.0)
+    shaken = replace(FLAT, recent=(*FLAT.recent[:40], bulk, *FLAT.recent[41:]))
+    ratio = decided(1, timing, shaken)[1] / decided(1, timing)[1]
+    assert 0.4 < ratio <= 1
+    assert decided(1, memory=shaken)[0].policy == "fixed"
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+@pytest.mark.parametrize("policy", Policy)
+def test_a_history_without_changes(count: int, policy: Policy) -> None:
+    """Nothing is divided by what never happened; what was asked for is kept."""
+    silent = remembered(np.zeros(HOURS), every(24)[: count + 1], np.random.default_rng(1))
+    found, at = decided(1, replace(DAILY, policy=policy), silent)
+    assert (found.rows, found.row_hours, found.stale_hours) == (0, 0, 0)
+    assert at == 24
+    worth = Timing(refresh_worth=100, policy=policy, interval_max_s=4 * DAY_S)
+    assert decided(1, worth, silent)[1] == 96
+
+
+def test_refresh_hours_in_the_night_in_which_the_clock_changes() -> None:
+    """In Vienna on 2026-03-29 there is no 02:30; the window then begins at 03:00 summer time."""
+    span = WeekSpan.parse("02:30-04:00")
+    assert span is not None
+    night = datetime(2026, 3, 28, 23, tzinfo=UTC).timestamp()  # midnight there
+    timing = Timing(interval_max_s=1800, zone="Europe/Vienna")
+    given = Circumstances(night - 3600, allowed=(span,))
+    found = decide(Memory(), [timing], given, night)
+    at = datetime.fromtimestamp(found.at, ZoneInfo("Europe/Vienna"))
+    assert not found.due
+    assert at.utcoffset() == timedelta(hours=2)
+    assert (at.hour, at.minute) == (3, 30)
+    later = decide(Memory(), [timing], given, found.at)
+    assert later.due

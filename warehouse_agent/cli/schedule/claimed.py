@@ -31,7 +31,7 @@ _TYPES = ("timestamp", "timestamptz")
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What the claimed times of a fragment tell.
+    """A fit of the claimed times of a fragment.
 
     Attributes:
         of: the column, and what it is the time of.

@@ -15,7 +15,7 @@ from driftline.hours import DAYS
 from warehouse_agent.cli.schedule.claimed import DOUBTFUL, claimed
 from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.cli.schedule.plot import svg
-from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.config import Fragment, WarehouseConfig, select
 from warehouse_agent.history import intervals
 from warehouse_agent.report import counted
 from warehouse_agent.schedule.fit import Model, fit
@@ -34,6 +34,22 @@ class Segment:
     rate: float
     low: float
     high: float
+
+
+def fit_each(config: WarehouseConfig, name: str, *, as_json: bool, plot: Path | None) -> None:
+    """Print the models of the fragments that a name or a glob means; arguments as of `fitted`.
+
+    Raises:
+        UsageError: no fragment matches, or several do and a picture is wanted.
+    """
+    chosen = select(config, [name], False)
+    if plot is not None and len(chosen) > 1:
+        raise UsageError(
+            f"--plot draws one fragment, and {name!r} matches {len(chosen)}.",
+            remedy="Name one of them.",
+        )
+    for fragment in chosen:
+        fitted(config, fragment, as_json=as_json, plot=plot)
 
 
 def fitted(

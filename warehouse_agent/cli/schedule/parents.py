@@ -32,7 +32,7 @@ DAY_H = 24
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """What a fragment's rows depend on, and how many are deleted for that reason.
+    """Relations on which a fragment's rows depend, and deletions that they cause.
 
     Attributes:
         each: rows of each parent that a row depends on, by the name of the relation.
