@@ -79,8 +79,8 @@ def main(minutes: int, tables: int) -> None:
                         if stopped.wait(ASKED_S):
                             return
 
-            for _ in range(minutes):
-                for is_asked in (False, True):
+            for minute in range(minutes):
+                for is_asked in ((False, True) if minute % 2 == 0 else (True, False)):
                     stopped = threading.Event()
                     thread = threading.Thread(target=ask, args=(stopped,))
                     if is_asked:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from driftline.negotiation import SINCE
+from driftline.reference_messages import FEATURE
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -25,6 +26,7 @@ from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
+from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
 
 BASE = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
@@ -109,10 +111,14 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         (report,) = pair.reports()
         assert report.held_back_s == 0, "it does not say so"
         assert report.marker is None
-        with Link(pair.config().sources["erp"]) as link:
+        fragment = pair.config().fragments["orders"]
+        with Link(fragment.source) as link:
             said = link.activity(["orders"])
+            assert FEATURE not in link.describe("orders").features
             assert not link.features & {SINCE}
         assert said == {"orders": WAL}
+        found = parents(pair.config(), pair.store, fragment)
+        assert found.why == "its source is older than this question"
 
 
 def test_an_older_source_gives_no_mark(base: Path, pair: Pair) -> None:

@@ -28,7 +28,7 @@ from warehouse_agent.schedule.week import HOURS, Week
 RECENT_MAX = 400  # intervals; about 20 kB of JSON
 INTERVAL_DAYS_MAX = 400  # a longer one tells nothing about hours, and is rather a wrong clock
 PRIOR_HOURS = 0.25  # of the mean rate, added to every segment
-GROWN = 1.1  # intervals over those that a model was fitted to, from which it is fitted again
+GROWN = 1.25  # intervals over those that a model was fitted to, from which it is fitted again
 TAIL = 0.99  # quantile of positive counts, at which a folded count is cut
 _DAY_S = 86_400.0
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError)  # of reading what is kept

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from driftline.errors import Locked, NotNow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,46 @@ def test_a_fragment_that_recovers_waits_no_longer() -> None:
     world.now, world.broken = 100.0, ()
     loop.turn()
     assert loop.failed == {}
+
+
+def test_two_loops_on_one_warehouse() -> None:
+    """The second meets the lock of the first, and finds nothing due when it looks again."""
+    world = Simulated({"orders": 3600.0})
+    locked: list[str] = []
+
+    def second_refresh(names: Sequence[str]) -> list[int]:
+        assert locked == list(names)
+        return [Locked.exit_code for _ in names]
+
+    second = Loop(world.look, second_refresh, lambda: world.now, world.wait)
+
+    def first_refresh(names: Sequence[str]) -> list[int]:
+        locked[:] = names
+        second.turn()
+        locked.clear()
+        return world.refresh(names)
+
+    first = Loop(world.look, first_refresh, lambda: world.now, world.wait)
+    first.turn()
+    assert second.failed == {"orders": (1, RETRY_S)}
+    world.now += RETRY_S
+    assert second.turn() == LOOK_S  # its `second_refresh` would assert
+    assert len(world.refreshed) == 1
+
+
+def test_a_quiet_hour_at_the_source_ends() -> None:
+    """NotNow is retried later each time, and within RETRY_S_MAX of its end at the latest."""
+    world, quiet_until = Simulated({"orders": 600.0}), 3 * 3600.0
+
+    def refresh(names: Sequence[str]) -> list[int]:
+        if world.now < quiet_until:
+            return [NotNow.exit_code for _ in names]
+        return world.refresh(names)
+
+    Loop(world.look, refresh, lambda: world.now, world.wait).run()
+    times = world.times("orders")
+    assert quiet_until <= times[0] <= quiet_until + RETRY_S_MAX
+    assert all(600 <= b - a <= 610 for a, b in pairwise(times))
 
 
 @pytest.fixture

@@ -136,14 +136,14 @@ def test_a_damaged_memory_is_an_empty_one(key: str, damage: object) -> None:
     found.after([LOAD, report(1, 5), report(2, 3)])
 
 
-def test_a_model_is_kept_until_a_tenth_more_is_known() -> None:
+def test_a_model_is_kept_until_a_quarter_more_is_known() -> None:
     learned, memory = Learned(), Memory().after([report(day, day % 7) for day in range(41)])
     first = learned.of("orders", memory)
     assert first is memory
-    for day in range(41, 44):
+    for day in range(41, 50):
         memory = memory.after([report(day)])
         assert learned.of("orders", memory) is first
-    memory = memory.after([report(44)])
+    memory = memory.after([report(50)])
     assert learned.of("orders", memory) is memory
     assert learned.of("items", first) is first
     assert learned.of("orders", first) is first  # its history was lost
