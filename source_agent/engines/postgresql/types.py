@@ -112,15 +112,18 @@ FOREIGN_KEYS = """
 SELECT named.place::pg_catalog.int4,
        (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
         FROM pg_catalog.unnest(f.conkey) WITH ORDINALITY AS k(number, place)
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.number),
+        JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) f.conrelid
+          AND a.attnum OPERATOR(pg_catalog.=) k.number),
        (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY k.place)
         FROM pg_catalog.unnest(f.confkey) WITH ORDINALITY AS k(number, place)
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.number),
+        JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) f.confrelid
+          AND a.attnum OPERATOR(pg_catalog.=) k.number),
        f.confdeltype::pg_catalog.text
 FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS named(name, place)
-JOIN pg_catalog.pg_constraint f ON f.confrelid = pg_catalog.to_regclass(named.name)::pg_catalog.oid
-WHERE f.contype = 'f' AND f.conrelid = pg_catalog.to_regclass(%s)::pg_catalog.oid
-  AND f.conparentid = 0
+JOIN pg_catalog.pg_constraint f ON f.confrelid
+  OPERATOR(pg_catalog.=) pg_catalog.to_regclass(named.name)::pg_catalog.oid
+WHERE f.contype OPERATOR(pg_catalog.=) 'f' AND f.conparentid OPERATOR(pg_catalog.=) 0
+  AND f.conrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
 ORDER BY f.conname, named.place"""
 ENCODING = "SELECT pg_catalog.current_setting('server_encoding')"
 
