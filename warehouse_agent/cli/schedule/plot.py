@@ -55,7 +55,7 @@ def _rates(model: Model) -> list[str]:
     low, high = model.bounds()
     most = _ceiling(float(high.max()))
     x, y = _scale(_RATES, HOURS), _scale((_BOTTOM, _TOP), most)
-    edges = np.arange(HOURS + 1)
+    edges = np.arange(HOURS + 1, dtype=np.float64)
     upper = _steps(edges, high[model.segments], x, y)
     lower = _steps(edges, low[model.segments], x, y)
     parts = [
