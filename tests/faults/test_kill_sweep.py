@@ -14,6 +14,7 @@ import pytest
 from tests.faults.sweep import ENGINES, KILLS, ON_SPARK, RUNS, Kill, label, rigs
 from tests.harness.fault_rig import KillRig, Violation
 from tests.harness.legacy import LEGACIES
+from warehouse_agent.failpoints import Point
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgresql, pytest.mark.mariadb]
 
@@ -34,6 +35,15 @@ def made(
 )
 def test_killed_once(made: dict[str, KillRig], kill: Kill, engine: str) -> None:
     assert made[engine].kill(kill.point, kill.what), "the point was not reached"
+
+
+@pytest.mark.parametrize("what", ["load", "flip"])
+def test_killed_at_every_small_file(made: dict[str, KillRig], what: str) -> None:
+    """Keys, notes, staging, history, the table of versions: whatever is written, one by one."""
+    times = 0
+    while made["sqlite"].kill(Point.SMALL_FILE_WRITTEN, what, nth=times + 1):
+        times += 1
+    assert times >= 5
 
 
 @pytest.mark.soak

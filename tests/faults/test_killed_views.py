@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from driftline.failpoints import VARIABLE
 from pyspark.sql import SparkSession
 
 from tests import ROOT
@@ -21,6 +22,7 @@ from tests.faults.test_killed_steps import KILLED
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
 from tests.harness.views import Sites
+from warehouse_agent.failpoints import Point
 from warehouse_agent.storage import formats
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -34,14 +36,15 @@ VIEWS = {
     "ON c.id = o.customer",
     "over": "SELECT j.id, j.amount + 1 AS more FROM joined j WHERE j.amount > 5",
 }
-# Two fragments and two views are committed, then comes the flip.
+# Two fragments and two views are committed, then comes the flip. A point, at which time.
 PLACES = [
-    ("runs.view_phase:maintain", "after", 2),
-    ("storage.formats:commit", "after", 1),
-    ("storage.formats:commit", "after", 2),
-    ("storage.formats:commit", "after", 3),
-    ("storage.formats:commit", "after", 4),
-    ("storage.warehouse_versions:flip", "after", 1),
+    (Point.VIEW_COMPUTED, 2),
+    (Point.COMMITTED, 1),
+    (Point.COMMITTED, 2),
+    (Point.VIEW_COMMITTED, 1),
+    (Point.VIEW_COMMITTED, 2),
+    (Point.FLIP_WRITTEN, 1),
+    (Point.FLIPPED, 1),
 ]
 
 
@@ -55,16 +58,16 @@ def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
         yield made
 
 
-@pytest.mark.parametrize(("function", "when", "call"), PLACES)
-def test_killed_at(sites: Sites, function: str, when: str, call: int) -> None:
+@pytest.mark.parametrize(("point", "nth"), PLACES)
+def test_killed_at(sites: Sites, point: Point, nth: int) -> None:
     sites.well()
     before = {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
     sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id % 4 = 0")
     sites.sql("erp", "DELETE FROM orders WHERE id = 7")
     sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
-    killed(sites, function, when, call)
+    run_killed(sites, ["-m", "warehouse_agent.cli"], **{VARIABLE: f"{point.value}:kill:{nth}"})
     after = {name: seen(sites, name) for name in before}
-    if "flip" in function:
+    if point is Point.FLIPPED:
         sites.check()
     else:
         assert after == before
@@ -176,17 +179,17 @@ def test_killed_between_two_commits_of_one_snapshot(spark: SparkSession, tmp_pat
 
 def killed(sites: Sites, function: str, when: str, call: int, *names: str) -> None:
     """Refresh in a process that is killed before or after a call of a function."""
+    run_killed(sites, ["-c", KILLED.format(function=function, when=when, call=call)], *names)
+
+
+def run_killed(sites: Sites, program: list[str], *names: str, **more: str) -> None:
+    """Refresh in a process that is killed; `more`: its environment."""
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
     log = sites.folder / "log"
     with log.open("w") as out:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                KILLED.format(function=function, when=when, call=call),
-                *("--config", str(toml), "refresh", *names),
-            ],
-            env=environment(),
+            [sys.executable, *program, "--config", str(toml), "refresh", *names],
+            env=environment(**more),
             stdout=out,
             stderr=out,
             check=False,

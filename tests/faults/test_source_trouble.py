@@ -13,15 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from driftline.columns import gather
 
-from source_agent.scan import reader
 from tests.fixtures.clock import Daily
-from tests.harness.legacy import LEGACIES, PostgresLegacy, ServedLegacy
+from tests.harness.legacy import LEGACIES, Legacy, PostgresLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
 from tests.harness.servers import PostgreSQL
@@ -76,7 +77,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 
 @contextmanager
-def loaded(legacy: ServedLegacy, folder: Path) -> Iterator[Pair]:
+def loaded(legacy: Legacy, folder: Path) -> Iterator[Pair]:
     legacy.execute(f"CREATE TABLE t ({DDL})")
     legacy.many("INSERT INTO t VALUES (?, ?, ?)", [(i, 100, f"note {i}") for i in range(ROWS)])
     with Pair(NoSpark(), legacy, folder / "pair", {"t": 'table = "t"'}) as made:
@@ -98,7 +99,7 @@ def check(pair: Pair) -> None:
     expect_equal(published(pair), pair.legacy.rows("t"))
 
 
-def owner(legacy: ServedLegacy) -> Callable[[str], object]:
+def owner(legacy: Legacy) -> Callable[[str], object]:
     """Return what executes a statement in another thread than this one."""
     if legacy.engine != "sqlite":
         return legacy.execute
@@ -115,7 +116,7 @@ def owner(legacy: ServedLegacy) -> Callable[[str], object]:
 @contextmanager
 def in_mid_scan(action: Callable[[], object]) -> Iterator[None]:
     """Let something begin at the source when the next scan has rows; wait for its end."""
-    gather, begun = reader.gather, threading.Event()
+    begun = threading.Event()
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -133,7 +134,7 @@ def in_mid_scan(action: Callable[[], object]) -> Iterator[None]:
         return gather(rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "gather", gathering)
+        patch.setattr("source_agent.scan.reader.gather", gathering)
         yield
     assert begun.is_set()
     thread.join(WAIT_S_MAX)
@@ -214,7 +215,7 @@ def test_rows_change_all_the_time(pair: Pair) -> None:
     writer.start()
     try:
         for _ in range(4):
-            with in_mid_scan(lambda: _awaits(lambda before=moved["rows"]: moved["rows"] > before)):
+            with in_mid_scan(partial(_await_more, moved)):
                 pair.refresh("t")
             rows = published(pair)
             assert len(rows) == ROWS
@@ -228,9 +229,10 @@ def test_rows_change_all_the_time(pair: Pair) -> None:
     check(pair)
 
 
-def _awaits(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not is_so():
+def _await_more(moved: Counter[str]) -> None:
+    """Wait until more rows were changed than now."""
+    before, deadline = moved["rows"], time.monotonic() + WAIT_S_MAX
+    while moved["rows"] == before:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -266,7 +268,7 @@ def test_the_clock_is_stepped(pair: Pair, daily_clock: type[Daily]) -> None:
     for number, days in enumerate((0, 365, -365, 1, 0), start=1):
         daily_clock.days = days
         pair.legacy.execute("UPDATE t SET note = ? WHERE id % 9 = 0", f"day {days}")
-        with in_mid_scan(lambda days=days: setattr(daily_clock, "days", -days)):
+        with in_mid_scan(partial(setattr, daily_clock, "days", -days)):
             report = pair.refresh("t")
         assert report.version == number
         check(pair)

@@ -11,6 +11,11 @@ writing it. A file is removed only from folders that we name:
     _driftline/changes/<name>/_version=N/…  change feeds that no kept version names
     _driftline/staging/<name>/…             exchanges based on a version that is not the newest
     *.tmp                                   small files whose writer died
+    _driftline/executors/…                  checks of Spark's executors that were killed
+
+Some small files are those of several tables (notes of sources, the table of versions), and the lock
+of one excludes no writer of another: there, and below `executors`, a file is kept for
+SHARED_KEEP_HOURS at least.
 
 Rejected: delta-rs's `vacuum`. It commits to the log, does not know change feeds and staging, and
 removes every file that it does not know.
@@ -33,11 +38,18 @@ from warehouse_agent.storage.store import PRIVATE, Store, StoredFile
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
 from warehouse_agent.storage.warehouse_versions import WarehouseVersion
 
+SHARED_KEEP_HOURS = 1  # much longer than a small file is written, or executors are checked
 KEEP_HOURS_MIN_REMOTE = 24  # without locks, a running attempt looks like a crashed one
 
 _DATA = re.compile(r"data-[0-9a-f]{12}-[a-z0-9-]+")
 _FEED = re.compile(r"_version=\d+")
-_TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
+_OF_DOCTOR = re.compile(r"doctor\.[0-9a-f]{8}(\.[0-9a-f]{8}\.tmp)?")
+# Folders below PRIVATE with a small file of each table, and what follows its name.
+_SMALL = (
+    *(("keys", ".key"), ("fragments", ".json"), ("schedule", ".json")),
+    *(("runs", ".jsonl"), ("offers", ".json")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,8 @@ def unreferenced(
         _temporary(store, name),
     )
     found = [entry for entry in entries if entry.modified <= since]
+    shared_since = min(since, now - timedelta(hours=SHARED_KEEP_HOURS))
+    found += [entry for entry in _shared(store, name) if entry.modified <= shared_since]
     return Garbage(tuple(e.place for e in found), sum(e.size for e in found))
 
 
@@ -201,11 +215,25 @@ def _staged(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
 
 
 def _temporary(store: Store, name: str) -> Iterator[StoredFile]:
-    for folder, file in (("keys", f"{name}.key"), ("fragments", f"{name}.json")):
+    for folder, ending in _SMALL:
         for entry in store.walk(PRIVATE, folder):
-            if _TEMPORARY.fullmatch(entry.place[-1].removeprefix(file)):
+            if _TEMPORARY.fullmatch(entry.place[-1].removeprefix(f"{name}{ending}")):
                 yield entry
     form = formats.format_of(store, name)
     for entry in store.walk(name, form.log):
         if form.temporary.fullmatch(entry.place[-1]):
             yield entry
+
+
+def _shared(store: Store, name: str) -> Iterator[StoredFile]:
+    """Yield what writers that died left in folders that several tables share."""
+    form = formats.format_of(store, name)
+    for folder in ("sources", warehouse_versions.FOLDER, "executors", "fragments"):
+        for entry in store.walk(PRIVATE, folder):
+            file = entry.place[-1]
+            if folder == "fragments":
+                is_left = _OF_DOCTOR.fullmatch(file)
+            else:
+                is_left = _TEMPORARY.search(file) or form.temporary.fullmatch(file)
+            if is_left or folder == "executors":
+                yield entry

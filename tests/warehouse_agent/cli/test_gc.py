@@ -165,6 +165,13 @@ def test_leftovers_of_crashes_go_when_they_are_old(pair: Pair) -> None:
         table / "_delta_log" / "_commit_0123-abcd.json.tmp": b"6",
         private / "keys" / "orders.key.0123abcd.tmp": b"7",
         private / "fragments" / "orders.json.0123abcd.tmp": b"8",
+        private / "schedule" / "orders.json.0123abcd.tmp": b"of the same fragment",
+        private / "runs" / "orders.jsonl.0123abcd.tmp": b"of the same fragment",
+        private / "sources" / "erp.json.0123abcd.tmp": b"of all fragments",
+        private / "warehouse" / "0000000001-0.parquet.0123abcd.tmp": b"of all fragments",
+        private / "warehouse" / "_delta_log" / "_commit_0123-abcd.json.tmp": b"of all fragments",
+        private / "executors" / "0123" / "driver": b"of all fragments",
+        private / "fragments" / "doctor.0123abcd": b"of all fragments",
         private / "changes" / "orders" / "_version=9" / "part-0.parquet": b"9",
         private / "staging" / "orders" / "000001" / "000001.frames": b"frames",
     }
@@ -179,6 +186,7 @@ def test_leftovers_of_crashes_go_when_they_are_old(pair: Pair) -> None:
         private / "keys" / "orders.key.old": b"somebody's",
         private / "keys" / "orders2.key.0123abcd.tmp": b"of another fragment",
         private / "fragments" / "other.json.0123abcd.tmp": b"of another fragment",
+        private / "schedule" / "other.json.0123abcd.tmp": b"of another fragment",
     }
     for path, data in {**leftovers, **strangers}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
