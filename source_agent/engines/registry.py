@@ -27,8 +27,9 @@ class EngineKind:
 
     `name` is also that of pip's extra. `opens` is the module that has `from_url(url, password,
     limits) -> Engine`. `driver` is the package that it needs, which may stand behind `+` in a URL;
-    empty: none. `is_file`: the URL names a file or a folder, no host and no login. `has_files`:
-    relations are files of a folder, not tables.
+    empty: none. `has_dialect`: the engine itself reads what stands there. `is_file`: the URL names
+    a file or a folder, no host and no login. `has_files`: relations are files of a folder, not
+    tables.
     """
 
     name: str
@@ -36,6 +37,7 @@ class EngineKind:
     driver: str = ""
     is_file: bool = False
     has_files: bool = False
+    has_dialect: bool = False
 
 
 _MARIADB = EngineKind("mariadb", "source_agent.engines.mariadb.session", "pymysql")
@@ -45,6 +47,8 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "mysql": _MARIADB,
     "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
     "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
+    "firebird": EngineKind("firebird", "source_agent.engines.firebird.engine", "firebird.driver"),
+    "generic": EngineKind("generic", "source_agent.engines.generic.engine", has_dialect=True),
 }
 
 
@@ -91,7 +95,7 @@ def connect(url: str, password: str | None, limits: Limits) -> Engine:
             remedy=f"Use {', '.join(others)} or {last}.",
             where=_WHERE,
         )
-    if driver not in {"", kind.driver}:
+    if driver not in {"", kind.driver} and not kind.has_dialect:
         named = f"{scheme}+{kind.driver}, or only {scheme}" if kind.driver else scheme
         raise ConfigurationError(
             f"The driver {driver!r} is not supported.", remedy=f"Write {named}.", where=_WHERE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from driftline.derivations import Derivation, Predicate
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import decoded, flat, session_of
 from source_agent.engines.interface import Relation, Session, Shape
-from tests.conformance.engine_reads import decoded, flat, session_of
-from tests.harness.legacies import Legacy
 
 TABLE = Relation("t", table="t")
 

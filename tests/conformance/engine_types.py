@@ -4,8 +4,8 @@ A case is (declaration, declared type, literals, texts): every literal is anothe
 checked where `texts` is not empty. A refusal is (declaration, literal, what the error shows).
 """
 
-Case = tuple[str, str, list[str], list[str]]
-Refusal = tuple[str, str, str]
+from source_agent.engines.conformance.legacy import Case, Refusal
+
 EDGES = [
     "''",
     "' '",

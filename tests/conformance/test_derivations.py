@@ -26,11 +26,12 @@ from driftline.derivations import (
 )
 from driftline.types import DeclaredType
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import decoded, flat, session_of
 from source_agent.engines.interface import Shape
 from tests.conformance.derivation_cases import COMPARED, EXCLUDED, RAW, Compared
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
-from tests.conformance.engine_reads import decoded, flat, session_of
-from tests.harness.legacies import KINDS, Legacy
+from tests.harness.legacies import KINDS
 from tests.reference.predicates import keeps, value_of
 
 if TYPE_CHECKING:

@@ -28,13 +28,14 @@ from driftline.derivations import (
 )
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_DEPTH_MAX
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import decoded, engine_of, flat, multiset, session_of
 from source_agent.engines.interface import Fingerprint, Relation
 from source_agent.engines.postgresql import split
 from source_agent.engines.predicates import comparison_forms, slotted
 from source_agent.engines.relations import plan_of
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
-from tests.conformance.engine_reads import decoded, engine_of, flat, multiset, session_of
-from tests.harness.legacies import KINDS, Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.harness.legacies import KINDS, OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.slots import fills
 from tests.reference.predicates import keeps
 
@@ -328,7 +329,7 @@ def test_nan_is_greater_than_every_number_and_refused_where_it_is_kept(postgresq
 def test_a_zero_date_is_refused_where_it_is_kept(mariadb: Any) -> None:
     with closing(OfMariaDB(mariadb)) as legacy:
         legacy.run("CREATE TABLE t (id int NOT NULL PRIMARY KEY, v date)")
-        legacy.insert_unchecked("t", "(1, '0000-00-00'), (2, '2020-01-01'), (3, '2020-00-01')")
+        legacy.insert_unchecked("t", "1, '0000-00-00'", "2, '2020-01-01'", "3, '2020-00-01'")
         with session_of(legacy) as session:
             shape = session.describe(TABLE)
             later = Comparison("v", Operator.GREATER, ("2020-01-01",))

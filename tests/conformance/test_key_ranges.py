@@ -19,12 +19,13 @@ import pytest
 from driftline.errors import DriftlineError
 from driftline.key_order import Key, KeyRange
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.interface import Relation, Shape
 from source_agent.engines.mariadb import session as mariadb
 from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.sqlite import session as sqlite
-from tests.conformance.engine_reads import decoded, engine_of, flat, session_of
-from tests.harness.legacies import KINDS, Legacy
+from tests.harness.legacies import KINDS
 
 TEXT = {"postgresql": 'varchar(40) COLLATE "C"', "mariadb": "varchar(40) COLLATE utf8mb4_bin"}
 BYTES = {"postgresql": "bytea", "mariadb": "varbinary(16)", "sqlite": "blob"}

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from driftline.derivations import Operator, Part
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import Read, read, session_of
 from source_agent.engines.interface import Relation
-from tests.conformance.engine_reads import Read, read, session_of
-from tests.harness.legacies import KINDS, Legacy
+from tests.harness.legacies import KINDS
 from tests.reference.predicates import keeps
 from warehouse_agent.decomposition.site_queries import Joined, dialect_of, proposed, share_query
 from warehouse_agent.decomposition.wishes import Offer, united

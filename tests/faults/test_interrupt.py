@@ -15,6 +15,7 @@ from driftline import wire_pb2 as pb
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.config import load
+from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Limits, Relation
 from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.mariadb.waits import Connector
@@ -22,7 +23,7 @@ from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
 from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, opening
-from tests.harness.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 
 pytestmark = pytest.mark.slow  # waits for statements to end
 

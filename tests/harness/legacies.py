@@ -1,20 +1,12 @@
-"""The engines as the conformance suite sees them: an empty database to write to, and its URL.
-
-A `Legacy` is one empty database. `run` executes statements as somebody who may do anything and
-commits; `url` is what the agent would find in the DBA's file. What engines write differently, and
-what a test must do below the agent's own code, is an attribute or a method here, so that the suite
-names no engine. A new engine is one more class and its line in `KINDS`.
-"""
+"""Our engines as the conformance suite sees them: a `Legacy` for each, and its line in `KINDS`."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +16,8 @@ import pymysql
 import pytest
 
 from source_agent.engines import rows
+from source_agent.engines.conformance.capabilities import Capability
+from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Shape
 from source_agent.engines.mariadb import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
@@ -32,65 +26,15 @@ from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import types as sqlite_types
 from source_agent.engines.sqlite import values as sqlite_values
 from tests.conformance import engine_types
-from tests.conformance.engine_types import Case, Refusal
 from tests.harness.servers import MariaDB, PostgreSQL
 
 
-class Legacy(ABC):
-    """One empty database of one engine."""
-
-    name: str
-    url: str
-    text_key: str  # a type for text that can be a key
-    hostile_where: str  # always true, and a trap for whoever formats SQL
-    blob: str  # a type for many bytes
-    mark: str = '"'  # around a name
-    null: str = ""  # behind a type whose column may be NULL
-    types: Sequence[Case]
-    prelude: Sequence[str] = ()  # statements that make the types of `types`
-    refused: Sequence[Refusal] = ()  # values that a column holds and its declared type does not
-    row_limits: Sequence[ModuleType] = (rows,)  # the modules that apply ROW_BYTES_MAX
-    names_wide_rows: bool = True  # the error for a row above the limit contains its key
-    write_errors: tuple[type[Exception], ...]  # of the driver, for a statement that writes
-
-    @abstractmethod
-    def run(self, *statements: str) -> None:
-        """Execute statements as the owner, and commit."""
-
-    @abstractmethod
-    def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows as the owner, and commit."""
-
-    @abstractmethod
-    def raw_write(self, session: Any, sql: str) -> None:
-        """Execute a statement on a session's connection, outside its transaction and without the
-        limits that the agent sets after it has connected."""
-
-    @abstractmethod
-    def record(self, monkeypatch: pytest.MonkeyPatch, issued: list[str]) -> None:
-        """Append each statement that reaches the driver to `issued`."""
-
-    def insert_unchecked(self, table: str, values: str) -> None:
-        """Insert values that the engine takes only when it is told not to check them."""
-        self.run(f"INSERT INTO {table} VALUES {values}")
-
-    def analyze(self, table: str) -> None:  # noqa: B027 - not every engine needs it
-        """Let the engine know how many rows a table has."""
-
-    def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        """Return the engine's plans of looking for a key that is NULL."""
-        raise NotImplementedError(f"{self.name} shows no plans")
-
-    def number(self, text: str) -> object:
-        """Return the value that the owner's driver inserts for a decimal number."""
-        return Decimal(text)
-
-    def general(self, sql: str) -> str:
-        """Return a statement in the form in which `Engine.templates` has it."""
-        return " ".join(sql.split())
-
-    def close(self) -> None:  # noqa: B027 - a file goes with its folder
-        """Drop the database."""
+def _granted(legacy: OfPostgreSQL | OfMariaDB, script: str, login: str) -> str:
+    """Execute the script as it says: then its last line, with a password."""
+    script = script.replace("-- ALTER USER", "ALTER USER").replace("'…'", "'pw'")
+    text = "\n".join(line for line in script.splitlines() if not line.startswith("--"))
+    legacy.run(*(s for s in text.split(";") if s.strip()))
+    return legacy.server.url(login, legacy.database)
 
 
 class OfPostgreSQL(Legacy):
@@ -99,12 +43,12 @@ class OfPostgreSQL(Legacy):
     hostile_where = "name IS DISTINCT FROM '%s' -- a comment"
     blob = "bytea"
     types = engine_types.POSTGRESQL
-    prelude = (
+    prelude: Sequence[str] = (
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE DOMAIN positive AS int CHECK (value > 0)",
         "CREATE TYPE pair AS (a int, b text)",
     )
-    row_limits = (copy, rows)
+    row_limits: Sequence[ModuleType] = (copy, rows)
     write_errors = (psycopg.Error,)
 
     def __init__(self, server: PostgreSQL) -> None:
@@ -140,6 +84,9 @@ class OfPostgreSQL(Legacy):
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
         return [str(session.ask("EXPLAIN " + null_key_sql(shape)))]
+
+    def granted(self, script: str, login: str) -> str:
+        return _granted(self, script, login)
 
     def drop_login(self, login: str) -> None:
         self.run(f"DROP OWNED BY {login}", f"DROP ROLE {login}")
@@ -188,14 +135,17 @@ class OfMariaDB(Legacy):
 
         monkeypatch.setattr(pymysql.cursors.Cursor, "execute", recorded)
 
-    def insert_unchecked(self, table: str, values: str) -> None:
-        self.run("SET sql_mode = ''", f"INSERT INTO {table} VALUES {values}")
+    def insert_unchecked(self, table: str, *rows: str) -> None:
+        self.run("SET sql_mode = ''", *(f"INSERT INTO {table} VALUES ({row})" for row in rows))
 
     def analyze(self, table: str) -> None:
         self.run(f"ANALYZE TABLE {table}")
 
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
         return [str(session.ask("EXPLAIN " + null_key_sql(shape, mariadb_sql.MARK)))]
+
+    def granted(self, script: str, login: str) -> str:
+        return _granted(self, script, login)
 
     def drop_login(self, login: str) -> None:
         self.run(f"DROP USER {login}")
@@ -211,9 +161,10 @@ class OfSQLite(Legacy):
     blob = "blob"
     types = engine_types.SQLITE
     refused = engine_types.REFUSED_BY_SQLITE
-    row_limits = (sqlite_session, rows)
+    row_limits: Sequence[ModuleType] = (sqlite_session, rows)
     names_wide_rows = False
     write_errors = (sqlite3.Error,)
+    lacks = frozenset({Capability.LOGINS})
 
     def __init__(self, path: Path, *, journal: str = "wal") -> None:
         self.path = path

@@ -17,11 +17,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from source_agent.engines.dump.session import DumpSession
-from source_agent.engines.interface import Files, Relation, Shape
-from tests.harness import legacies
+from source_agent.engines.conformance.capabilities import Capability
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.interface import Files, Relation, Session, Shape
 
 NULL = "\\N"
 DAY_NS = 86_400 * 10**9
@@ -99,7 +97,7 @@ class DumpFolder:
         """The files go with the test's folder."""
 
 
-class OfDump(legacies.Legacy):
+class OfDump(Legacy):
     """Tables of an SQLite database in memory, as the suite of engines writes them."""
 
     name = "dump"
@@ -107,21 +105,18 @@ class OfDump(legacies.Legacy):
     hostile_where = ""
     blob = "blob"
     types = ()
+    lacks = frozenset(Capability) - {Capability.SNAPSHOT, Capability.TIME_LIMIT}
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = DumpFolder(folder)
         self.url = self._folder.url
         self._owner = sqlite3.connect(":memory:", isolation_level=None)
-        describe = DumpSession.describe
-        monkeypatch.setattr(
-            DumpSession, "describe", lambda session, r: describe(session, self.published(r))
-        )
 
-    def published(self, relation: Relation) -> Relation:
-        """A relation of the suite, which names a table, as one of files."""
-        table = relation.table
-        if table is None:
-            return relation
+    def described(self, session: Session, relation: Relation) -> Shape:
+        """Describe a relation of the suite, which names a table, as one of files."""
+        return session.describe(self._published(relation, relation.table or ""))
+
+    def _published(self, relation: Relation, table: str) -> Relation:
         info = self._owner.execute(f"PRAGMA table_info({table})").fetchall()
         key = tuple(row[1] for row in sorted(info, key=lambda row: row[5]) if row[5])
         folder = self._folder.folder
@@ -150,15 +145,6 @@ class OfDump(legacies.Legacy):
 
     def number(self, text: str) -> object:
         return float(text)
-
-    def raw_write(self, session: Any, sql: str) -> None:
-        raise NotImplementedError("files have no SQL")
-
-    def record(self, monkeypatch: pytest.MonkeyPatch, issued: list[str]) -> None:
-        """Nothing is issued."""
-
-    def index_plans(self, session: Any, shape: Shape) -> list[str]:
-        return []
 
     def close(self) -> None:
         with suppress(sqlite3.Error):

@@ -38,11 +38,11 @@ from source_agent import config as source_configure
 from source_agent.budgets.audit import AuditEntry
 from source_agent.cli import main as source_cli
 from source_agent.cli.check import check
+from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.dump import formats
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from tests import ROOT
-from tests.conformance.engine_reads import decoded, flat
 from tests.harness.pair import plain
 from tests.harness.servers import PostgreSQL
 from tests.harness.views import Sites

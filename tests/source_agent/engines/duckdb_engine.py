@@ -181,6 +181,7 @@ class DuckdbSession(SnapshotSession):
         yield from self._read(shape, reads["ranges"], first.tolist(), last.tolist())
 
     def _read(self, shape: Shape, sql: str, *values: object) -> Iterator[Rows]:
+        self.refuse_interrupted()
         encoders = [rows.variable(string_encoder(c.type)) for c in shape.recipe.columns]
         try:
             cursor = self._connection.execute(sql, values)
@@ -192,6 +193,7 @@ class DuckdbSession(SnapshotSession):
             raise DatabaseRefused(f"DuckDB says: {error}.", where=shape.relation.name) from error
 
     def interrupt(self) -> None:
+        self._is_interrupted = True
         self._connection.interrupt()
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
 """A new engine is one module and one line: DuckDB passes the conformance suite, and refreshes.
 
-Left out of the suite, because DuckDB in one process cannot keep it: a connection that is read-only
-beyond its transaction, a limit of time for a statement (which would end the snapshot), a plan of
-looking for missing keys, values that a column holds and its declared type does not, and logins.
+What DuckDB in one process cannot keep is in `LACKS`.
 """
 
 from __future__ import annotations
@@ -16,33 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from source_agent.engines import registry
+from source_agent.engines.conformance.capabilities import Capability
+from source_agent.engines.conformance.legacy import Case, Legacy
+from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.registry import EngineKind
-from tests.conformance.engine_types import Case
-from tests.conformance.test_engines import (  # noqa: F401 - collected here, with this `legacy`
-    test_a_query_is_a_relation,
-    test_a_row_above_the_limit_is_refused,
-    test_a_row_without_a_key_comes_with_the_first_range,
-    test_a_scan_is_what_was_written,
-    test_a_scan_may_be_abandoned,
-    test_a_snapshot_stays_while_a_writer_writes,
-    test_a_table_is_described_key_first,
-    test_a_table_without_a_key_is_refused,
-    test_a_view_is_a_table,
-    test_a_where_is_not_formatted,
-    test_a_wrong_file_is_refused_with_what_was_meant,
-    test_columns_key_and_where_of_the_file,
-    test_composite_text_keys,
-    test_every_type,
-    test_grants_scan_cost_and_privileges,
-    test_null_keys_and_duplicates_are_passed_on,
-    test_odd_names_are_quoted,
-    test_ranges_are_what_a_scan_has_there,
-    test_ranges_may_end_early,
-    test_the_session_cannot_write,
-    test_the_templates_cover_what_is_issued,
-    test_wide_rows_come_in_small_batches,
-)
-from tests.harness import legacies
 from tests.harness.pair import Pair
 
 KIND = EngineKind("duckdb", "tests.source_agent.engines.duckdb_engine", "duckdb", is_file=True)
@@ -59,8 +34,17 @@ TYPES: list[Case] = [
     ("blob", "bytea", ["''", "'\\x00'", "'\\x00\\x00'"], ["", "00", "0000"]),
 ]  # fmt: skip
 
+LACKS = frozenset(
+    {
+        Capability.READ_ONLY_CONNECTION,
+        Capability.TIME_LIMIT,
+        Capability.PLANS,
+        Capability.LOGINS,
+    }
+)
 
-class DuckdbLegacy(legacies.Legacy):
+
+class DuckdbLegacy(Legacy):
     """A file; the owner's connection is one of this process. Serves the suite and `Pair`."""
 
     name = engine = "duckdb"
@@ -70,6 +54,7 @@ class DuckdbLegacy(legacies.Legacy):
     blob = "blob"
     types = TYPES
     write_errors = (duckdb.Error,)
+    lacks = LACKS
 
     def __init__(self, path: Path) -> None:
         self._owner = duckdb.connect(str(path))
@@ -96,9 +81,6 @@ class DuckdbLegacy(legacies.Legacy):
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return self._owner.execute(f'SELECT * FROM "{table}"').fetchall()
-
-    def raw_write(self, session: Any, sql: str) -> None:
-        session._connection.execute(sql)
 
     def record(self, monkeypatch: pytest.MonkeyPatch, issued: list[str]) -> None:
         connect = duckdb.connect

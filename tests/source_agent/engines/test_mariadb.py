@@ -10,8 +10,8 @@ import pymysql
 import pytest
 from driftline import errors
 
+from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.interface import Consistency, Relation
-from tests.conformance.engine_reads import decoded, flat, read, session_of
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB
 

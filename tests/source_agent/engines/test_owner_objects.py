@@ -19,10 +19,11 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
 from pyspark.sql import SparkSession
 
+from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.interface import Fingerprint, Limits, Relation, Rows, Session
 from source_agent.engines.postgresql import values as postgresql_values
 from source_agent.engines.registry import connect
-from tests.harness.legacies import Legacy, OfMariaDB, OfPostgreSQL, OfSQLite
+from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import MariaDB, PostgreSQL

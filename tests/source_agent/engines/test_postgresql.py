@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from driftline import errors
 
+from source_agent.engines.conformance.reads import flat, read, session_of
 from source_agent.engines.interface import Consistency, Limits, Relation
 from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
-from tests.conformance.engine_reads import flat, read, session_of
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from driftline import errors
 
-from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
-from source_agent.engines.sqlite import session as sqlite_session
-from tests.conformance.engine_reads import (
+from source_agent.engines.conformance.reads import (
     ALL_KEYS,
     decoded,
     filled,
@@ -20,6 +18,8 @@ from tests.conformance.engine_reads import (
     read,
     session_of,
 )
+from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
+from source_agent.engines.sqlite import session as sqlite_session
 from tests.harness.legacies import OfSQLite
 
 

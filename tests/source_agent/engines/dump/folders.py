@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from source_agent.engines.conformance.reads import Read, decoded, flat
 from source_agent.engines.interface import Files, Limits, Relation
 from source_agent.engines.registry import connect
-from tests.conformance.engine_reads import Read, decoded, flat
 
 ACCOUNTS = """
 null = ""

@@ -17,10 +17,10 @@ import zstandard
 from driftline import errors
 from driftline.activity import NotKnown
 
+from source_agent.engines.conformance.reads import flat
 from source_agent.engines.dump import blocks, streams
 from source_agent.engines.interface import Files, Limits, Relation
 from source_agent.engines.registry import connect
-from tests.conformance.engine_reads import flat
 from tests.source_agent.engines.dump.folders import ACCOUNTS, Accounts
 
 HEADER = b"id,name,balance\n"

@@ -1,0 +1,1 @@
+"""Firebird 3.0, through firebird-driver and the client library."""

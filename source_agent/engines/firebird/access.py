@@ -1,0 +1,103 @@
+"""Firebird: what the login may do, what to grant, and what errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    DriftlineError,
+)
+from firebird.driver import DatabaseError
+
+from source_agent.engines.firebird.sql import LOGIN, PRIVILEGES
+from source_agent.engines.interface import Ask, Privilege, Relation
+from source_agent.engines.relations import quote, split_name
+
+_SYSDBA: Final = "SYSDBA"
+_LETTERS: Final = {
+    "I": "INSERT on", "U": "UPDATE on", "D": "DELETE on", "R": "REFERENCES on", "X": "EXECUTE",
+    "C": "CREATE", "L": "ALTER", "O": "DROP", "M": "membership of", "G": "USAGE of",
+}  # fmt: skip
+_CANCELLED: Final = 335544794
+_NO_PRIVILEGE: Final = 335544352
+_LOST: Final = frozenset(
+    {335544344, 335544648, 335544721, 335544726, 335544727, 335544741, 335544856, 335544861}
+)  # I/O, network, shutdown
+_LOGIN: Final = 335544472
+
+
+def said(error: BaseException) -> str:
+    """Return what the database says, on one line."""
+    return " ".join(str(error).split())
+
+
+def translate(
+    error: DatabaseError, relation: Relation | None = None, *, is_description: bool = False
+) -> DriftlineError:
+    """Return the error that a user sees for one of the driver's."""
+    where = relation.name if relation else ""
+    codes = set(getattr(error, "gds_codes", None) or ())
+    text = f"Firebird says: {said(error)}."
+    if _CANCELLED in codes:
+        return DatabaseRefused(
+            "Reading took longer than the file allows.",
+            where=where,
+            remedy="Raise `statement_timeout_s`, or publish less of the table.",
+        )
+    if _NO_PRIVILEGE in codes:
+        return DatabaseRefused(text, where=where, remedy="GRANT SELECT on it to the login.")
+    if codes & _LOST:
+        return DatabaseUnavailable(text, where=where)
+    if is_description:
+        return ConfigurationError(
+            text, where=where, remedy="Correct the table or the query in the file."
+        )
+    return DatabaseRefused(text, where=where)
+
+
+def connect_error(error: DatabaseError, database: str) -> DriftlineError:
+    """Return the error for a database that could not be opened."""
+    text = f"Firebird says of {database!r}: {said(error)}."
+    if _LOGIN in set(getattr(error, "gds_codes", None) or ()):
+        return DatabaseRefused(text, where="database.url", remedy="Check the user and password.")
+    return DatabaseUnavailable(
+        text, where="database.url", remedy="Check the URL, the server and the account's rights."
+    )
+
+
+def privileges(ask: Ask) -> list[Privilege]:
+    """Return what the login may do, for `Engine.privileges`."""
+    [(login, owner)] = ask(LOGIN)
+    found = [
+        Privilege(f"everything, as {who}", excess=True)
+        for who in {str(login).rstrip()} & {_SYSDBA, str(owner).rstrip()}
+    ]
+    for letter, relation in ask(PRIVILEGES):
+        kind, name = str(letter).rstrip(), str(relation).rstrip()
+        if kind == "S":
+            found.append(Privilege(f"SELECT on {name}", excess=False))
+        else:
+            found.append(Privilege(f"{_LETTERS.get(kind, kind)} {name}", excess=True))
+    return found
+
+
+def grants(relations: Sequence[Relation], login: str, connections: int) -> str:
+    """Return the script for `Engine.grants`. Firebird grants SELECT on whole tables alone."""
+    user = quote(login.upper())  # as Firebird takes the name of a connection
+    lines = [
+        f"-- Least privilege for driftline-source, which opens {connections} connections at most.",
+        "-- Run as the owner of the tables. SELECT is granted on whole tables: to publish some",
+        "-- columns of one, grant it on a view of them.",
+        f"-- CREATE USER {user} PASSWORD '…';",
+    ]
+    for relation in relations:
+        if relation.table is None:
+            lines.append(f"-- {relation.name} is a query: GRANT SELECT ON … TO USER {user};")
+        else:
+            table = quote(split_name(relation.table)[-1])
+            lines.append(f"GRANT SELECT ON {table} TO USER {user};")
+    return "\n".join([*lines, "COMMIT;", ""])

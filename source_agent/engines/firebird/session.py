@@ -1,0 +1,229 @@
+"""Firebird: one read-only snapshot, read through firebird-driver.
+
+Invariants: every transaction of a connection is READ ONLY by its parameters, also one that begins
+by itself; the session's is one SNAPSHOT, which lasts from `open` to `close` and blocks nobody. The
+driver's decimals, dates and bytes are exact; blobs are read whole.
+
+A statement is ended by `cancel_operation`, by a timer (Firebird 3.0 has no limit of its own) or by
+`interrupt`. The time of the snapshot is that of the agent's clock: Firebird 3.0 says no zone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from driftline.arrays import Positions
+from driftline.errors import DatabaseUnavailable, ValueDoesNotFit
+from driftline.key_order import KeyRange
+from driftline.limits import ROW_BYTES_MAX
+from driftline.ranges import POSITION_MIN
+from driftline.types import INTEGER_WIDTHS
+from firebird.driver import (
+    CancelType,
+    Connection,
+    DatabaseError,
+    Isolation,
+    TraAccessMode,
+    connect,
+    tpb,
+)
+
+from source_agent.engines import rows
+from source_agent.engines.driver_values import ENCODERS
+from source_agent.engines.firebird import types
+from source_agent.engines.firebird.access import connect_error, translate
+from source_agent.engines.firebird.sql import (
+    RANGES_PER_SELECT,
+    null_sql,
+    ordered_sql,
+    range_sql,
+)
+from source_agent.engines.interface import Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.relations import select_sql
+from source_agent.engines.sessions import SnapshotSession
+
+ROWS_MAX: Final = 2**62
+READ_ONLY: Final = tpb(Isolation.SNAPSHOT, access_mode=TraAccessMode.READ)
+
+
+class Connector:
+    """Connect to one database, always as the same user."""
+
+    def __init__(self, database: str, user: str, password: str) -> None:
+        self.database = database
+        self._arguments = {"user": user, "password": password, "charset": "UTF8"}
+
+    def __call__(self) -> Connection:
+        """Return a connection that can only read. Raises DatabaseUnavailable or DatabaseRefused."""
+        try:
+            connection = connect(self.database, **self._arguments)
+        except DatabaseError as error:
+            raise connect_error(error, self.database) from error
+        except Exception as error:  # the driver's, where the client library is not found
+            raise DatabaseUnavailable(
+                f"Firebird's client library cannot be used: {error}.",
+                remedy="Install libfbclient2.",
+            ) from error
+        connection.main_transaction.default_tpb = READ_ONLY  # it begins by itself
+        return connection
+
+
+class FirebirdSession(SnapshotSession):
+    """Implement `interface.Session`."""
+
+    def __init__(self, connect: Connector, limits: Limits) -> None:
+        super().__init__()
+        self._connect, self._limits = connect, limits
+        self.as_of = f"{dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()}Z"
+        self._connection = connect()
+        self._transaction = self._connection.transaction_manager(READ_ONLY)
+        self._transaction.begin()
+
+    @property
+    def time_limits(self) -> list[TimeLimit]:
+        seconds = self._limits.statement_s
+        if seconds is None:
+            return []
+        return [TimeLimit("statement_timeout_s", seconds, is_idle=False)]
+
+    def answers(self, within_s: float) -> bool:
+        answered = threading.Event()
+
+        def try_it() -> None:
+            with contextlib.suppress(Exception):
+                self._connect().close()
+                answered.set()
+
+        threading.Thread(target=try_it, daemon=True).start()
+        return answered.wait(within_s)
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Execute a statement in the snapshot; return its rows."""
+        with self._cursor(sql, values) as cursor:
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def row_description(self, sql: str) -> Sequence[Any]:
+        # The driver's public description leaves out character sets, and asks the catalogue.
+        with self._cursor(sql, ()) as cursor:
+            return list(cursor._stmt._out_desc)
+
+    def describe(self, relation: Relation) -> Shape:
+        try:
+            return types.describe(self, relation)
+        except DatabaseError as error:
+            raise translate(error, relation, is_description=True) from error
+
+    def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
+        yield from self._read(shape, ordered_sql(shape) if ordered else select_sql(shape), ())
+
+    def read_ranges(
+        self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        assert shape.recipe.integer_key, "only an integer key has ranges"
+        if shape.may_be_null_in(first):
+            yield from self._read(shape, null_sql(shape), ())
+        left = ROWS_MAX if rows_max is None else rows_max + 1
+        bounds = _bounds(shape.recipe.columns[0].type.kind, first, last)
+        for start in range(0, len(bounds), RANGES_PER_SELECT):
+            some = bounds[start : start + RANGES_PER_SELECT]
+            some += some[-1:] * (RANGES_PER_SELECT - len(some))
+            values = [bound for pair in some for bound in pair]
+            for batch in self._read(shape, range_sql(shape), (*values, left)):
+                left -= len(batch)
+                yield batch
+            if left <= 0:
+                return
+
+    def read_between(
+        self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
+    ) -> Iterator[Rows]:
+        raise NotImplementedError(f"{within} of {shape.relation.name}: it is unordered")
+
+    def _read(self, shape: Shape, sql: str, values: Sequence[object]) -> Iterator[Rows]:
+        self.note_consistency(shape)
+        encode = rows.row_encoder(shape, ENCODERS)
+        try:
+            with self._cursor(sql, values) as cursor:
+                fetch = rows.timely(iter(cursor.fetchone, None), self.pulse)
+                yield from rows.batches(fetch, encode)
+        except DatabaseError as error:
+            self.refuse_interrupted()
+            raise translate(error, shape.relation) from error
+        except UnicodeError as error:
+            raise ValueDoesNotFit(
+                f"A text is not in the character set that its column declares: {error}.",
+                where=shape.relation.name,
+                remedy="Set as_text for the column, or publish a query that casts it to OCTETS.",
+            ) from error
+
+    @contextlib.contextmanager
+    def _cursor(self, sql: str, values: Sequence[object]) -> Iterator[Any]:
+        """Execute a statement; cancel it if it takes longer than the file allows."""
+        self.refuse_interrupted()
+        cursor = self._transaction.cursor()
+        cursor.stream_blob_threshold = ROW_BYTES_MAX
+        watch = _Watch(self._connection, self._limits.statement_s)
+        try:
+            cursor.execute(sql, tuple(values) or None)
+            self.pulse.beat()
+            yield cursor
+        finally:
+            watch.stop()
+            with contextlib.suppress(DatabaseError):
+                cursor.close()
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+        _cancel(self._connection)
+
+    def close(self) -> None:
+        with contextlib.suppress(DatabaseError):
+            self._transaction.rollback()
+        with contextlib.suppress(DatabaseError):
+            self._connection.close()
+
+
+def _bounds(kind: str, first: Positions, last: Positions) -> list[tuple[int, int]]:
+    """Return ranges of keys, of two int64 [n], that an index of Firebird reads rightly.
+
+    The driver binds nothing beyond the column's type. An index over BIGINT has -2**63 in a wrong
+    place: a range that begins there misses every negative key, and no other range finds it. Its
+    equality is right, so it becomes a range of its own.
+    """
+    half = 8 * INTEGER_WIDTHS[kind] - 1
+    low, high = -(2**half), 2**half - 1
+    found = []
+    for a, b in zip(first.tolist(), last.tolist(), strict=True):
+        begin, end = max(a, low), min(b, high)
+        if begin == POSITION_MIN:
+            found.append((begin, begin))
+            begin += 1
+        if begin <= end:
+            found.append((begin, end))
+    return found
+
+
+class _Watch:
+    """A timer that cancels what a connection executes; `stop` waits for it, so it hits no other."""
+
+    def __init__(self, connection: Connection, seconds: float | None) -> None:
+        self._timer = None
+        if seconds is not None:
+            self._timer = threading.Timer(seconds, _cancel, (connection,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stop(self) -> None:
+        """End the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+
+
+def _cancel(connection: Connection) -> None:
+    with contextlib.suppress(Exception):  # nothing is running, or the connection is closed
+        connection._att.cancel_operation(CancelType.RAISE)

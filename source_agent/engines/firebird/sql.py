@@ -1,0 +1,66 @@
+"""Firebird: the statements of a session, and the SELECTs of a relation. No I/O, no values.
+
+Names of the catalogue are CHAR(31), padded with blanks; whoever reads them strips these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from source_agent.engines.interface import Shape
+from source_agent.engines.relations import quote, select_sql
+
+RANGES_PER_SELECT: Final = 100  # the last is repeated, so the text is always the same
+
+TABLES: Final = """SELECT RDB$RELATION_NAME, RDB$EXTERNAL_FILE FROM RDB$RELATIONS
+WHERE COALESCE(RDB$SYSTEM_FLAG, 0) = 0 ORDER BY 1"""
+COLUMNS: Final = """SELECT r.RDB$FIELD_NAME, f.RDB$FIELD_TYPE, COALESCE(f.RDB$FIELD_SUB_TYPE, 0),
+    f.RDB$FIELD_PRECISION, COALESCE(f.RDB$FIELD_SCALE, 0), COALESCE(f.RDB$CHARACTER_LENGTH, 0),
+    COALESCE(f.RDB$CHARACTER_SET_ID, 0), COALESCE(r.RDB$NULL_FLAG, f.RDB$NULL_FLAG, 0),
+    f.RDB$DIMENSIONS
+FROM RDB$RELATION_FIELDS r JOIN RDB$FIELDS f ON f.RDB$FIELD_NAME = r.RDB$FIELD_SOURCE
+WHERE r.RDB$RELATION_NAME = ? ORDER BY r.RDB$FIELD_POSITION"""
+PRIMARY: Final = """SELECT s.RDB$FIELD_NAME FROM RDB$RELATION_CONSTRAINTS c
+JOIN RDB$INDEX_SEGMENTS s ON s.RDB$INDEX_NAME = c.RDB$INDEX_NAME
+WHERE c.RDB$RELATION_NAME = ? AND c.RDB$CONSTRAINT_TYPE = 'PRIMARY KEY'
+ORDER BY s.RDB$FIELD_POSITION"""
+PRIVILEGES: Final = """SELECT RDB$PRIVILEGE, RDB$RELATION_NAME FROM RDB$USER_PRIVILEGES
+WHERE RDB$USER IN (CURRENT_USER, 'PUBLIC') AND RDB$RELATION_NAME NOT STARTING WITH 'RDB$'
+    AND RDB$RELATION_NAME NOT STARTING WITH 'MON$'
+    AND RDB$RELATION_NAME NOT STARTING WITH 'SEC$'
+ORDER BY 2, 1"""
+LOGIN: Final = """SELECT CURRENT_USER,
+    (SELECT FIRST 1 RDB$OWNER_NAME FROM RDB$RELATIONS WHERE RDB$RELATION_NAME = 'RDB$DATABASE')
+FROM RDB$DATABASE"""
+STATEMENTS: Final = (TABLES, COLUMNS, PRIMARY, PRIVILEGES, LOGIN)
+
+
+def ordered_sql(shape: Shape) -> str:
+    """Return the SELECT of all rows by the integer key, sorted: an index over BIGINT is in a wrong
+    order (see `session`)."""
+    return select_sql(shape, tail=f"\nORDER BY {quote(shape.recipe.columns[0].name)} + 0")
+
+
+def null_sql(shape: Shape) -> str:
+    """Return the SELECT of one row whose key, of one column, is NULL."""
+    return select_sql(shape, f"{quote(shape.recipe.columns[0].name)} IS NULL", tail="\nROWS 1")
+
+
+def range_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows in RANGES_PER_SELECT ranges of keys, and of so many at most."""
+    one = f"{quote(shape.recipe.columns[0].name)} BETWEEN ? AND ?"
+    return select_sql(shape, f"({' OR '.join([one] * RANGES_PER_SELECT)})", tail="\nROWS ?")
+
+
+def described_sql(shape: Shape) -> str:
+    """Return a SELECT of no row, which compiles `where` and whatever a view calls."""
+    return select_sql(shape, "1 = 0")
+
+
+def templates(shape: Shape) -> list[str]:
+    """Return the SQL texts about one relation, for `Engine.templates`."""
+    source = f"SELECT * FROM {shape.plan.source if shape.plan else ''} WHERE 1 = 0"
+    texts = [select_sql(shape), described_sql(shape), source]
+    if shape.recipe.integer_key:
+        texts += [ordered_sql(shape), null_sql(shape), range_sql(shape)]
+    return texts

@@ -1,0 +1,191 @@
+"""Firebird: from a relation and the catalogue (`RDB$FIELDS`) to a `Shape`.
+
+The types of a table are those of the catalogue, those of a query those of its description, which
+has no precision of decimals.
+
+CHAR(n) is text of n characters, with its blanks, CHAR(n) CHARACTER SET OCTETS n bytes, with its
+zeros: the database cannot tell them from shorter ones. Text of character set NONE is read as bytes
+and must be UTF-8. A DECIMAL may hold more digits than it declares: such a value is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from driftline.types import DeclaredType
+
+from source_agent.engines.firebird.sql import COLUMNS, PRIMARY, TABLES, described_sql
+from source_agent.engines.interface import Consistency, Relation, Shape
+from source_agent.engines.relations import (
+    Access,
+    ReadColumn,
+    arrange,
+    derived_table,
+    each_column,
+    quote,
+    refuse_types,
+    refused_type,
+    shape,
+    split_name,
+    unknown_table,
+)
+
+_NONE, _OCTETS = 0, 1  # character sets
+# Numbers of RDB$FIELD_TYPE: the integer, and the digits that it holds.
+_INTEGERS: Final = {
+    7: ("int2", 5),
+    8: ("int4", 10),
+    16: ("int8", 19),
+}
+_DOUBLE: Final = 27
+_CHAR, _VARCHAR, _BLOB, _TEXT_BLOB = 14, 37, 261, 1
+_PLAIN: Final[Mapping[int, tuple[str, str]]] = {
+    10: ("float4", "single"),
+    _DOUBLE: ("float8", "double"),
+    12: ("date", "date"),
+    13: ("time", "time"),
+    35: ("timestamp", "timestamp"),
+    23: ("bool", "bool"),
+}
+_CHARACTER_BYTES: Final = {3: 3, 4: 4, 69: 4}  # UNICODE_FSS, UTF8, GB18030
+_BY_DATATYPE: Final = {
+    "SHORT": 7, "LONG": 8, "INT64": 16, "FLOAT": 10, "DOUBLE": _DOUBLE, "DATE": 12, "TIME": 13,
+    "TIMESTAMP": 35, "BOOLEAN": 23, "TEXT": _CHAR, "VARYING": _VARCHAR, "BLOB": _BLOB,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column as the catalogue has it; `characters` and `charset` are those of text."""
+
+    name: str
+    type: int
+    sub_type: int = 0
+    precision: int = 0
+    scale: int = 0
+    characters: int = 0
+    charset: int = -1
+    not_null: bool = False
+    is_array: bool = False
+
+
+class Asked(Protocol):
+    """The part of a session that describing asks."""
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement."""
+
+    def row_description(self, sql: str) -> Sequence[Any]:
+        """Return the driver's description of a statement's columns."""
+
+
+def describe(session: Asked, relation: Relation) -> Shape:
+    """Return the shape of a relation. Raises ConfigurationError; see `Session.describe`."""
+    refuse_types(relation, "Firebird")
+    primary: list[str] = []
+    exactness = Consistency.EXACT
+    if relation.table is None:
+        source = derived_table(relation)
+        said = session.row_description(f"SELECT * FROM {source} WHERE 1 = 0")
+        fields = [_of_description(column) for column in said]
+    else:
+        parts = split_name(relation.table)
+        known = {name.rstrip(): file for name, file in session.ask(TABLES)}
+        if len(parts) != 1 or parts[0] not in known:
+            raise unknown_table(relation, list(known))
+        source = quote(parts[0])
+        if known[parts[0]] is not None:
+            exactness = Consistency.FUZZY  # the rows of an external table are a file
+        fields = [_of_catalogue(row) for row in session.ask(COLUMNS, parts[0])]
+        primary = [name.rstrip() for (name,) in session.ask(PRIMARY, parts[0])]
+    names = [field.name for field in fields]
+    order = arrange(relation, names, primary)
+    by_name = {field.name: field for field in fields}
+    found = each_column(relation, [by_name[name] for name in order.names], _column)
+    is_key = bool(primary) and set(primary) <= set(order.key)
+    access = Access(
+        source, vouched=is_key, indexed=is_key and len(order.key) == 1, consistency=exactness
+    )
+    made = shape(relation, names, order, found, access)
+    session.row_description(described_sql(made))
+    return made
+
+
+def _of_catalogue(row: tuple[Any, ...]) -> Field:
+    name, type_, sub_type, precision, scale, characters, charset, null_flag, dimensions = row
+    return Field(
+        name.rstrip(),
+        type_,
+        sub_type,
+        precision or 0,
+        scale,
+        characters,
+        charset,
+        not_null=bool(null_flag),
+        is_array=bool(dimensions),
+    )
+
+
+def _of_description(column: Any) -> Field:
+    """Return a column of a query, from the driver's metadata of the statement (ItemMetadata).
+
+    It has no precision: a decimal gets the digits that its storage holds.
+    """
+    kind = _BY_DATATYPE.get(column.datatype.name, 0)
+    is_text = kind in {_CHAR, _VARCHAR}
+    width = _CHARACTER_BYTES.get(column.charset, 1) if is_text else 1
+    return Field(
+        column.alias or column.field,
+        kind,
+        0 if is_text else column.subtype,
+        scale=column.scale if kind in _INTEGERS or kind == _DOUBLE else 0,
+        characters=column.length // width,
+        charset=column.charset,
+        not_null=not column.nullable,
+        is_array=column.datatype.name == "ARRAY",
+    )
+
+
+def _column(relation: Relation, field: Field) -> ReadColumn:
+    name = quote(field.name)
+    is_plain = field.type in {_CHAR, _VARCHAR} or field.sub_type == _TEXT_BLOB
+    if field.charset == _NONE and is_plain and field.type in {_CHAR, _VARCHAR, _BLOB}:
+        # The driver would decode it as the connection's character set.
+        size = f"VARCHAR({field.characters}) CHARACTER SET OCTETS"
+        name = f"CAST({name} AS {'BLOB SUB_TYPE BINARY' if field.type == _BLOB else size})"
+    if field.name in relation.as_text:
+        form, type = "shown", DeclaredType("text")
+    else:
+        type, form = _read(field)
+        if not form:
+            what = f"has the type {field.type} of Firebird, whose values are not read without loss"
+            remedy = f'Set as_text = ["{field.name}"], or publish a query with CAST.'
+            raise refused_type(relation, field.name, what, remedy)
+    return ReadColumn(field.name, type, name, form, nullable=not field.not_null)
+
+
+def _read(field: Field) -> tuple[DeclaredType, str]:
+    """Return the declared type of a column and its form; an empty form: it is not read."""
+    if field.is_array:
+        return DeclaredType("text"), ""
+    if field.type in _INTEGERS:
+        kind, digits = _INTEGERS[field.type]
+        if field.scale or field.sub_type:
+            precision = field.precision or digits
+            return DeclaredType("numeric", precision, -field.scale), "decimal"
+        return DeclaredType(kind), "integer"
+    if field.type in _PLAIN:
+        kind, form = _PLAIN[field.type]
+        is_old_decimal = field.type == _DOUBLE and field.scale  # of dialect 1: a rounded double
+        return DeclaredType(kind), "" if is_old_decimal else form
+    if field.type in {_CHAR, _VARCHAR}:
+        if field.charset == _OCTETS:
+            return DeclaredType("bytea"), "bytes"
+        return DeclaredType("text"), "utf-8" if field.charset == _NONE else "text"
+    if field.type == _BLOB and field.sub_type in {0, _TEXT_BLOB}:
+        if field.sub_type == _TEXT_BLOB:
+            return DeclaredType("text"), "utf-8" if field.charset == _NONE else "text"
+        return DeclaredType("bytea"), "bytes"
+    return DeclaredType("text"), ""

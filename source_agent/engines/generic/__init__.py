@@ -1,0 +1,1 @@
+"""Any database with a dialect of SQLAlchemy: as true as its driver."""

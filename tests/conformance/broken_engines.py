@@ -1,0 +1,50 @@
+"""Engines that are wrong on purpose, each in one way: a plugin of pytest for the suite.
+
+Each is our SQLite with one mistake of a kind that drivers make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from source_agent.engines import rows
+from source_agent.engines.plain_values import Fixed, Raw
+from source_agent.engines.sqlite import session
+from source_agent.engines.sqlite.values import ENCODERS
+from tests.harness.legacies import OfSQLite
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def _encoding(form: str, encoder: Any) -> Break:
+    """Another encoder for the columns of one form."""
+    return lambda patch: patch.setitem(ENCODERS, form, lambda _: encoder)
+
+
+def _without_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """Each statement reads what is there now; the session still says that it is exact."""
+    patch.setattr(session.SqliteSession, "_begin", lambda self: None)
+
+
+BROKEN: dict[str, Break] = {
+    "sound": lambda _: None,
+    "rounds": _encoding("real", Fixed("float8", convert=lambda v: float(f"{v:.15g}"))),
+    "pads": _encoding("text", rows.variable(lambda v: bytes(v).ljust(3))),
+    "decodes": _encoding("text", rows.variable(lambda v: v.decode("latin1").encode())),
+    "reads_text_from_bytes": _encoding("blob", Raw(rows.check_utf8)),
+    "misses_the_snapshot": _without_snapshot,
+}
+
+
+@pytest.fixture(params=BROKEN)
+def legacy(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OfSQLite]:
+    BROKEN[request.param](monkeypatch)
+    made = OfSQLite(tmp_path / "legacy.sqlite")
+    yield made
+    made.close()

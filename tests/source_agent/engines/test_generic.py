@@ -1,0 +1,117 @@
+"""The generic engine: the suite over two real databases, and what it refuses or says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.errors import ConfigurationError, DatabaseUnavailable
+from sqlalchemy import types as sql
+
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import read, session_of
+from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
+from source_agent.engines.generic import dialects
+from source_agent.engines.generic.types import Described, _declared
+from source_agent.engines.interface import Consistency, Limits, Relation
+from source_agent.engines.registry import connect
+from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+    made: Legacy
+    if request.param == "sqlite":
+        made = GenericOverSQLite(tmp_path / "legacy.sqlite")
+    else:
+        made = GenericOverPostgreSQL(request.getfixturevalue("postgresql"))
+    yield made
+    made.close()
+
+
+def test_types_of_a_query_are_declared(legacy: Legacy) -> None:
+    legacy.run("CREATE TABLE t (id BIGINT, v VARCHAR(9))", "INSERT INTO t VALUES (1, 'a%s')")
+    query = "SELECT id AS k, v FROM t WHERE v LIKE '%s' -- ?"
+    wanted = (("k", "int8"), ("v", "text"))
+    with session_of(legacy) as session:
+        assert read(session, Relation("q", query=query, key=("k",), types=wanted)) == [["1", "a%s"]]
+        with pytest.raises(ConfigurationError, match="types = "):
+            session.describe(Relation("q", query=query, key=("k",)))
+        with pytest.raises(ConfigurationError, match="without loss"):
+            session.describe(Relation("q", query=query, key=("k",), types=(("k", "float8"),)))
+
+
+def test_without_a_snapshot_statement_a_session_is_fuzzy(
+    legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the entry that makes a session exact, not the name of the database."""
+    monkeypatch.setattr(dialects, "ENTRIES", {"sqlite": dialects.ENTRIES["sqlite"]})
+    legacy.run("CREATE TABLE t (id BIGINT)", "INSERT INTO t VALUES (1)")
+    with session_of(legacy) as session:
+        assert read(session, Relation("t", table="t", key=("id",))) == [["1"]]
+        assert session.consistency is Consistency.FUZZY
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("generic://h/d", "names no dialect"),
+        ("generic+nonesuch://h/d", "nonesuch"),
+        ("generic+oracle+oracledb://u@h/d", "oracledb"),
+    ],
+)
+def test_a_dialect_that_cannot_be_used_is_named(url: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        connect(url, None, Limits())
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    engine = connect(f"generic+sqlite:///{tmp_path}/none/x.sqlite", None, Limits())
+    with pytest.raises(DatabaseUnavailable, match="unable to open"):
+        engine.open()
+
+
+def test_ours_keep_their_names(tmp_path: Path) -> None:
+    assert connect(f"sqlite:///{tmp_path}/x", None, Limits()).name == "sqlite"
+
+
+def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) -> Described:
+    return Described("v", type, True, precision, scale)
+
+
+@pytest.mark.parametrize(
+    ("described", "declared"),
+    [
+        (column(sql.Numeric(), 18, -4), "numeric(18,4)"),  # Firebird: only the driver knows
+        (column(sql.Numeric(18, 4), 18, 4), "numeric(18,4)"),
+        (column(sql.Numeric(18, 4)), "numeric(18,4)"),
+        (column(sql.Numeric(18, 4), 18, 2), "the driver says that its scale is 2, not 4"),
+        (column(sql.Numeric()), "without precision and scale"),
+        (column(sql.Numeric(40, 2)), "beyond 38 digits"),
+        (column(sql.Float()), "17 digits"),
+        (column(sql.DateTime(timezone=True)), "zone"),
+        (column(sql.Interval()), ""),
+        (column(sql.NullType()), ""),
+    ],
+)
+def test_a_description_that_contradicts_the_catalogue_is_refused(
+    described: Described, declared: str
+) -> None:
+    type, why = _declared(described)
+    assert str(type) == declared if type else declared in why
+
+
+def test_the_dba_is_told_what_is_unknown(legacy: Legacy) -> None:
+    legacy.run("CREATE TABLE t (id BIGINT)")
+    engine = legacy.connect()
+    relation = Relation("t", table="t", key=("id",))
+    with closing(engine.open()) as session:
+        shape = session.describe(relation)
+    [privilege] = engine.privileges([relation])
+    assert "read-only rests on this login alone" in privilege.what
+    assert "the driver shows" in engine.warnings(shape)[0]
+    assert [listed.table for listed in engine.listed()] == ["t"]
+    assert any("FROM t" in text for text in engine.templates([shape]))
