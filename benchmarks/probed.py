@@ -80,7 +80,7 @@ def main(minutes: int, tables: int) -> None:
                             return
 
             for minute in range(minutes):
-                for is_asked in ((False, True) if minute % 2 == 0 else (True, False)):
+                for is_asked in (False, True) if minute % 2 == 0 else (True, False):
                     stopped = threading.Event()
                     thread = threading.Thread(target=ask, args=(stopped,))
                     if is_asked:

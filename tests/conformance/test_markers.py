@@ -13,10 +13,11 @@ from driftline.digests import MASK64, Salt
 from driftline.errors import ConfigurationError
 from driftline.key_digests import hash_seed, hashed
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.interface import Relation
 from source_agent.engines.markers import Mark, Marker
-from tests.conformance.engine_reads import decoded, engine_of, flat, session_of
-from tests.harness.legacies import KINDS, Legacy
+from tests.harness.legacies import KINDS
 
 TIMES = {"postgresql": "timestamp(6)", "mariadb": "datetime(6)", "sqlite": "DATETIME"}
 WRITTEN = ["2026-03-01 10:00:00", "2026-03-01 10:00:00.5", "2026-03-01 10:00:01", None]

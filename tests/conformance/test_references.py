@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from driftline.references import OnDelete, Reference
 
+from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.conformance.reads import engine_of, session_of
 from source_agent.engines.interface import Limits, Relation
 from source_agent.engines.registry import connect
-from tests.conformance.engine_reads import engine_of, session_of
-from tests.harness.legacies import CLASSES, KINDS, Legacy
+from tests.harness.legacies import CLASSES, KINDS
 
 TABLES = (
     "CREATE TABLE regions (id INT NOT NULL PRIMARY KEY, place INT NOT NULL, UNIQUE (id, place))",

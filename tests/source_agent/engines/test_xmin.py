@@ -10,10 +10,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits, Relation
 from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.registry import connect
-from tests.conformance.engine_reads import decoded, flat
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 
