@@ -23,7 +23,7 @@ from source_agent.engines.mariadb import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
 from source_agent.engines.relations import null_key_sql
 from source_agent.engines.sqlite import session as sqlite_session
-from source_agent.engines.sqlite import types as sqlite_types
+from source_agent.engines.sqlite import sql as sqlite_sql
 from source_agent.engines.sqlite import values as sqlite_values
 from tests.conformance import engine_types
 from tests.harness.servers import MariaDB, PostgreSQL
@@ -202,7 +202,7 @@ class OfSQLite(Legacy):
     def index_plans(self, session: Any, shape: Shape) -> list[str]:
         found = [str(session.ask("EXPLAIN QUERY PLAN " + null_key_sql(shape, sqlite_values.MARK)))]
         for is_open, values in ((False, (-math.inf, 7)), (True, (7,)), (True, (-math.inf,))):
-            sql = sqlite_types.range_sql(shape, is_open=is_open)
+            sql = sqlite_sql.range_sql(shape, is_open=is_open)
             found.append(str(session.ask("EXPLAIN QUERY PLAN " + sql, *values)))
         return found
 

@@ -26,8 +26,8 @@ from source_agent.engines.interface import Ask, Privilege, Relation, Shape
 from source_agent.engines.markers import MarkerKind
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
-from source_agent.engines.sqlite import types
-from source_agent.engines.sqlite.types import (
+from source_agent.engines.sqlite import sql, types
+from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,
     between_sql,
     greatest_sql,
@@ -148,11 +148,11 @@ def templates(shape: Shape) -> list[str]:
         texts += view_sql(shape.relation.query)
     else:
         name = plan.source.removeprefix("main.")
-        texts.append(types.XINFO.format(schema="main", name=name))
-        texts.append(types.INDEX_LIST.format(name=name))
-        texts.append(types.FOREIGN_KEYS.format(name=name))
-        texts.append(types.XINFO.format(schema="main", name=quote("…")))
-        texts.append(types.INDEX_XINFO.format(name=quote("…")))
+        texts.append(sql.XINFO.format(schema="main", name=name))
+        texts.append(sql.INDEX_LIST.format(name=name))
+        texts.append(sql.FOREIGN_KEYS.format(name=name))
+        texts.append(sql.XINFO.format(schema="main", name=quote("…")))
+        texts.append(sql.INDEX_XINFO.format(name=quote("…")))
         texts += [f"SELECT {r} FROM {plan.source} LIMIT 0" for r in types.ROWIDS]
         texts.append(EXPLAIN_PLAN + between_sql(shape, PRESENCE[-1]))
     if plan.pages:
@@ -175,7 +175,7 @@ def templates(shape: Shape) -> list[str]:
 
 def _pages(shape: Shape) -> list[str]:
     """Return the SQL texts of pages; for slots also those where a position's columns are chosen."""
-    behind = types.pages_behind(shape)
+    behind = sql.pages_behind(shape)
     fewer = range(len(behind)) if COLUMNS in plan_of(shape).reads else ()
     return [
         page_sql(shape, is_first=is_first, behind=some)

@@ -51,10 +51,10 @@ from source_agent.engines.interface import (
 from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
-from source_agent.engines.sqlite import access, activity, types
+from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import Header
-from source_agent.engines.sqlite.types import (
+from source_agent.engines.sqlite.sql import (
     between_sql,
     greatest_sql,
     key_sql,
@@ -93,7 +93,7 @@ OPENING: Final = (
     FIRST_READ,
     COMMIT,
 )
-STATEMENTS: Final = (*OPENING, types.TABLES, types.STATISTICS)
+STATEMENTS: Final = (*OPENING, sql.TABLES, sql.STATISTICS)
 
 _PRAGMAS: Final = {
     "data_version",

@@ -27,13 +27,12 @@ from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
 from driftline.errors import ConfigurationError
-from driftline.key_order import KeyRange
 from driftline.references import OnDelete, Reference
 from driftline.types import DeclaredType
 
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Listed, Relation, Shape
-from source_agent.engines.markers import Marker, MarkerKind, behind, marked_by
+from source_agent.engines.markers import marked_by
 from source_agent.engines.relations import (
     PRESENCE,
     Access,
@@ -42,24 +41,24 @@ from source_agent.engines.relations import (
     declared,
     derived_table,
     join_name,
-    plan_of,
     quote,
-    select_sql,
     shape,
     split_name,
     unknown_table,
 )
 from source_agent.engines.rows import DOUBLE_DIGITS
+from source_agent.engines.sqlite.sql import (
+    EXPLAIN_PLAN,
+    FOREIGN_KEYS,
+    INDEX_LIST,
+    INDEX_XINFO,
+    STATISTICS,
+    TABLES,
+    XINFO,
+    between_sql,
+    kept_sql,
+)
 from source_agent.engines.sqlite.values import MARK
-
-TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
-EXPLAIN_PLAN = "EXPLAIN QUERY PLAN "
-VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
-XINFO = "PRAGMA {schema}.table_xinfo({name})"
-INDEX_LIST = "PRAGMA main.index_list({name})"
-INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
-FOREIGN_KEYS = "PRAGMA main.foreign_key_list({name})"
-STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
 
 _SIZED = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d{1,2}) *(?:, *(\d{1,2}) *)?\)")
 _RENAMED = re.compile(r"(.+):\d+")  # a view's name for a second column of one name
@@ -419,12 +418,6 @@ def _by_declaration(written: str) -> tuple[DeclaredType, str]:
     return text, "tagged"
 
 
-def view_sql(query: str) -> tuple[str, str]:
-    """Return the statements that make a view of a query, in memory, and describe its columns."""
-    columns = XINFO.format(schema="temp", name="driftline_relation")
-    return VIEW.format(query=query.strip().rstrip(";")), columns
-
-
 def _marking(written: str | None, is_nullable: bool) -> tuple[str, bool]:
     """Return the kind by which a column marks changes, and True if it may be NULL."""
     name = " ".join((written or "").upper().split())
@@ -434,89 +427,3 @@ def _marking(written: str | None, is_nullable: bool) -> tuple[str, bool]:
         return "date", is_nullable
     kind = _by_declaration(name)[0].kind
     return kind if name else "without a declared type", is_nullable
-
-
-def kept_sql(marker: Marker | None) -> str:
-    """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
-    flag = None if marker is None else marker.deleted
-    return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
-
-
-def marked_sql(shape: Shape) -> str:
-    """Return the SELECT of the rows behind a mark.
-
-    Numbers in a column of times are less than every text; what they mean is not known, so they
-    count as changed.
-    """
-    assert shape.marker is not None, "a relation without a marker has no mark"
-    column = quote(shape.marker.marker.column, MARK)
-    condition = behind(column, "?", shape.marker)
-    if shape.marker.kind is MarkerKind.TIME:
-        condition = f"({condition} OR {column} < '')"
-    return select_sql(shape, condition)
-
-
-def greatest_sql(shape: Shape) -> str:
-    """Return the SELECT of the greatest version in a relation."""
-    assert shape.marker is not None, "a relation without a marker has no mark"
-    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
-    where = f"\nWHERE {plan.where}" if plan.where else ""
-    return f"SELECT max({column}) FROM {plan.source}{where}"
-
-
-def range_sql(shape: Shape, *, is_open: bool = False) -> str:
-    """Return the SELECT of the keys from one on and before another; `is_open`: without an end.
-
-    Text and blobs are greater than all numbers: only an open range includes them.
-    """
-    key = quote(shape.recipe.columns[0].name, MARK)
-    return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
-
-
-def between_sql(shape: Shape, within: KeyRange) -> str:
-    """Return the SELECT of the keys in a range, of which only the presence of bounds matters."""
-    names = [quote(column.name, MARK) for column in shape.recipe.key]
-    key, bound = ", ".join(names), ", ".join("?" * len(names))
-    if len(names) > 1:
-        key, bound = f"({key})", f"({bound})"
-    lower = f"{key} >= {bound}" if within.lower is not None else ""
-    return select_sql(shape, lower, f"{key} < {bound}" if within.upper is not None else "")
-
-
-def key_sql(shape: Shape) -> str:
-    """Return the SELECT of the row with one key."""
-    return select_sql(shape, *(f"{quote(c.name, MARK)} = ?" for c in shape.recipe.key))
-
-
-def null_in_key_sql(shape: Shape, place: int) -> str:
-    """Return the SELECT of one row with a NULL in this column of the key, behind equal ones."""
-    names = [quote(column.name, MARK) for column in shape.recipe.key[: place + 1]]
-    equal = [f"{name} = ?" for name in names[:place]]
-    return select_sql(shape, *equal, f"{names[-1]} IS NULL", tail="\nLIMIT 1")
-
-
-def page_sql(shape: Shape, *, is_first: bool, behind: Sequence[str] | None = None) -> str:
-    """Return the SELECT of one page in stored order.
-
-    Columns of its position that are not read anyway come last; `behind` are others in their place,
-    for templates.
-    """
-    plan = plan_of(shape)
-    names = ", ".join(plan.pages)
-    tail = f"\nORDER BY {names}\nLIMIT ?"
-    after = [] if is_first else [f"({names}) > ({', '.join('?' * len(plan.pages))})"]
-    extra = pages_behind(shape) if behind is None else behind
-    return select_sql(shape, *after, extra=extra, tail=tail)
-
-
-def page_places(shape: Shape) -> list[int]:
-    """Return where the columns of a page's position are in its rows."""
-    plan = plan_of(shape)
-    columns = (*plan.reads, *pages_behind(shape))
-    return [columns.index(page) for page in plan.pages]
-
-
-def pages_behind(shape: Shape) -> list[str]:
-    """Return the columns of a page's position that are not read anyway."""
-    plan = plan_of(shape)
-    return [page for page in plan.pages if page not in plan.reads]

@@ -21,7 +21,13 @@ from tests.reference.group_selection import Entry, Phi, Synchronization
 from tests.reference.selected_groups import UNGROUPED, cost_bytes, is_full, n_g, select_groups
 from warehouse_agent.columns.layout import CHANGED, FIRST, HI, LO, RATE, UPDATES, lay_out
 from warehouse_agent.methods.groups import Grouped
-from warehouse_agent.methods.unit_assignment import PartRows, assign, histogram, window_end
+from warehouse_agent.methods.unit_assignment import (
+    InPositions,
+    PartRows,
+    assign,
+    histogram,
+    window_end,
+)
 from warehouse_agent.planning.choice import CHANGE_SHARE
 from warehouse_agent.planning.group_selection import (
     A_MAX,
@@ -571,7 +577,7 @@ def test_a_part_of_the_rows(steps: Steps, tmp_path: Path) -> None:
     counted = histogram(steps, files, LAYOUT, OUTLOOK)
     plan = plan_groups(counted, PAPER, 0.0)
     plan = replace(plan, rows=np.maximum(plan.rows, 1))
-    part = PartRows(most_likely(counted, 3000), (100, 399))
+    part = PartRows(most_likely(counted, 3000), InPositions(100, 399))
     found = assign(steps, files, LAYOUT, OUTLOOK, plan, embedding, SALT, part=part)
     p, ids = probabilities(table), table["id"].to_numpy()
     mixed = mix(SALT, *(table[name].to_numpy().view(np.uint64) for name in (HI, LO)))

@@ -1,0 +1,113 @@
+"""SQLite: the statements about a database, and the SELECTs of a relation. No I/O, no values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftline.key_order import KeyRange
+
+from source_agent.engines.interface import Shape
+from source_agent.engines.markers import Marker, MarkerKind, behind
+from source_agent.engines.relations import plan_of, quote, select_sql
+from source_agent.engines.sqlite.values import MARK
+
+TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+EXPLAIN_PLAN = "EXPLAIN QUERY PLAN "
+VIEW = "CREATE TEMP VIEW driftline_relation AS {query}"
+XINFO = "PRAGMA {schema}.table_xinfo({name})"
+INDEX_LIST = "PRAGMA main.index_list({name})"
+INDEX_XINFO = "PRAGMA main.index_xinfo({name})"
+FOREIGN_KEYS = "PRAGMA main.foreign_key_list({name})"
+STATISTICS = "SELECT stat FROM main.sqlite_stat1 WHERE tbl = ?"
+
+
+def view_sql(query: str) -> tuple[str, str]:
+    """Return the statements that make a view of a query, in memory, and describe its columns."""
+    columns = XINFO.format(schema="temp", name="driftline_relation")
+    return VIEW.format(query=query.strip().rstrip(";")), columns
+
+
+def kept_sql(marker: Marker | None) -> str:
+    """Return the condition of rows that the flag of a marker does not delete; NULL deletes none."""
+    flag = None if marker is None else marker.deleted
+    return "" if flag is None else f"({quote(flag, MARK)} IS NOT TRUE)"
+
+
+def marked_sql(shape: Shape) -> str:
+    """Return the SELECT of the rows behind a mark.
+
+    Numbers in a column of times are less than every text; what they mean is not known, so they
+    count as changed.
+    """
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    column = quote(shape.marker.marker.column, MARK)
+    condition = behind(column, "?", shape.marker)
+    if shape.marker.kind is MarkerKind.TIME:
+        condition = f"({condition} OR {column} < '')"
+    return select_sql(shape, condition)
+
+
+def greatest_sql(shape: Shape) -> str:
+    """Return the SELECT of the greatest version in a relation."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+    where = f"\nWHERE {plan.where}" if plan.where else ""
+    return f"SELECT max({column}) FROM {plan.source}{where}"
+
+
+def range_sql(shape: Shape, *, is_open: bool = False) -> str:
+    """Return the SELECT of the keys from one on and before another; `is_open`: without an end.
+
+    Text and blobs are greater than all numbers: only an open range includes them.
+    """
+    key = quote(shape.recipe.columns[0].name, MARK)
+    return select_sql(shape, f"{key} >= ?", "" if is_open else f"{key} < ?")
+
+
+def between_sql(shape: Shape, within: KeyRange) -> str:
+    """Return the SELECT of the keys in a range, of which only the presence of bounds matters."""
+    names = [quote(column.name, MARK) for column in shape.recipe.key]
+    key, bound = ", ".join(names), ", ".join("?" * len(names))
+    if len(names) > 1:
+        key, bound = f"({key})", f"({bound})"
+    lower = f"{key} >= {bound}" if within.lower is not None else ""
+    return select_sql(shape, lower, f"{key} < {bound}" if within.upper is not None else "")
+
+
+def key_sql(shape: Shape) -> str:
+    """Return the SELECT of the row with one key."""
+    return select_sql(shape, *(f"{quote(c.name, MARK)} = ?" for c in shape.recipe.key))
+
+
+def null_in_key_sql(shape: Shape, place: int) -> str:
+    """Return the SELECT of one row with a NULL in this column of the key, behind equal ones."""
+    names = [quote(column.name, MARK) for column in shape.recipe.key[: place + 1]]
+    equal = [f"{name} = ?" for name in names[:place]]
+    return select_sql(shape, *equal, f"{names[-1]} IS NULL", tail="\nLIMIT 1")
+
+
+def page_sql(shape: Shape, *, is_first: bool, behind: Sequence[str] | None = None) -> str:
+    """Return the SELECT of one page in stored order.
+
+    Columns of its position that are not read anyway come last; `behind` are others in their place,
+    for templates.
+    """
+    plan = plan_of(shape)
+    names = ", ".join(plan.pages)
+    tail = f"\nORDER BY {names}\nLIMIT ?"
+    after = [] if is_first else [f"({names}) > ({', '.join('?' * len(plan.pages))})"]
+    extra = pages_behind(shape) if behind is None else behind
+    return select_sql(shape, *after, extra=extra, tail=tail)
+
+
+def page_places(shape: Shape) -> list[int]:
+    """Return where the columns of a page's position are in its rows."""
+    plan = plan_of(shape)
+    columns = (*plan.reads, *pages_behind(shape))
+    return [columns.index(page) for page in plan.pages]
+
+
+def pages_behind(shape: Shape) -> list[str]:
+    """Return the columns of a page's position that are not read anyway."""
+    plan = plan_of(shape)
+    return [page for page in plan.pages if page not in plan.reads]
