@@ -22,10 +22,11 @@ from driftline.activity import Counted
 
 from source_agent.cli.enroll import enroll
 from source_agent.config import load
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.postgresql.activity import activities
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.config import Source

@@ -30,8 +30,9 @@ import click
 import zstandard
 
 from benchmarks.source_speed import DATA
-from source_agent.engines.interface import Files, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Files, Relation
 
 FORMAT = """
 [columns]

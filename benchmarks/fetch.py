@@ -25,8 +25,9 @@ from driftline.fingerprints import hasher, row_key
 from driftline.keys import positions
 
 from benchmarks import tpch
-from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation, Shape
 from tests.harness.agents import FRAGMENT_KEY
 from tests.harness.servers import MariaDB, PostgreSQL
 

@@ -25,10 +25,11 @@ from driftline.sketches import Cells
 
 from benchmarks import tpch
 from benchmarks.source_speed import DATA, partition_for
-from source_agent.engines.interface import Fingerprint, Limits, Relation, Session
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import ReadColumn, plan_of, scan_sql
+from source_agent.engines.shapes import Fingerprint, Relation
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.agents import FRAGMENT_KEY, SALT
 from tests.harness.servers import PostgreSQL

@@ -42,7 +42,8 @@ from driftline.types import Recipe
 
 from benchmarks.replay_results import CONNECTION_BYTES, Record, read, summary, write
 from benchmarks.replay_sides import KEY, Copy, Recorded, Source, Wire
-from source_agent.engines.interface import Session, Shape
+from source_agent.engines.interface import Session
+from source_agent.engines.shapes import Shape
 from tests.harness.histories import DATA, History, available
 from warehouse_agent.history import record as remember
 from warehouse_agent.methods.conversation import Talk, Terms

@@ -30,8 +30,9 @@ from driftline.sketches import Cells
 from driftline.types import Recipe
 
 from benchmarks.floor import floor_bytes
-from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.scan.batches import Batch
 from source_agent.scan.frame_builder import FrameBuilder
 from tests.harness.exchange_pair import Pair

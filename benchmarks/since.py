@@ -31,9 +31,10 @@ from tests.conformance.engine_reads import decoded, flat
 
 from benchmarks import tpch
 from benchmarks.source_speed import DATA
-from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation, Shape
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL

@@ -24,10 +24,11 @@ from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
 from benchmarks.fetch import databases
-from source_agent.engines.interface import Limits, Relation, Session
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import scan_sql
+from source_agent.engines.shapes import Relation
 from source_agent.engines.sqlite.session import SqliteSession
 from source_agent.scan.accumulators import Accumulator, RangeTotals, SketchCells
 from source_agent.scan.reader import Reader, Tally

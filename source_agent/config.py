@@ -31,9 +31,10 @@ from driftline.types import parse_type
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from source_agent.engines.interface import Files, Fingerprint, Limits, Relation, Shape
+from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker, is_known_zone
 from source_agent.engines.registry import has_files, is_file
+from source_agent.engines.shapes import Files, Fingerprint, Relation, Shape
 from source_agent.hours import ScanHours
 
 _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE

@@ -35,19 +35,16 @@ from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
 from source_agent.config import Budget
 from source_agent.engines.interface import (
-    Condition,
-    Consistency,
     DatabaseTime,
     Limits,
     Pulse,
-    Relation,
     Rows,
     Session,
-    Shape,
     Split,
     TimeLimit,
 )
 from source_agent.engines.markers import Mark
+from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.workers import WorkerPool

@@ -21,9 +21,10 @@ from source_agent.budgets.budget import local_now
 from source_agent.cli.check_endpoint import EndpointReport, examine
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
-from source_agent.engines.interface import Engine, Fingerprint, Privilege, Session, Shape, TimeLimit
+from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
 from source_agent.engines.markers import suggested
 from source_agent.engines.registry import KINDS
+from source_agent.engines.shapes import Fingerprint, Shape
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"

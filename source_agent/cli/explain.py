@@ -17,7 +17,7 @@ from driftline.errors import DriftlineError
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 
 from source_agent.config import SourceConfig
-from source_agent.engines.interface import Engine, Fingerprint, Session, Shape
+from source_agent.engines.interface import Engine, Session
 from source_agent.engines.predicates import (
     COLUMNS,
     EQUALITY,
@@ -27,6 +27,7 @@ from source_agent.engines.predicates import (
     slotted,
 )
 from source_agent.engines.relations import plan_of
+from source_agent.engines.shapes import Fingerprint, Shape
 
 EVERY_SESSION = "every session"
 _ASKED = "-- The agent issues these statements to describe it:"

@@ -28,9 +28,10 @@ from sqlalchemy.exc import ArgumentError
 
 from source_agent.cli.grants import ACCOUNT, connections
 from source_agent.config import Budget
-from source_agent.engines.interface import Engine, Limits, Listed, Relation, Shape
+from source_agent.engines.interface import Engine, Limits, Listed
 from source_agent.engines.registry import connect, is_file
 from source_agent.engines.relations import nearest
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
 LISTEN = "127.0.0.1:7443"

@@ -11,8 +11,8 @@ from typing import Final
 
 from driftline.types import Column
 
-from source_agent.engines.interface import Shape
 from source_agent.engines.relations import plan_of
+from source_agent.engines.shapes import Shape
 
 DATES: Final = frozenset({"date", "timestamp", "timestamptz"})
 READ_AS_TEXT: Final = 'as_text = ["{name}"] here takes it'

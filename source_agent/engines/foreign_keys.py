@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from driftline.references import OnDelete, Reference
 
-from source_agent.engines.interface import Relation, Shape
+from source_agent.engines.shapes import Relation, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from driftline.derivations import (
 from driftline.errors import DerivationRefused
 from driftline.types import Column
 
-from source_agent.engines.interface import Condition, Shape
 from source_agent.engines.relations import plan_of
+from source_agent.engines.shapes import Condition, Shape
 
 COLUMNS: Final = "{columns}"  # slots of a template
 ROWS: Final = "{rows}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import blake3
 from driftline.activity import NotKnown
 
-from source_agent.engines.interface import Relation
+from source_agent.engines.shapes import Relation
 
 NO_TABLE = NotKnown("there is no such table, or the login may not see it")
 VIEW = NotKnown("it is a view, which has no counters of its own")

@@ -22,8 +22,8 @@ from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
-from source_agent.engines.interface import Consistency, Fingerprint, Plan, Relation, Shape
 from source_agent.engines.markers import MarkedBy
+from source_agent.engines.shapes import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
 # A range of keys for each text in which ranges are read: which bounds it has decides.

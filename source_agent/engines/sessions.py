@@ -17,18 +17,11 @@ from driftline.key_order import Key
 from driftline.references import Reference
 from driftline.types import Column
 
-from source_agent.engines.interface import (
-    Condition,
-    Consistency,
-    Pulse,
-    Relation,
-    Rows,
-    Shape,
-    Split,
-)
+from source_agent.engines.interface import Pulse, Rows, Split
 from source_agent.engines.markers import Mark
 from source_agent.engines.predicates import derived
 from source_agent.engines.relations import plan_of
+from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 
 _ASKING = frozenset({"ask", "row_description", "fields"})  # each takes the SQL text first
 

@@ -17,7 +17,8 @@ from driftline.digests import Salt
 from driftline.errors import MalformedMessage
 from driftline.negotiation import check_fields
 
-from source_agent.engines.interface import Session, Shape
+from source_agent.engines.interface import Session
+from source_agent.engines.shapes import Shape
 from source_agent.failpoints import Point
 from source_agent.methods import registry
 from source_agent.methods.interface import Answered, Handover, Scan

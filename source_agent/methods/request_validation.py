@@ -44,7 +44,7 @@ from driftline.sketches import CELL_BYTES, HASHES, PRIME, Cells, Embedding, Grid
 from driftline.types import Recipe
 from driftline.units import UnitRun, UnitSums
 
-from source_agent.engines.interface import Shape
+from source_agent.engines.shapes import Shape
 from source_agent.printable import counted
 
 _SALT_BYTES = _SUM_BYTES = 16

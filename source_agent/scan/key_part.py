@@ -26,7 +26,8 @@ from driftline.keys import positions
 from driftline.limits import PART_RANGES_MAX
 from driftline.named_keys import Ranks, key_recipe
 
-from source_agent.engines.interface import Rows, Shape
+from source_agent.engines.interface import Rows
+from source_agent.engines.shapes import Shape
 from source_agent.printable import printable_row
 from source_agent.scan.batches import Batch
 from source_agent.scan.reader import part_too_large

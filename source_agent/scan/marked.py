@@ -25,8 +25,9 @@ from driftline.key_digests import mixed_keys
 from driftline.keys import positions
 from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
 
-from source_agent.engines.interface import Rows, Session, Shape
+from source_agent.engines.interface import Rows, Session
 from source_agent.engines.markers import XIDS_MAX, Mark, MarkedBy, MarkerKind
+from source_agent.engines.shapes import Shape
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 

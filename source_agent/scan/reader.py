@@ -21,7 +21,8 @@ from driftline.keys import null_keys, positions
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, SAMPLES_MAX
 from driftline.types import Recipe
 
-from source_agent.engines.interface import Consistency, Rows, Session, Shape, Split
+from source_agent.engines.interface import Rows, Session, Split
+from source_agent.engines.shapes import Consistency, Shape
 from source_agent.failpoints import Point
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches

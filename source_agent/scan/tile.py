@@ -30,7 +30,8 @@ from driftline.errors import ConfigurationError, LimitExceeded, MalformedMessage
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_bytes, key_text
 from driftline.limits import TILE_HELD_BYTES
 
-from source_agent.engines.interface import Rows, Session, Shape
+from source_agent.engines.interface import Rows, Session
+from source_agent.engines.shapes import Shape
 from source_agent.printable import counted, printable_row
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader, Tally

@@ -26,7 +26,8 @@ from multiprocessing.connection import Connection
 from driftline.digests import Salt
 from driftline.errors import DatabaseUnavailable, DriftlineError, InternalError
 
-from source_agent.engines.interface import DatabaseTime, Session, Shape, Split
+from source_agent.engines.interface import DatabaseTime, Session, Split
+from source_agent.engines.shapes import Shape
 from source_agent.scan.accumulators import Hashed
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.heap import keep_heap_small

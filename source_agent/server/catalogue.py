@@ -23,8 +23,9 @@ from driftline.references import Reference
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.config import Budget, ServedRelation, SourceConfig, load
-from source_agent.engines.interface import Engine, Relation, Session, Shape
+from source_agent.engines.interface import Engine, Session
 from source_agent.engines.markers import MarkedBy
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
 _log = logging.getLogger("driftline.source")

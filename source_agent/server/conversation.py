@@ -42,7 +42,7 @@ from source_agent.budgets.allowance import check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.config import ServedRelation
-from source_agent.engines.interface import Shape
+from source_agent.engines.shapes import Shape
 from source_agent.failpoints import Point
 from source_agent.methods.comparison import Comparison
 from source_agent.methods.request_validation import check_release, out_of_place

@@ -45,8 +45,9 @@ from source_agent.budgets.audit import Audit, AuditEntry
 from source_agent.budgets.budget import Governor
 from source_agent.budgets.places import fixed_places
 from source_agent.config import ServedRelation, SourceConfig
-from source_agent.engines.interface import Engine, Relation, Session
+from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from source_agent.failpoints import Point
 from source_agent.scan.heap import keep_heap_small
 from source_agent.server.catalogue import (

@@ -6,7 +6,8 @@ from driftline.derivations import Derivation, Predicate
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
-from source_agent.engines.interface import Relation, Session, Shape
+from source_agent.engines.interface import Session
+from source_agent.engines.shapes import Relation, Shape
 
 TABLE = Relation("t", table="t")
 

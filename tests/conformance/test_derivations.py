@@ -28,7 +28,7 @@ from driftline.types import DeclaredType
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
-from source_agent.engines.interface import Shape
+from source_agent.engines.shapes import Shape
 from tests.conformance.derivation_cases import COMPARED, EXCLUDED, RAW, Compared
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
 from tests.harness.legacies import KINDS

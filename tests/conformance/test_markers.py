@@ -15,8 +15,8 @@ from driftline.key_digests import hash_seed, hashed
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
-from source_agent.engines.interface import Relation
 from source_agent.engines.markers import Mark, Marker
+from source_agent.engines.shapes import Relation
 from tests.harness.legacies import KINDS
 
 TIMES = {"postgresql": "timestamp(6)", "mariadb": "datetime(6)", "sqlite": "DATETIME"}

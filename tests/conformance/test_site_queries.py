@@ -15,7 +15,7 @@ from driftline.derivations import Operator, Part
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import Read, read, session_of
-from source_agent.engines.interface import Relation
+from source_agent.engines.shapes import Relation
 from tests.harness.legacies import KINDS
 from tests.reference.predicates import keeps
 from warehouse_agent.decomposition.site_queries import Joined, dialect_of, proposed, share_query

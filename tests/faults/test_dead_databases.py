@@ -21,8 +21,9 @@ from driftline import wire_pb2 as pb
 
 from source_agent.budgets import watch
 from source_agent.config import load
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.relay import Relay
@@ -283,7 +284,8 @@ def test_rows_that_come_slowly_are_handed_out_as_they_come(own: PostgreSQL | Mar
 
 READ = """
 import sys
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
+from source_agent.engines.shapes import Relation
 from source_agent.engines.registry import connect
 session = connect(sys.argv[1], None, Limits()).open()
 shape = session.describe(Relation("slow", query=sys.argv[2], key=("id",)))

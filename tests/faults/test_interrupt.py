@@ -16,11 +16,12 @@ from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.config import load
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.mariadb.session import MariadbSession
 from source_agent.engines.mariadb.waits import Connector
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from source_agent.server.service import start
 from tests.harness.agents import Peer, Recorded, channel, opening
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite

@@ -23,8 +23,9 @@ from driftline.ranges import Partition, strata_of, uniform
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.config import SourceConfig, load
-from source_agent.engines.interface import Engine, Relation, Session
+from source_agent.engines.interface import Engine, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 
 FRAGMENT_KEY = bytes(range(32))
 SALT = Salt(0x0123456789ABCDEF, 0xFEDCBA9876543210)

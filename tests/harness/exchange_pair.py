@@ -29,8 +29,9 @@ from driftline.sketches import Cells, Embedding
 from driftline.types import Recipe
 from driftline.units import UnitRun, UnitSums
 
-from source_agent.engines.interface import Limits, Relation, Session, Shape
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.server.handlers import refusal
 from tests.reference.rows import row_bytes

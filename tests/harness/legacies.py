@@ -18,10 +18,10 @@ import pytest
 from source_agent.engines import rows
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Shape
 from source_agent.engines.mariadb import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
 from source_agent.engines.relations import null_key_sql
+from source_agent.engines.shapes import Shape
 from source_agent.engines.sqlite import session as sqlite_session
 from source_agent.engines.sqlite import sql as sqlite_sql
 from source_agent.engines.sqlite import values as sqlite_values

@@ -40,7 +40,8 @@ from driftline.sketches import HASHES, PRIME, Embedding, Grid, pack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines.interface import Session, Shape
+from source_agent.engines.interface import Session
+from source_agent.engines.shapes import Shape
 from source_agent.methods import ranges as source_refine
 from source_agent.methods import row_hashes
 from source_agent.methods.comparison import Comparison, Tally

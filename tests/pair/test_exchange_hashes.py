@@ -10,8 +10,9 @@ from driftline.ranges import uniform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from source_agent.engines.interface import Fingerprint, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Fingerprint, Relation
 from tests.harness.exchange_pair import COMPOSITE, INTEGER, Schema, Table, exchange
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL

@@ -8,7 +8,8 @@ import pytest
 from driftline.errors import ConfigurationError, DriftlineError, UsageError
 
 from source_agent import config as source
-from source_agent.engines.interface import Fingerprint, Limits, Relation
+from source_agent.engines.interface import Limits
+from source_agent.engines.shapes import Fingerprint, Relation
 from warehouse_agent import config as warehouse
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.planning.choice import Method

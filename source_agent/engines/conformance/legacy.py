@@ -21,7 +21,8 @@ import pytest
 
 from source_agent.engines import registry, rows
 from source_agent.engines.conformance.capabilities import Capability
-from source_agent.engines.interface import Engine, Limits, Relation, Session, Shape
+from source_agent.engines.interface import Engine, Limits, Session
+from source_agent.engines.shapes import Relation, Shape
 
 # (declaration, declared type, literals, texts): each literal is another value. Texts are what they
 # must read as; empty: not checked.

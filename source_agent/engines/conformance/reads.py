@@ -12,7 +12,8 @@ import numpy as np
 from driftline.values import decode_string
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Engine, Relation, Rows, Session, Shape
+from source_agent.engines.interface import Engine, Rows, Session
+from source_agent.engines.shapes import Relation, Shape
 
 ITEMS = """CREATE TABLE "items" (
     "label" VARCHAR(40), "id" BIGINT NOT NULL PRIMARY KEY, "name" VARCHAR(100),

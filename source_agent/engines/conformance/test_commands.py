@@ -21,8 +21,9 @@ from source_agent.engines.conformance.reads import (
     rows_of,
     session_of,
 )
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect, is_file
+from source_agent.engines.shapes import Relation
 
 
 @needs(Capability.TEMPLATES, Capability.QUERIES)

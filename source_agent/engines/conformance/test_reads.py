@@ -23,7 +23,8 @@ from source_agent.engines.conformance.reads import (
     rows_of,
     session_of,
 )
-from source_agent.engines.interface import BATCH_ROWS, Relation
+from source_agent.engines.interface import BATCH_ROWS
+from source_agent.engines.shapes import Relation
 
 ITEMS_BY_ID: Final = Relation("items", table="items", key=("id",))
 

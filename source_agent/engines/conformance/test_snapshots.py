@@ -19,7 +19,8 @@ from source_agent.engines.conformance.reads import (
     rows_of,
     session_of,
 )
-from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
+from source_agent.engines.interface import BATCH_ROWS
+from source_agent.engines.shapes import Consistency, Relation
 
 ITEMS: Final = Relation("items", table="items", key=("id",))
 

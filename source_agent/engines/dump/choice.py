@@ -18,7 +18,7 @@ from typing import Final
 
 from driftline.errors import ConfigurationError, DatabaseRefused, DatabaseUnavailable
 
-from source_agent.engines.interface import Files
+from source_agent.engines.shapes import Files
 
 _TIME: Final = re.compile(r"\{([^{}]*)\}")
 _DIRECTIVES: Final = {

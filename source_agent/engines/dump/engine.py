@@ -20,7 +20,8 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.dump.folder import Folder
 from source_agent.engines.dump.session import DumpSession
-from source_agent.engines.interface import Engine, Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Engine, Limits, Listed, Privilege
+from source_agent.engines.shapes import Relation, Shape
 
 _NO_COUNTERS: Final = NotKnown("files keep no counters")
 

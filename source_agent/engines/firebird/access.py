@@ -14,8 +14,9 @@ from driftline.errors import (
 from firebird.driver import DatabaseError
 
 from source_agent.engines.firebird.sql import LOGIN, PRIVILEGES
-from source_agent.engines.interface import Ask, Privilege, Relation
+from source_agent.engines.interface import Ask, Privilege
 from source_agent.engines.relations import quote, split_name
+from source_agent.engines.shapes import Relation
 
 _SYSDBA: Final = "SYSDBA"
 _LETTERS: Final = {

@@ -17,9 +17,10 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings
 from source_agent.engines.firebird import access, sql, types
 from source_agent.engines.firebird.session import Connector, FirebirdSession
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.relations import join_name
 from source_agent.engines.sessions import attempted
+from source_agent.engines.shapes import Relation, Shape
 
 _NO_COUNTERS = NotKnown("Firebird counts no changes of a table")
 

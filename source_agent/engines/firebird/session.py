@@ -42,9 +42,10 @@ from source_agent.engines.firebird.sql import (
     ordered_sql,
     range_sql,
 )
-from source_agent.engines.interface import Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.interface import Limits, Rows, TimeLimit
 from source_agent.engines.relations import select_sql
 from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.shapes import Relation, Shape
 
 ROWS_MAX: Final = 2**62
 READ_ONLY: Final = tpb(Isolation.SNAPSHOT, access_mode=TraAccessMode.READ)

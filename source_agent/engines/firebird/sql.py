@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.interface import Shape
 from source_agent.engines.relations import quote, select_sql
+from source_agent.engines.shapes import Shape
 
 RANGES_PER_SELECT: Final = 100  # the last is repeated, so the text is always the same
 

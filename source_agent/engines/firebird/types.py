@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 from driftline.types import DeclaredType
 
 from source_agent.engines.firebird.sql import COLUMNS, PRIMARY, TABLES, described_sql
-from source_agent.engines.interface import Consistency, Relation, Shape
 from source_agent.engines.relations import (
     Access,
     ReadColumn,
@@ -31,6 +30,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
+from source_agent.engines.shapes import Consistency, Relation, Shape
 
 _NONE, _OCTETS = 0, 1  # character sets
 # Numbers of RDB$FIELD_TYPE: the integer, and the digits that it holds.

@@ -18,8 +18,9 @@ from sqlalchemy.pool import NullPool
 
 from source_agent.engines.generic.dialects import entry_of
 from source_agent.engines.generic.session import Catalogue, GenericSession, said
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.relations import join_name, scan_sql
+from source_agent.engines.shapes import Relation, Shape
 
 UNKNOWN = "unknown: the generic engine cannot read privileges; read-only rests on this login alone"
 NOT_LISTED = "-- SQLAlchemy's dialect also reads the catalogue when it connects and describes."

@@ -33,9 +33,10 @@ from source_agent.engines import rows, sockets
 from source_agent.engines.driver_values import ENCODERS
 from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
-from source_agent.engines.interface import Consistency, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.interface import Rows, TimeLimit
 from source_agent.engines.relations import select_sql
 from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.shapes import Consistency, Relation, Shape
 
 RANGES_PER_SELECT: Final = 100
 _FORMATTED: Final = frozenset({"format", "pyformat"})

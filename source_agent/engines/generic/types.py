@@ -19,7 +19,6 @@ from sqlalchemy import types as sql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from source_agent.engines.generic.dialects import DialectEntry
-from source_agent.engines.interface import Consistency, Relation, Shape
 from source_agent.engines.relations import (
     ALIAS,
     Access,
@@ -33,6 +32,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
+from source_agent.engines.shapes import Consistency, Relation, Shape
 
 NUMERIC_DIGITS_MAX: Final = 38
 MICROSECONDS: Final = 6  # digits of a second that the protocol holds

@@ -17,7 +17,7 @@ from driftline.errors import (
 )
 from pymysql import Error, OperationalError
 
-from source_agent.engines.interface import Ask, Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.mariadb import settings, types
 from source_agent.engines.mariadb.activity import ACTIVITY
 from source_agent.engines.mariadb.sql import (
@@ -45,6 +45,7 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.printable import counted
 
 USER_PRIVILEGES = """

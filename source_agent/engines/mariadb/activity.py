@@ -17,10 +17,11 @@ from typing import Final
 
 from driftline.activity import Activity, Flagged, NotKnown
 
-from source_agent.engines.interface import Ask, Relation
+from source_agent.engines.interface import Ask
 from source_agent.engines.mariadb.sql import MARK
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
 from source_agent.engines.relations import split_name
+from source_agent.engines.shapes import Relation
 
 # Hex names, so that a list of any length is one value; a table that is not listed is not opened.
 # The first list has names of the session's database, the second of others.

@@ -32,16 +32,7 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
-from source_agent.engines.interface import (
-    Consistency,
-    Limits,
-    Listed,
-    Privilege,
-    Relation,
-    Rows,
-    Shape,
-    TimeLimit,
-)
+from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.mariadb import access, activity, settings, types
 from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
@@ -67,6 +58,7 @@ from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
 from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
+from source_agent.engines.shapes import Consistency, Relation, Shape
 
 PAGE_ROWS: Final = 1024
 _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"

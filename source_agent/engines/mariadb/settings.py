@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.interface import Ask, Limits, Relation, TimeLimit
+from source_agent.engines.interface import Ask, Limits, TimeLimit
 from source_agent.engines.relations import changed_setting
+from source_agent.engines.shapes import Relation
 
 Shown = tuple[str | None, ...]
 

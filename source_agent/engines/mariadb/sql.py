@@ -12,9 +12,9 @@ from typing import Final
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.interface import Shape
 from source_agent.engines.markers import behind
 from source_agent.engines.relations import null_key_sql, plan_of, quote, select_sql
+from source_agent.engines.shapes import Shape
 
 MARK: Final = "`"
 RANGES_PER_SELECT: Final = 200  # beyond it, planning grows faster than reading

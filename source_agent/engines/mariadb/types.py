@@ -22,7 +22,6 @@ from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
 from driftline.references import OnDelete, Reference
 
 from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.interface import Consistency, Relation, Shape
 from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
 from source_agent.engines.markers import Marker, marked_by
@@ -38,6 +37,7 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
+from source_agent.engines.shapes import Consistency, Relation, Shape
 
 TABLE = """
 SELECT table_schema, table_name, table_type, engine, table_rows

@@ -28,10 +28,10 @@ from driftline.derivations import Comparable, Comparison, Operator
 from driftline.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
 from source_agent.engines import rows
-from source_agent.engines.interface import Condition, Relation
 from source_agent.engines.mariadb.sql import MARK
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.relations import ReadColumn, quote, refused_type
+from source_agent.engines.shapes import Condition, Relation
 
 # Character sets that convert to Unicode and back without loss. MySQL's latin1 is cp1252, completed.
 # fmt: off

@@ -25,15 +25,7 @@ from driftline.errors import (
 from psycopg import Error, OperationalError, errors, pq
 from psycopg.conninfo import make_conninfo
 
-from source_agent.engines.interface import (
-    Ask,
-    Fingerprint,
-    Limits,
-    Listed,
-    Privilege,
-    Relation,
-    Shape,
-)
+from source_agent.engines.interface import Ask, Limits, Listed, Privilege
 from source_agent.engines.markers import MarkerKind
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
@@ -59,6 +51,7 @@ from source_agent.engines.relations import (
     scan_sql,
     split_name,
 )
+from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.printable import counted
 
 ROLE = """

@@ -15,10 +15,11 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import sockets
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.interface import Limits, Listed, Privilege, Relation, Shape
+from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.postgresql import access, types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.sessions import attempted
+from source_agent.engines.shapes import Relation, Shape
 
 
 class PostgresqlEngine:

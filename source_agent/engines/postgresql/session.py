@@ -31,7 +31,7 @@ from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from psycopg import Error, pq
 
-from source_agent.engines.interface import DatabaseTime, Limits, Relation, Rows, Shape, TimeLimit
+from source_agent.engines.interface import DatabaseTime, Limits, Rows, TimeLimit
 from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
@@ -43,6 +43,7 @@ from source_agent.engines.postgresql.values import compare
 from source_agent.engines.postgresql.waits import ResultSocket
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.shapes import Relation, Shape
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
 KEEP_SHARE: Final = 0.25  # of the server's limit for idle sessions, where that is shorter

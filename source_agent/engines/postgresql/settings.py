@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from source_agent.engines.interface import Ask, Relation
+from source_agent.engines.interface import Ask
 from source_agent.engines.relations import changed_setting
+from source_agent.engines.shapes import Relation
 
 # Text forms must not depend on server, database or role. IntervalStyle `postgres` prints intervals
 # losslessly (sql_standard is ambiguous with mixed signs). One backend per scan, and no JIT, whose

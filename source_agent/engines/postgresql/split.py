@@ -20,9 +20,10 @@ from typing import Final
 
 from driftline.errors import DatabaseUnavailable
 
-from source_agent.engines.interface import Ask, Shape
+from source_agent.engines.interface import Ask
 from source_agent.engines.postgresql.sql import BOUNDS, EXPLAIN, copy_of
 from source_agent.engines.relations import plan_of, select_sql
+from source_agent.engines.shapes import Shape
 
 BLOCKS_MIN: Final = 2048  # 16 MiB: below it another connection costs as much as it saves
 PART_BLOCKS: Final = 512  # 4 MiB, some 30 ms: the last part delays the end no longer

@@ -10,10 +10,11 @@ from typing import Final
 
 from driftline.key_order import Key, KeyRange
 
-from source_agent.engines.interface import Limits, Shape
+from source_agent.engines.interface import Limits
 from source_agent.engines.markers import Marker, MarkerKind, behind
 from source_agent.engines.postgresql.values import array_of, bound, named
 from source_agent.engines.relations import plan_of, quote, select_sql
+from source_agent.engines.shapes import Shape
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SET = (

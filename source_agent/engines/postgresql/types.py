@@ -19,13 +19,13 @@ from driftline.references import OnDelete, Reference
 
 from source_agent.engines import relations
 from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.interface import Consistency, Fingerprint, Relation, Shape
 from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, kept_sql, range_sql
 from source_agent.engines.postgresql.values import FLOATS, NATIVE, column, sorting
 from source_agent.engines.relations import plan_of, quote, scan_sql
+from source_agent.engines.shapes import Consistency, Fingerprint, Relation, Shape
 
 SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95

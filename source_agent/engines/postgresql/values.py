@@ -25,8 +25,8 @@ from typing import Final
 from driftline.derivations import Comparable, Comparison, Operator
 from driftline.types import Column, DeclaredType
 
-from source_agent.engines.interface import Condition
 from source_agent.engines.relations import ReadColumn, quote
+from source_agent.engines.shapes import Condition
 
 # OIDs of pg_type.dat, which never change, and the declared kind of each.
 NATIVE: Final = {

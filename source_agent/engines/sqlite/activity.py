@@ -20,9 +20,10 @@ from typing import Final
 
 from driftline.activity import Activity, Flagged, NotKnown
 
-from source_agent.engines.interface import Ask, Relation
+from source_agent.engines.interface import Ask
 from source_agent.engines.probes import NO_TABLE, VIEW, never_probed, opaque
 from source_agent.engines.relations import split_name
+from source_agent.engines.shapes import Relation
 from source_agent.engines.sqlite.sql import TABLES
 
 _COUNTER_AT, _COUNTER_BYTES = 24, 4

@@ -38,19 +38,11 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.interface import (
-    Consistency,
-    Limits,
-    Listed,
-    Privilege,
-    Relation,
-    Rows,
-    Shape,
-    TimeLimit,
-)
+from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
+from source_agent.engines.shapes import Consistency, Relation, Shape
 from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import Header

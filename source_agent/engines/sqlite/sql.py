@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.interface import Shape
 from source_agent.engines.markers import Marker, MarkerKind, behind
 from source_agent.engines.relations import plan_of, quote, select_sql
+from source_agent.engines.shapes import Shape
 from source_agent.engines.sqlite.values import MARK
 
 TABLES = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"

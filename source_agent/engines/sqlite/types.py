@@ -31,7 +31,7 @@ from driftline.references import OnDelete, Reference
 from driftline.types import DeclaredType
 
 from source_agent.engines.foreign_keys import ForeignKey, references
-from source_agent.engines.interface import Listed, Relation, Shape
+from source_agent.engines.interface import Listed
 from source_agent.engines.markers import marked_by
 from source_agent.engines.relations import (
     PRESENCE,
@@ -47,6 +47,7 @@ from source_agent.engines.relations import (
     unknown_table,
 )
 from source_agent.engines.rows import DOUBLE_DIGITS
+from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,
     FOREIGN_KEYS,

@@ -19,9 +19,9 @@ from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
 from driftline.values import encode_float4, string_encoder
 
 from source_agent.engines import rows
-from source_agent.engines.interface import Condition
 from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
 from source_agent.engines.relations import quote
+from source_agent.engines.shapes import Condition
 
 MARK: Final = "`"  # around columns: SQLite reads an unknown name in "…" as a text
 _NONE: Final = type(None)

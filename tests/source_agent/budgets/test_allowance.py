@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from source_agent.budgets.allowance import allowance, check_scan, instant, needs_scan
 from source_agent.budgets.budget import Governor
 from source_agent.config import ServedRelation
-from source_agent.engines.interface import Relation
+from source_agent.engines.shapes import Relation
 from source_agent.hours import ScanHours
 from source_agent.server.service import Server, start
 from tests.harness.agents import Peer, Recorded, channel, configuration, make_orders, opening

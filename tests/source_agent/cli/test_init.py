@@ -19,8 +19,8 @@ from sqlalchemy.engine import make_url
 from source_agent.cli import check, init
 from source_agent.cli.init import Made, Request
 from source_agent.config import SourceConfig, load
-from source_agent.engines.interface import Relation
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.pair import environment
 from tests.harness.servers import MariaDB, PostgreSQL
 

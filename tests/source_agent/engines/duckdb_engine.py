@@ -35,15 +35,7 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
-from source_agent.engines.interface import (
-    Limits,
-    Listed,
-    Privilege,
-    Relation,
-    Rows,
-    Shape,
-    TimeLimit,
-)
+from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.relations import (
     Access,
     ReadColumn,
@@ -61,6 +53,7 @@ from source_agent.engines.relations import (
     unknown_table,
 )
 from source_agent.engines.sessions import SnapshotSession, attempted
+from source_agent.engines.shapes import Relation, Shape
 
 ENGINE_API = 1
 

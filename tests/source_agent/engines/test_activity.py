@@ -20,8 +20,9 @@ from driftline.activity import Activity, Counted, Flagged, NotKnown
 from driftline.errors import DatabaseUnavailable
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Engine, Limits, Relation
+from source_agent.engines.interface import Engine, Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL
 from tests.harness.standby import Standby

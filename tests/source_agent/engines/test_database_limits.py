@@ -15,8 +15,9 @@ from driftline import errors
 
 from source_agent.cli import check
 from source_agent.config import load
-from source_agent.engines.interface import Engine, Limits, Relation, Session
+from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.servers import MariaDB, PostgreSQL
 
 ROLE_LIMITS_MS = {

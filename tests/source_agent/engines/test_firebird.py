@@ -14,8 +14,9 @@ from driftline.errors import ConfigurationError, DatabaseUnavailable, ValueDoesN
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.pair import Pair
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.generic import dialects
 from source_agent.engines.generic.types import Described, _declared
-from source_agent.engines.interface import Consistency, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
 
 

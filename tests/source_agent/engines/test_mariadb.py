@@ -11,7 +11,7 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.conformance.reads import decoded, flat, read, session_of
-from source_agent.engines.interface import Consistency, Relation
+from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.servers import MariaDB
 

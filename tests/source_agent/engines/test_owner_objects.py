@@ -20,9 +20,10 @@ from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFi
 from pyspark.sql import SparkSession
 
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Fingerprint, Limits, Relation, Rows, Session
+from source_agent.engines.interface import Limits, Rows, Session
 from source_agent.engines.postgresql import values as postgresql_values
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Fingerprint, Relation
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair

@@ -10,10 +10,11 @@ import pytest
 from driftline import errors
 
 from source_agent.engines.conformance.reads import flat, read, session_of
-from source_agent.engines.interface import Consistency, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacies import OfPostgreSQL
 from tests.harness.servers import PostgreSQL
 

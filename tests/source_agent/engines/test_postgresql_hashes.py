@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from source_agent.cli.check import as_text, check
 from source_agent.config import load as load_file
-from source_agent.engines.interface import Ask, Fingerprint, Limits, Relation, Rows, Session, Shape
+from source_agent.engines.interface import Ask, Limits, Rows, Session
 from source_agent.engines.postgresql import hashes as postgresql_hashes
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.registry import connect
 from source_agent.engines.relations import ReadColumn
+from source_agent.engines.shapes import Fingerprint, Relation, Shape
 from source_agent.scan.reader import Reader, Tally
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from tests.harness.servers import MariaDB, PostgreSQL

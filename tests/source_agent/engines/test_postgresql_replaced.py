@@ -12,8 +12,9 @@ from driftline.errors import ConfigurationError, SnapshotLost
 from psycopg.errors import LockNotAvailable
 
 from source_agent.config import load
-from source_agent.engines.interface import Limits, Relation, Session
+from source_agent.engines.interface import Limits, Session
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from source_agent.server.service import start
 from tests.harness.agents import Recorded, configuration, opening
 from tests.harness.legacies import OfPostgreSQL

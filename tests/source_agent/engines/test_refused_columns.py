@@ -9,8 +9,9 @@ import pytest
 from driftline.errors import ConfigurationError, ValueDoesNotFit, together
 from driftline.limits import COLUMNS_NAMED_MAX
 
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from tests.harness.legacies import OfMariaDB
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.servers import MariaDB

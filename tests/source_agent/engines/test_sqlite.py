@@ -18,7 +18,8 @@ from source_agent.engines.conformance.reads import (
     read,
     session_of,
 )
-from source_agent.engines.interface import BATCH_ROWS, Consistency, Relation
+from source_agent.engines.interface import BATCH_ROWS
+from source_agent.engines.shapes import Consistency, Relation
 from source_agent.engines.sqlite import session as sqlite_session
 from tests.harness.legacies import OfSQLite
 

@@ -28,7 +28,7 @@ from driftline.ranges import POSITION_MAX, POSITION_MIN, Partition, from_quantil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines.interface import Relation
+from source_agent.engines.shapes import Relation
 from source_agent.methods.comparison import Comparison, Tally
 from source_agent.scan import batches, tile
 from source_agent.server.service import start

@@ -12,8 +12,9 @@ from driftline import wire_pb2 as pb
 
 from source_agent.config import Budget
 from source_agent.engines.conformance.legacy import Legacy
-from source_agent.engines.interface import Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Relation
 from source_agent.server import catalogue
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL, OfSQLite
 from warehouse_agent.cli.plan import Forecast, know, predict

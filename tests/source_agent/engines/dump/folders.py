@@ -6,8 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from source_agent.engines.conformance.reads import Read, decoded, flat
-from source_agent.engines.interface import Files, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Files, Relation
 
 ACCOUNTS = """
 null = ""

@@ -19,8 +19,9 @@ from driftline.activity import NotKnown
 
 from source_agent.engines.conformance.reads import flat
 from source_agent.engines.dump import blocks, streams
-from source_agent.engines.interface import Files, Limits, Relation
+from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
+from source_agent.engines.shapes import Files, Relation
 from tests.source_agent.engines.dump.folders import ACCOUNTS, Accounts
 
 HEADER = b"id,name,balance\n"
