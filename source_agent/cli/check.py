@@ -29,6 +29,7 @@ from source_agent.printable import counted
 
 _TILES = "by the index of its key"
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
+BY_LOGIN = "sessions are not opened read-only: only the login keeps them from writing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +150,15 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
                 session = engine.open()
     finally:
         session.close()
+    privileges = engine.privileges(relations)
     return CheckReport(
         database=engine.name,
         login=make_url(config.database.url).username or "",
         as_of=as_of,
         consistency=consistency,
-        read_only=READ_ONLY,
+        read_only=BY_LOGIN if any(p.is_unknown for p in privileges) else READ_ONLY,
         relations=reports,
-        privileges=engine.privileges(relations),
+        privileges=privileges,
         limits=limits,
         snapshot=snapshot,
         server=server,
@@ -183,6 +185,12 @@ def _snapshot_lines(report: SnapshotReport) -> list[str]:
         f"  snapshot holds back {report.holds_back}",
         f"           for as long as a refresh lasts: {held}; {most} (limits.snapshot_seconds)",
     ]
+
+
+def _weight(privilege: Privilege) -> str:
+    if privilege.is_unknown:
+        return "unknown"
+    return "EXCESS" if privilege.excess else "needed"
 
 
 def _limit(limit: TimeLimit) -> LimitReport:
@@ -283,7 +291,7 @@ def as_text(report: CheckReport) -> str:
         lines += ["", *_relation_lines(relation)]
     excess = sum(p.excess for p in report.privileges)
     lines += ["", "privileges"]
-    lines += [f"  {'EXCESS  ' if p.excess else 'needed  '} {p.what}" for p in report.privileges]
+    lines += [f"  {_weight(p):<8} {p.what}" for p in report.privileges]
     if excess:
         lines.append(
             f"  The login may do more than it needs ({excess}). "

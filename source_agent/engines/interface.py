@@ -54,10 +54,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Privilege:
-    """A privilege of the login, for `check`. `excess`: more than SELECT on what is published."""
+    """A privilege of the login, for `check`. `excess`: more than SELECT on what is published.
+
+    `is_unknown`: the engine cannot read privileges, nor keep a session from writing: only the login
+    does.
+    """
 
     what: str
     excess: bool
+    is_unknown: bool = False
 
 
 class Pulse:

@@ -46,9 +46,9 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "mariadb": _MARIADB,
     "mysql": _MARIADB,
     "sqlite": EngineKind("sqlite", "source_agent.engines.sqlite.session", is_file=True),
-    "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
     "firebird": EngineKind("firebird", "source_agent.engines.firebird.engine", "firebird.driver"),
     "generic": EngineKind("generic", "source_agent.engines.generic.engine", has_dialect=True),
+    "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
 }
 
 

@@ -38,8 +38,13 @@ BY_CONSTANT_NAME = {
 
 @cache
 def named_in(path: Path) -> set[str]:
+    """The functions of a module, and those that it has of others by `import *`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+            found |= named_in(ROOT / (node.module.replace(".", "/") + ".py"))
+    return found
 
 
 @pytest.mark.parametrize(

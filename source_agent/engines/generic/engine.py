@@ -22,7 +22,7 @@ from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.relations import join_name, scan_sql
 from source_agent.engines.shapes import Relation, Shape
 
-UNKNOWN = "unknown: the generic engine cannot read privileges; read-only rests on this login alone"
+UNKNOWN = "the generic engine cannot read privileges; read-only rests on this login alone"
 NOT_LISTED = "-- SQLAlchemy's dialect also reads the catalogue when it connects and describes."
 
 
@@ -44,7 +44,7 @@ class GenericEngine:
 
     def privileges(self, relations: Sequence[Relation]) -> list[Privilege]:  # noqa: ARG002
         self.open().close()
-        return [Privilege(UNKNOWN, excess=False)]
+        return [Privilege(UNKNOWN, excess=False, is_unknown=True)]
 
     def scan_cost(self, shape: Shape) -> str:
         dialect = self._connector.dialect
@@ -100,7 +100,7 @@ class GenericEngine:
                 found += self.attempts(shape.relation)
                 found.append(scan_sql(shape))
                 if shape.recipe.integer_key:
-                    found.append(session.range_sql(shape, 1))
+                    found += session.key_sqls(shape)
         return list(dict.fromkeys(found))
 
 

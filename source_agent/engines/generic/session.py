@@ -127,16 +127,14 @@ class GenericSession(SnapshotSession):
             ) from error
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        tail = f"\nORDER BY {self._key(shape)}" if ordered else ""
-        return self._read(shape, select_sql(shape, tail=tail), ())
+        return self._read(shape, self._ordered_sql(shape) if ordered else select_sql(shape), ())
 
     def read_ranges(
         self, shape: Shape, first: Positions, last: Positions, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
         assert shape.recipe.integer_key, "only an integer key has ranges"
         if shape.may_be_null_in(first):
-            sql = select_sql(shape, f"{self._key(shape)} IS NULL")
-            yield from self._read(shape, sql, (), rows_max=0)
+            yield from self._read(shape, self._null_sql(shape), (), rows_max=0)
         left = rows_max
         for start in range(0, len(first), RANGES_PER_SELECT):
             bounds = [
@@ -144,7 +142,7 @@ class GenericSession(SnapshotSession):
                 for pair in zip(first[start:], last[start:], strict=True)
                 for bound in pair
             ][: 2 * RANGES_PER_SELECT]
-            sql = self.range_sql(shape, len(bounds) // 2)
+            sql = self._range_sql(shape, len(bounds) // 2)
             for batch in self._read(shape, sql, bounds, rows_max=left):
                 left = None if left is None else left - len(batch)
                 yield batch
@@ -159,7 +157,17 @@ class GenericSession(SnapshotSession):
     def _key(self, shape: Shape) -> str:
         return self._engine.dialect.identifier_preparer.quote(shape.recipe.columns[0].name)
 
-    def range_sql(self, shape: Shape, count: int) -> str:
+    def key_sqls(self, shape: Shape) -> list[str]:
+        """Return the SELECTs by an integer key, for `Engine.templates`; that of ranges for one."""
+        return [self._ordered_sql(shape), self._null_sql(shape), self._range_sql(shape, 1)]
+
+    def _ordered_sql(self, shape: Shape) -> str:
+        return select_sql(shape, tail=f"\nORDER BY {self._key(shape)}")
+
+    def _null_sql(self, shape: Shape) -> str:
+        return select_sql(shape, f"{self._key(shape)} IS NULL")
+
+    def _range_sql(self, shape: Shape, count: int) -> str:
         """Return the SELECT of the rows in `count` ranges of keys."""
         style = self._engine.dialect.paramstyle
         marks = {"qmark": "?", "numeric": ":{}", "numeric_dollar": "${}"}.get(style, "%s")

@@ -11,6 +11,8 @@ import pytest
 from driftline.errors import ConfigurationError, DatabaseUnavailable
 from sqlalchemy import types as sql
 
+from source_agent.cli.check import as_text, check
+from source_agent.config import load
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
@@ -112,7 +114,22 @@ def test_the_dba_is_told_what_is_unknown(legacy: Legacy) -> None:
     with closing(engine.open()) as session:
         shape = session.describe(relation)
     [privilege] = engine.privileges([relation])
+    assert privilege.is_unknown
     assert "read-only rests on this login alone" in privilege.what
     assert "the driver shows" in engine.warnings(shape)[0]
     assert [listed.table for listed in engine.listed()] == ["t"]
     assert any("FROM t" in text for text in engine.templates([shape]))
+
+
+def test_check_does_not_say_that_sessions_are_read_only(tmp_path: Path) -> None:
+    made = GenericOverSQLite(tmp_path / "legacy.sqlite")
+    made.run("CREATE TABLE orders (id BIGINT PRIMARY KEY)")
+    (tmp_path / "source.toml").write_text(
+        f'[database]\nurl = "{made.url}"\n'
+        '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n[relations.orders]\ntable = "orders"\n'
+    )
+    config = load(tmp_path / "source.toml")
+    said = as_text(check(config, made.connect()))
+    assert "reads    fuzzy; sessions are not opened read-only" in said
+    assert "unknown  the generic engine cannot read privileges" in said
+    assert "1 of 1 relation can be served" in said
