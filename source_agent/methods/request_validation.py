@@ -277,7 +277,7 @@ class NamedUnits:
     digests: U64
 
     def sums(self, ks: U64) -> UnitSums:
-        """Return sums over the units, empty; ks: of the keys, uint64 [n]. Raises MalformedMessage."""
+        """Return sums over the units, empty; ks: of keys, uint64 [n]. Raises MalformedMessage."""
         ends = np.cumsum([keys for _, keys in self.runs], dtype=np.int64).tolist()
         return UnitSums(
             [
