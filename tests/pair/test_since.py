@@ -37,6 +37,7 @@ TYPES = {
 }
 ZONES = {"sqlite": ', zone = "UTC"', "postgresql": "", "mariadb": ""}
 ROWS = 600
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 300))]
 OLD = "2001-01-01 00:00:00"
 
 
@@ -350,7 +351,7 @@ def test_xmin_shows_updates_that_no_column_shows(
         legacy.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories(local: Stock, seed: int) -> None:
     """Deletes and inserts are found at once, and lies by the next audit."""
     rng = random.Random(seed)

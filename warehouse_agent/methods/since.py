@@ -52,7 +52,7 @@ from warehouse_agent.tasks.difference import Equal, ListedRows, Outcome
 
 # Seconds of the source for a key, over those for a row: measured on PostgreSQL, where keys are read
 # and sketched, and where the database adds up their hashes (benchmarks/RESULTS.md).
-KEY_SHARE: Final = 0.75
+KEY_SHARE: Final = 0.6
 HASHED_SHARE: Final = 0.15
 
 
