@@ -135,7 +135,8 @@ def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
         sql = "UPDATE orders SET o_totalprice = o_totalprice + 1, updated_at = clock_timestamp()"
         changed = owner.execute(f"{sql} WHERE abs(hashint8(o_orderkey)) % {step} = 3").rowcount
         if deletes:
-            gone = f"DELETE FROM orders WHERE abs(hashint8(o_orderkey)) % {20 * step} = 7"
+            left = 7 + len(name)  # other rows for each marker, and none that are updated
+            gone = f"DELETE FROM orders WHERE abs(hashint8(o_orderkey)) % {20 * step} = {left}"
             changed += owner.execute(gone).rowcount
         took = {}
         for method in ("since", "sketch"):

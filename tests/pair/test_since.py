@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from source_agent.scan.marked import Marked
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
+from warehouse_agent.cli.answers import text_of
+from warehouse_agent.cli.commands import receipt
+from warehouse_agent.cli.plan import forecast
+from warehouse_agent.cli.status import status_of
+from warehouse_agent.cli.status import text_of as status_lines
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.storage.formats import head
@@ -78,12 +84,15 @@ class Stock:
         return self.pair.refresh("stock", options=options)
 
     def refresh_when_due(self) -> Report:
-        """Refresh as if the last audit were a year ago: an audit, whose interval must be short."""
+        """Refresh as if the last audit were years ago."""
+        self.make_due()
+        return self.refresh()
+
+    def make_due(self) -> None:
         notes = json.loads(self.notes.read_text())
         assert notes["mark"]["audit"] is not None
         notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
         self.notes.write_text(json.dumps(notes))
-        return self.refresh()
 
     @property
     def notes(self) -> Path:
@@ -296,6 +305,33 @@ def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
         made.pair.stop()
 
 
+def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
+    """`status`, `plan`, the receipt and the line of a refresh name the proof and the audit."""
+    local.refresh()
+    local.update([3], 8)
+    local.update([60, 90], 4242, honest=False)
+    assert "keys proven equal" in text_of(local.refresh())
+    planned = forecast(local.pair.store, local.pair.config().fragments["stock"])
+    assert (planned.chosen, (planned.marker or {})["proof"]) == ("by marker", "keys")
+    assert 'proves "keys"; last audit 0.0 hours ago, due every 168.0 hours' in planned.text()
+    told = status_of(local.pair.store, "stock")
+    assert (told.proof, told.miss_probability) == ("keys", None)
+    receipt(local.pair.config(), "stock", tmp_path / "receipt.json")
+    body = json.loads((tmp_path / "receipt.json").read_text())
+    assert (body["proof"], body["audit"]["missed"]) == ("keys", 0)
+    local.fragment('audit = "1s"')
+    said = text_of(local.refresh_when_due())
+    assert "the marker had missed 2 changed rows (60, 90)" in said
+    told = status_of(local.pair.store, "stock")
+    assert told.proof == "total"
+    (line,) = [one for one in status_lines([told], datetime.now(UTC), None) if "missed" in one][:1]
+    assert line == "stock: the marker missed 2 of 3 changes since 2020-01-01 (60, 90)"
+    local.pair.publish("stock", 'table = "stock"')
+    local.fragment()
+    unused = forecast(local.pair.store, local.pair.config().fragments["stock"])
+    assert "the source's DBA names no marker of this relation" in unused.text()
+
+
 def test_more_keys_differ_than_the_cells_tell(stock: Stock) -> None:
     """The source asks for more cells, or all rows are compared; nothing is lost either way."""
     stock.refresh()
@@ -319,6 +355,22 @@ def test_two_rows_of_one_key_are_named(local: Stock) -> None:
     error = local.pair.error("stock")
     assert error["code"] == "DUPLICATE_KEY"
     assert "note 5" in error["message"]
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_source_that_is_wrong_about_the_marker(
+    local: Stock, monkeypatch: pytest.MonkeyPatch, claims: bool
+) -> None:
+    """A version that was made by a marker is never called total, nor the reverse."""
+    local.refresh()
+    local.fragment("" if not claims else 'audit = "1s"')
+    message = Marked.message
+    with monkeypatch.context() as patch:
+        patch.setattr(Marked, "message", lambda self, **_: message(self, by_marker=claims))
+        if claims:
+            local.make_due()
+        assert local.pair.error("stock")["code"] == "MALFORMED"
+    assert local.refresh().error is None
 
 
 def test_xmin_shows_updates_that_no_column_shows(

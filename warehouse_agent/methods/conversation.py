@@ -203,6 +203,8 @@ class Talk:
                 it named no difference.
         """
         done, ours = self.end(reply), self._ours
+        if done.since.by_marker:  # its total is that of keys
+            raise MalformedMessage("The source compared keys where all rows are to be compared.")
         theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
         if theirs == ours:
             difference = Equal()
@@ -234,7 +236,7 @@ class Talk:
             held_back_s=done.held_back_s,
             row_security=PolicyDigests.from_message(done),
             activity=from_message(done.activity) if done.HasField("activity") else None,
-            marker=_marker_use(done),
+            marker=_marker_use(done) if self.terms.marks else None,
         )
 
     def end(self, reply: pb.Reply) -> pb.Finished:

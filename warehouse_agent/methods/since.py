@@ -193,10 +193,7 @@ class SinceSide:
                 return self._stalled(reply.verdict, grid, shipped)
             case "deleted":
                 return self._replaced(talk, reply.deleted, shipped)
-        outcome = talk.finished(reply, None, Method.RANGE)
-        if outcome.by_marker:
-            raise MalformedMessage("The source finished without naming the keys that differ.")
-        return outcome
+        return talk.finished(reply, None, Method.RANGE)
 
     def _stalled(
         self, verdict: pb.Verdict, grid: Grid | None, shipped: ShippedPositions
@@ -222,7 +219,10 @@ class SinceSide:
         rows, gone = key_sums.replaced(self.copy, where, self.sketch.embedding, ks)
         self._prove_keys(done, where, rows.positions)
         difference = Equal() if came == gone else ListedRows(rows)
-        return talk.outcome(done, difference, Method.SINCE, self.compared - gone + came)
+        found = talk.outcome(done, difference, Method.SINCE, self.compared - gone + came)
+        if not found.by_marker:  # a version made so must never be called total
+            raise MalformedMessage("The source does not say that it read rows by the marker.")
+        return found
 
     def _prove_keys(self, done: pb.Finished, came: Positions, gone: Positions) -> None:
         """Raise ProofFailed if our keys, without those gone and with those that came, are not the
