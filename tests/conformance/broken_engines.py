@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from source_agent.engines import rows
-from source_agent.engines.plain_values import Fixed, Raw
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import Fixed, Raw
 from source_agent.engines.sqlite import session
 from source_agent.engines.sqlite.values import ENCODERS
 from tests.harness.legacies import OfSQLite

@@ -15,9 +15,9 @@ import psycopg
 import pymysql
 import pytest
 
-from source_agent.engines import rows
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
+from source_agent.engines.encoding import rows
 from source_agent.engines.mariadb import sql as mariadb_sql
 from source_agent.engines.postgresql import copy
 from source_agent.engines.relations import null_key_sql

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from source_agent.engines import rows
 from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Case, Refusal
+from source_agent.engines.encoding import rows
 from tests.harness.legacies import OfPostgreSQL, OfSQLite
 from tests.harness.servers import PostgreSQL
 

@@ -26,7 +26,7 @@ from driftline.units import UnitRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines import rows
+from source_agent.engines.encoding import rows
 from source_agent.methods import groups, row_hashes
 from source_agent.methods.comparison import Comparison, Tally
 from tests.harness.examples import examples

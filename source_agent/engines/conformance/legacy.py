@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from source_agent.engines import registry, rows
+from source_agent.engines import registry
 from source_agent.engines.conformance.capabilities import Capability
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Engine, Limits, Session
 from source_agent.engines.shapes import Relation, Shape
 

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFit
 from driftline.types import DeclaredType
 
-from source_agent.engines import rows
 from source_agent.engines.dump.blocks import Block, Column
 from source_agent.engines.dump.formats import Format
 from source_agent.engines.dump.values import Encoders
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS
-from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
 
 _EPOCH_DAYS: Final = 10_957  # from 1970 to 2000, the epoch of the protocol
 _EPOCH_US: Final = 946_684_800_000_000

@@ -30,9 +30,9 @@ from driftline.keys import null_keys, positions
 from source_agent.engines.dump import choice, delimited, fixed_width, formats, streams, values
 from source_agent.engines.dump.blocks import Block
 from source_agent.engines.dump.folder import DumpFile, Folder
+from source_agent.engines.encoding.rows import RowEncoder, row_encoder
 from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
 from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, shape
-from source_agent.engines.rows import RowEncoder, row_encoder
 from source_agent.engines.sessions import SnapshotSession
 from source_agent.engines.shapes import Relation, Shape
 

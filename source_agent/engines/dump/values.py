@@ -15,9 +15,16 @@ from driftline.errors import ValueDoesNotFit
 from driftline.types import INTEGER_WIDTHS, DeclaredType
 from driftline.values import string_encoder
 
-from source_agent.engines import rows
 from source_agent.engines.dump.formats import Format
-from source_agent.engines.plain_values import NULL, ColumnEncoder, Fixed, Raw, Values, behind_length
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import (
+    NULL,
+    ColumnEncoder,
+    Fixed,
+    Raw,
+    Values,
+    behind_length,
+)
 
 DISTINCT_MAX: Final = 1 << 14  # values of a column whose bytes are kept: dates repeat
 SHORT_CHARACTERS: Final = 16  # 15 digits and a point

@@ -32,8 +32,8 @@ from firebird.driver import (
     tpb,
 )
 
-from source_agent.engines import rows
-from source_agent.engines.driver_values import ENCODERS
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.firebird import types
 from source_agent.engines.firebird.access import connect_error, translate
 from source_agent.engines.firebird.sql import (

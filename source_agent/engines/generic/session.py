@@ -29,8 +29,9 @@ from driftline.key_order import KeyRange
 from sqlalchemy import Connection, Engine, exc, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from source_agent.engines import rows, sockets
-from source_agent.engines.driver_values import ENCODERS
+from source_agent.engines import sockets
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.driver_values import ENCODERS
 from source_agent.engines.generic import types
 from source_agent.engines.generic.dialects import DialectEntry, entry_of
 from source_agent.engines.interface import Rows, TimeLimit

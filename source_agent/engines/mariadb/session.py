@@ -30,8 +30,8 @@ from driftline.references import Reference
 from pymysql.cursors import Cursor, SSCursor
 from sqlalchemy.engine import URL
 
-from source_agent.engines import rows
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.mariadb import access, activity, settings, types
 from source_agent.engines.mariadb.access import translate

@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 from driftline.derivations import Comparable, Comparison, Operator
 from driftline.types import INTEGER_WIDTHS, Column, DeclaredType, parse_type
 
-from source_agent.engines import rows
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.mariadb.sql import MARK
-from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw
 from source_agent.engines.relations import ReadColumn, quote, refused_type
 from source_agent.engines.shapes import Condition, Relation
 

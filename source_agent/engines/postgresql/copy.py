@@ -17,11 +17,11 @@ from typing import Final
 from driftline.limits import ROW_BYTES_MAX
 from psycopg import Error, pq
 
+from source_agent.engines.encoding.rows import check_size
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Rows
 from source_agent.engines.postgresql.access import error_of
 from source_agent.engines.postgresql.sql import copy_of
 from source_agent.engines.postgresql.waits import ResultSocket
-from source_agent.engines.rows import check_size
 from source_agent.engines.shapes import Shape
 
 _HEADER_BYTES: Final = 19  # signature, flags, no extension; in front of the first tuple

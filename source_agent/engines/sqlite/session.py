@@ -36,8 +36,8 @@ from driftline.ranges import POSITION_MAX, POSITION_MIN
 from driftline.references import Reference
 from sqlalchemy.engine import URL
 
-from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql

@@ -30,6 +30,7 @@ from driftline.errors import ConfigurationError
 from driftline.references import OnDelete, Reference
 from driftline.types import DeclaredType
 
+from source_agent.engines.encoding.rows import DOUBLE_DIGITS
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import Listed
 from source_agent.engines.markers import marked_by
@@ -46,7 +47,6 @@ from source_agent.engines.relations import (
     split_name,
     unknown_table,
 )
-from source_agent.engines.rows import DOUBLE_DIGITS
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite.sql import (
     EXPLAIN_PLAN,

@@ -18,8 +18,8 @@ from driftline.errors import ValueDoesNotFit
 from driftline.types import INTEGER_WIDTHS, Column, DeclaredType
 from driftline.values import encode_float4, string_encoder
 
-from source_agent.engines import rows
-from source_agent.engines.plain_values import ColumnEncoder, Fixed, Raw, Values
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import ColumnEncoder, Fixed, Raw, Values
 from source_agent.engines.relations import quote
 from source_agent.engines.shapes import Condition
 

@@ -33,8 +33,8 @@ from driftline.types import DeclaredType
 from driftline.values import string_encoder
 from sqlalchemy.engine import URL
 
-from source_agent.engines import rows
 from source_agent.engines.column_warnings import column_warnings, spark_warning
+from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
 from source_agent.engines.relations import (
     Access,

@@ -11,8 +11,8 @@ from driftline.types import DeclaredType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines import rows
-from source_agent.engines.plain_values import NULL, Fixed, Raw, behind_length, joined
+from source_agent.engines.encoding import rows
+from source_agent.engines.encoding.plain_values import NULL, Fixed, Raw, behind_length, joined
 
 LONG = st.sampled_from([b"", b"x", b"y" * 1023, b"z" * 1024, b"\xc3\xa4" * 2000])
 KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {

@@ -11,7 +11,7 @@ from driftline.values import string_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from source_agent.engines.rows import decimal_encoder, short_decimals
+from source_agent.engines.encoding.rows import decimal_encoder, short_decimals
 
 
 @given(

@@ -26,8 +26,14 @@ from driftline.limits import ROW_BYTES_MAX
 from driftline.types import DeclaredType
 from driftline.values import string_encoder
 
+from source_agent.engines.encoding.plain_values import (
+    NULL,
+    ColumnEncoder,
+    Values,
+    behind_length,
+    joined,
+)
 from source_agent.engines.interface import BATCH_BYTES, BATCH_ROWS, BATCH_S, Pulse, Rows
-from source_agent.engines.plain_values import NULL, ColumnEncoder, Values, behind_length, joined
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Shape
 from source_agent.printable import printable_row

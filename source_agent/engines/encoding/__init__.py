@@ -1,0 +1,1 @@
+"""From the values of a driver to the bytes of rows (protocol, section 3)."""
