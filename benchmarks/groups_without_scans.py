@@ -1,6 +1,7 @@
 """Changes that parts find where no scan is allowed, against a uniform draw of as many rows.
 
     python -m benchmarks.groups_without_scans [--rows 20000] [--changes 200] [--learnt 10]
+        [--key uuid]
 
 A PostgreSQL table, both agents, no Spark. A share HOT_SHARE of all updates falls on a tenth of the
 rows, scattered over the keys; the others fall on the rest. First the statistics of the rows are
@@ -15,9 +16,11 @@ those that the server counts for the table (`pg_stat_user_tables.seq_scan`) duri
 from __future__ import annotations
 
 import random
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -30,7 +33,8 @@ from warehouse_agent.report import Report
 HOT_ROWS, HOT_SHARE = 0.1, 0.9
 BUDGET_SHARE = 0.05
 ROUNDS = 5
-SCHEMA = "CREATE TABLE orders (id BIGINT PRIMARY KEY, note VARCHAR(40), hits INTEGER)"
+SCHEMA = "CREATE TABLE orders (id {} PRIMARY KEY, note VARCHAR(40), hits INTEGER)"
+TYPES = {"integer": "BIGINT", "uuid": "UUID"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,16 @@ class Result:
 class Bench:
     """A table behind a source agent, and a warehouse that refreshes it."""
 
-    def __init__(self, legacy: Legacy, folder: Path, *, rows: int, changes: int) -> None:
+    def __init__(self, legacy: Legacy, folder: Path, *, rows: int, changes: int, key: str) -> None:
         self.legacy, self._random = legacy, random.Random(1)
-        legacy.execute(SCHEMA)
-        legacy.many("INSERT INTO orders VALUES (?, ?, ?)", [(k, "x" * 20, 0) for k in range(rows)])
-        keys = self._random.sample(range(rows), rows)
+        legacy.execute(SCHEMA.format(TYPES[key]))
+        keys: list[Any] = self._random.sample(range(rows), rows)
+        if key == "uuid":
+            keys = [uuid.UUID(int=self._random.getrandbits(128)) for _ in keys]
+        legacy.many("INSERT INTO orders VALUES (?, ?, ?)", [(k, "x" * 20, 0) for k in sorted(keys)])
         hot = round(HOT_ROWS * rows)
         self._hot, self._cold = keys[:hot], keys[hot:]
+        legacy.execute("ANALYZE orders")
         self._changes, self._budget = changes, round(BUDGET_SHARE * rows)
         self.pair = Pair(NoSpark(), legacy, folder, {"orders": 'table = "orders"'})
         self.pair.fragment_lines["orders"] = 'require = "fuzzy"\nproof = "part"'
@@ -96,10 +103,17 @@ class Bench:
 
 
 def measure(
-    legacy: Legacy, folder: Path, *, rows: int, changes: int, learnt: int, rounds: int
+    legacy: Legacy,
+    folder: Path,
+    *,
+    rows: int,
+    changes: int,
+    learnt: int,
+    rounds: int,
+    key: str = "integer",
 ) -> Result:
     """Learn from `learnt` complete refreshes, then measure `rounds` parts."""
-    bench = Bench(legacy, folder, rows=rows, changes=changes)
+    bench = Bench(legacy, folder, rows=rows, changes=changes, key=key)
     with bench.pair:
         bench.whole()
         for _ in range(learnt):
@@ -134,13 +148,13 @@ def _scans(legacy: Legacy) -> int:
     "--learnt", default=10, show_default=True, help="Complete refreshes before the first part."
 )
 @click.option("--rounds", default=ROUNDS, show_default=True)
-def main(rows: int, changes: int, learnt: int, rounds: int) -> None:
+@click.option("--key", type=click.Choice([*TYPES]), default="integer", show_default=True)
+def main(rows: int, changes: int, learnt: int, rounds: int, key: str) -> None:
     """Print what the parts found."""
     with PostgreSQL() as server, TemporaryDirectory() as folder:
         legacy = PostgresLegacy(server)
-        found = measure(
-            legacy, Path(folder), rows=rows, changes=changes, learnt=learnt, rounds=rounds
-        )
+        sizes = {"rows": rows, "changes": changes, "learnt": learnt, "rounds": rounds}
+        found = measure(legacy, Path(folder), **sizes, key=key)
         legacy.close()
     print(
         f"{rows:,} rows, {rounds} parts of {found.budget_share:.0%} after {learnt} complete "

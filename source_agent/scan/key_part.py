@@ -77,7 +77,7 @@ class KeyPartReader(TileReader[Ranges]):
     """A `Reader` for which only a part exists; call `name` before anything is read."""
 
     def name(self, keys: Block, *, rows_max: int) -> tuple[Ranks, U64]:
-        """Name the rows of the part; return the map of positions to k, and the k, uint64 [n].
+        """Name the rows of the part; return the map of positions to k, and these k, uint64 [n].
 
         keys: rows of the key columns alone, in the order in which they are looked up; rows_max: the
         most rows that may be read. Raises MalformedMessage if a key is named twice.

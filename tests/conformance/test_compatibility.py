@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline import wire_pb2 as pb
+from driftline.errors import VersionMismatch
 from driftline.negotiation import SINCE
 from driftline.reference_messages import FEATURE
 from pyspark.sql import SparkSession
@@ -28,6 +30,7 @@ from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
 from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
+from warehouse_agent.transport.reply_validation import refusal
 
 BASE = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 ROWS = 2000
@@ -119,6 +122,11 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         assert said == {"orders": WAL}
         found = parents(pair.config(), pair.store, fragment)
         assert found.why == "its source is older than this question"
+        # It knows no keys that travel themselves, and says so before it reads anything.
+        with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
+            stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=["keys"])))
+            with pytest.raises(VersionMismatch, match="keys"):
+                raise refusal(stream.receive().refused)
 
 
 def test_an_older_source_gives_no_mark(base: Path, pair: Pair) -> None:

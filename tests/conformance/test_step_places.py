@@ -41,7 +41,7 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.methods import unit_assignment
-from warehouse_agent.methods.unit_assignment import PartRows
+from warehouse_agent.methods.unit_assignment import InPositions, PartRows
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
@@ -246,7 +246,7 @@ def in_units(steps: Steps, files: list[DataFile], layout: Layout) -> dict[str, A
     place, view = (steps, files, layout), SECOND.view
     counted = unit_assignment.histogram(*place, view)
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
-    part = PartRows(most_likely(counted, 20), unit_assignment.InPositions(-9, 30))
+    part = PartRows(most_likely(counted, 20), InPositions(-9, 30))
     end = unit_assignment.window_end(*place, 0, 17)
     found: dict[str, Any] = {"histogram": (counted.counts.tolist(), counted.updates.tolist(), end)}
     for name, chosen in (("units", None), ("part", part)):
