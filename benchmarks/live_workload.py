@@ -1,6 +1,7 @@
 """How much slower a live workload is beside a refresh: pgbench at half of its own peak.
 
     python -m benchmarks.live_workload [--rounds 3] [--seconds 15] [--rows 1000000]
+    python -m benchmarks.live_workload --slow
 
 PostgreSQL (of the tests' wheel), pgbench's own transactions, and a source agent on one machine. The
 peak is measured first; then pgbench keeps half of it (`-R`), and its latencies, which include the
@@ -10,6 +11,10 @@ a new order. Refreshes follow each other without a break: a peer asks for a tota
 source's, so every row is scanned and hashed, and goes no further. The warehouse is another machine
 and is left out. Printed: the p95 of each, its quotient to that of the same round alone (median of
 the rounds; goal: at most 1.10), rows scanned per second, and the load of the machine before.
+
+With --slow, without pgbench: the backends of a refresh are stopped (SIGSTOP) for 0.4 s of each
+0.45 s after a first refresh, as by a database that has become slow. Printed: what both refreshes
+took, and for how long the second was held back, by one reader and by two.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -42,6 +49,7 @@ SCALE = 10  # of pgbench: a million accounts, 150 MB
 PEAK_S = 10
 GOAL = 1.10
 ALONE = "alone"
+SLOW_S, STOPPED_S, LOOK_S = 15.0, 0.4, 0.05
 # The lines of [limits] in each way to refresh.
 LIMITS = {"default": "", "no feedback": "feedback = false", "two readers": "readers = 2"}
 
@@ -161,6 +169,30 @@ def measure(live: Live, rate: float, rounds: int) -> dict[str, list[tuple[float,
     return found
 
 
+def slowed(live: Live, limits: str) -> tuple[float, float, float]:
+    """Return the seconds of a refresh, of one whose backends are mostly stopped, and its hold."""
+    find = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active'"
+    with live.refreshed(limits) as beside:
+        while beside.refreshes < 1:
+            time.sleep(LOOK_S)
+        with live.server.superuser("live") as connection:
+            ends_at = time.monotonic() + SLOW_S
+            while time.monotonic() < ends_at:
+                pids = [int(pid) for (pid,) in connection.execute(find).fetchall()]
+                for how, pause_s in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, LOOK_S)):
+                    for pid in pids:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, how)
+                    time.sleep(pause_s)
+        before = beside.refreshes
+        while beside.refreshes == before:
+            time.sleep(LOOK_S)
+        time.sleep(1.0)  # until the audit has its line
+    lines = [json.loads(line) for line in (live.folder / "audit.jsonl").read_text().splitlines()]
+    slow = max(lines[1:], key=lambda line: float(line["seconds"]))
+    return lines[0]["seconds"], slow["seconds"], slow.get("held_back_s", 0.0)
+
+
 def text_of(found: dict[str, list[tuple[float, Beside]]], seconds: int) -> str:
     """Return a table of what was measured."""
     alone = [p95_ms for p95_ms, _ in found[ALONE]]
@@ -177,11 +209,19 @@ def text_of(found: dict[str, list[tuple[float, Beside]]], seconds: int) -> str:
 @click.command(help=__doc__)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--seconds", default=15, show_default=True, help="Of each run of pgbench.")
+@click.option("--slow", is_flag=True, help="A database that becomes slow, without pgbench.")
 @click.option("--rows", default=1_000_000, show_default=True, help="Of the refreshed table.")
-def main(rounds: int, seconds: int, rows: int) -> None:
+def main(rounds: int, seconds: int, slow: bool, rows: int) -> None:
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with TemporaryDirectory() as name, PostgreSQL() as server:
         live = Live(Path(name), server, rows, seconds)
+        if slow:
+            for way in ("default", "two readers"):
+                usual_s, slow_s, held_s = slowed(live, LIMITS[way])
+                print(
+                    f"{way}: {usual_s:.1f} s; slow {slow_s:.1f} s, of it {held_s:.1f} s held back"
+                )
+            return
         peak = live.peak()
         print(f"peak: {peak:,.0f} transactions/s; pgbench keeps {peak / 2:,.0f}", flush=True)
         print(text_of(measure(live, peak / 2, rounds), seconds))

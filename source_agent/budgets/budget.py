@@ -259,7 +259,9 @@ class GovernedSession:
             split = self._session.split(shape, rows_max=rows_max)
         if split is None:
             return None
-        return GovernedSplit(split, self, self._feedback("split", shape))
+        return GovernedSplit(
+            split, self, self._feedback("split", shape, processes=self._governor.budget.readers)
+        )
 
     def read_ranges(
         self,
@@ -343,7 +345,7 @@ class GovernedSession:
                 self.hold_back(feedback, timer.taken())
                 yield rows
 
-    def _feedback(self, kind: str, shape: Shape) -> Feedback:
+    def _feedback(self, kind: str, shape: Shape, *, processes: int = 1) -> Feedback:
         """Return the feedback of one read; reads of a kind of the same columns and rows are alike.
 
         Another kind costs the database more or less for the same rows.
@@ -352,7 +354,7 @@ class GovernedSession:
         what = (plan.where, plan.reads, plan.row_hash) if plan else shape.recipe.id
         past = self._governor.pasts.of((kind, shape.relation.name, what))
         most_s = held_s_max(self._governor.budget.snapshot_s, self._limits.statement_s)
-        return Feedback(past, most_s)
+        return Feedback(past, most_s, processes=processes)
 
 
 class GovernedSplit:

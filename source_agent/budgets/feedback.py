@@ -72,10 +72,12 @@ class Pasts:
 
 
 class Feedback:
-    """Decides for one read. Not thread-safe; `held_s_max` as from `held_s_max`."""
+    """Decides for one read, by one or more processes. Not thread-safe."""
 
-    def __init__(self, past: RecentPast, held_s_max: float = float("inf")) -> None:
-        self._past, self._held_s_max = past, held_s_max
+    def __init__(
+        self, past: RecentPast, held_s_max: float = float("inf"), *, processes: int = 1
+    ) -> None:
+        self._past, self._held_s_max, self._processes = past, held_s_max, processes
         self._waited_s = self._worked_s = 0.0  # of the window
         self._read_s = self._held_s = 0.0  # of the read
         self._slow = 0  # windows in a row
@@ -88,7 +90,7 @@ class Feedback:
         window_s = self._waited_s + self._worked_s
         if window_s < WINDOW_S:
             return 0.0
-        self._read_s += window_s
+        self._read_s += window_s / self._processes  # they read side by side
         # A driver that needs no CPU at all would divide by zero.
         is_slow = self._past.compare(window_s / max(self._worked_s, WINDOW_S / 1000))
         self._waited_s = self._worked_s = 0.0

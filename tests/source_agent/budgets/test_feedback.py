@@ -82,6 +82,17 @@ def test_a_read_is_held_back_no_longer_than_it_reads(
             assert held_s <= limit_s * feedback.HELD_LIMIT_SHARE + 1e-6
 
 
+def test_processes_that_read_side_by_side_are_not_held_back_for_the_sum_of_their_times() -> None:
+    held = {}
+    for processes in (1, 4):
+        decides = Feedback(RecentPast(), processes=processes)
+        notes(decides, QUIET, 20)
+        held[processes] = sum(notes(decides, SLOW, 15))
+        read_s = 20 * 0.3 + 15 * 1.0
+        assert held[processes] <= read_s / processes
+    assert held[4] < held[1]
+
+
 def test_the_past_is_kept_between_scans_of_one_kind() -> None:
     pasts = Pasts()
     notes(Feedback(pasts.of("orders")), QUIET, 50)
