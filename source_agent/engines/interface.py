@@ -118,7 +118,8 @@ class Session(Protocol):
 
     @property
     def as_of(self) -> str:
-        """The time of the snapshot: ISO 8601, UTC, by the database's clock."""
+        """The time of the snapshot: ISO 8601, UTC, by the database's clock. It is another one when
+        `generation` has grown."""
 
     @property
     def time_limits(self) -> Sequence[TimeLimit]:

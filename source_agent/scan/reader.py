@@ -50,7 +50,7 @@ class Reader:
         self._session, self.shape, self.tally = session, shape, tally
         self.recipe = shape.recipe
         self.fragment_key, self.salt = fragment_key, salt
-        self._generation = session.generation
+        self._generation, self._as_of = session.generation, session.as_of
         self._has_begun = False
         self._fingerprints = fingerprints(fragment_key, self.recipe)
         self._by_database = self.recipe.fingerprint_version == DATABASE_FINGERPRINT_VERSION
@@ -139,8 +139,8 @@ class Reader:
 
     @property
     def as_of(self) -> str:
-        """Time of the snapshot, as text."""
-        return self.shape.as_of or self._session.as_of
+        """Time of the snapshot in which the exchange began, as text: no row is older."""
+        return self.shape.as_of or self._as_of
 
     def pause(self) -> None:
         """Release locks that would block writers while the agent waits for the network."""
@@ -167,7 +167,7 @@ class Reader:
         """Take the snapshot of the first row; raise SnapshotLost if it has another shape."""
         self._has_begun = True
         if self.changed:  # since the description: the session paused to wait for cells
-            self._generation = self._session.generation
+            self._generation, self._as_of = self._session.generation, self._session.as_of
             self.check_snapshot(self._session.describe(self.shape.relation) == self.shape)
 
     def _batch(self, block: Block, rows: Rows) -> Batch:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import grpc
 from driftline import wire_pb2 as pb
@@ -31,6 +31,7 @@ from driftline.errors import (
     DriftlineError,
     InternalError,
     LimitExceeded,
+    MalformedMessage,
     NotNow,
     RecipeChanged,
     SnapshotLost,
@@ -206,6 +207,9 @@ class Conversation:
                     break
         except (Stopped, grpc.RpcError):
             pass
+        except MalformedMessage as error:  # bytes that are no request
+            with suppress(Stopped):
+                self._deliver(pb.Reply(refused=refusal(error)))
         except Exception:
             _log.exception("an exchange ended by an internal error")
         finally:

@@ -15,11 +15,10 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 from driftline import wire_pb2 as pb
-from driftline import wire_pb2_grpc
 from driftline.errors import (
     GRPC_STATUS,
     DriftlineError,
@@ -28,6 +27,7 @@ from driftline.errors import (
     MalformedMessage,
 )
 from driftline.limits import HEALTH_RPCS_MAX, HEALTH_RPCS_PER_CLIENT_MAX, OPEN_S
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 
 from source_agent.budgets.places import fixed_places
@@ -37,24 +37,47 @@ CODE_METADATA, REMEDY_METADATA = "driftline-code", "driftline-remedy"
 REFUSED_METADATA = "driftline-refused-bin"
 
 _M = TypeVar("_M")
+_P = TypeVar("_P", bound=Message)
 _log = logging.getLogger("driftline.source")
+
+
+class Answers(Protocol):
+    """The servicer: one method for each call; requests come as a stream."""
+
+    def Describe(
+        self, requests: Iterator[pb.DescribeRequest], context: grpc.ServicerContext
+    ) -> pb.DescribeReply:
+        """Answer a Describe."""
+
+    def Activity(
+        self, requests: Iterator[pb.ActivityRequest], context: grpc.ServicerContext
+    ) -> pb.ActivityReply:
+        """Answer an Activity."""
+
+    def Exchange(
+        self, request_iterator: Iterator[pb.Request], context: grpc.ServicerContext
+    ) -> Iterator[pb.Reply]:
+        """Answer an Exchange."""
 
 
 def add_handlers(
     server: grpc.Server,
-    servicer: wire_pb2_grpc.SourceServicer,
+    servicer: Answers,
     vital: health.HealthServicer,
     label_of: Callable[[grpc.ServicerContext], str],
 ) -> None:
     """Register the three calls and those of health; `label_of` returns the client of a call."""
     describe = grpc.stream_unary_rpc_method_handler(
-        servicer.Describe, pb.DescribeRequest.FromString, pb.DescribeReply.SerializeToString
+        lambda requests, context: servicer.Describe(parsed(requests, pb.DescribeRequest), context),
+        response_serializer=pb.DescribeReply.SerializeToString,
     )
     activity = grpc.stream_unary_rpc_method_handler(
-        servicer.Activity, pb.ActivityRequest.FromString, pb.ActivityReply.SerializeToString
+        lambda requests, context: servicer.Activity(parsed(requests, pb.ActivityRequest), context),
+        response_serializer=pb.ActivityReply.SerializeToString,
     )
     exchange = grpc.stream_stream_rpc_method_handler(
-        servicer.Exchange, pb.Request.FromString, pb.Reply.SerializeToString
+        lambda requests, context: servicer.Exchange(parsed(requests, pb.Request), context),
+        response_serializer=pb.Reply.SerializeToString,
     )
     parse = health_pb2.HealthCheckRequest.FromString
     serialize = health_pb2.HealthCheckResponse.SerializeToString
@@ -69,6 +92,20 @@ def add_handlers(
             grpc.method_handlers_generic_handler(health.SERVICE_NAME, probes),
         )
     )
+
+
+def parsed(requests: Iterator[bytes], kind: type[_P]) -> Iterator[_P]:
+    """Yield the messages of a call. Raises MalformedMessage for bytes that are none.
+
+    gRPC would parse them as well, but it never ends a call whose request it cannot parse: after 16
+    of them the connection carries no other call.
+    """
+    for data in requests:
+        try:
+            message = kind.FromString(data)
+        except DecodeError:
+            raise MalformedMessage(f"{len(data):,} bytes are no {kind.__name__}.") from None
+        yield message
 
 
 def one_message(requests: Iterator[_M], context: grpc.ServicerContext) -> _M:

@@ -7,6 +7,7 @@ authority nobody reaches a handler. `conversation` answers an exchange; `transpo
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -389,6 +390,7 @@ def _tell_supervisor(state: str) -> None:
             supervisor.sendto(state.encode(), path)
 
 
+@functools.cache
 def agent_version() -> str:
     """Return the version of the installed package, or `unknown` in a bare source tree."""
     try:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from driftline.errors import DriftlineError
 
-from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Event, Listener, RefreshCommitted
 from warehouse_agent.history import record
 from warehouse_agent.history.intervals import IntervalHistory
@@ -41,6 +41,7 @@ from warehouse_agent.runs.threads import Place, Places, Stopped, Threads
 from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.transport.channel import Link
 from warehouse_agent.views.selection import Selection, of_fragments
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Runner:
     listeners: Sequence[Listener] = ()
     sleep: Callable[[float], None] | None = None  # None: a wait that an interruption ends
     attempts: int = ATTEMPTS
+    link: Callable[[Source], Link] = Link
 
     @property
     def store(self) -> Store:
@@ -102,6 +104,7 @@ class Runner:
             attempts=self.attempts,
             wait_s_max=WAIT_S_MAX,
             flips=Flips(self.store, self.config),
+            link=self.link,
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
         )
         components = [ComponentTurn(command, one, selection) for one in selection.components]

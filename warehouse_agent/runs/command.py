@@ -15,7 +15,7 @@ from typing import Protocol
 
 from driftline.errors import DriftlineError
 
-from warehouse_agent.config import Fragment, WarehouseConfig
+from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Listener, RefreshCommitted, RefreshFailed, RefreshNotStarted
 from warehouse_agent.history import record
 from warehouse_agent.refresh.finish import Proven
@@ -27,6 +27,7 @@ from warehouse_agent.spark.session import Deferred
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.steps import Steps
+from warehouse_agent.transport.channel import Link
 
 
 class Turn(Protocol):
@@ -67,6 +68,7 @@ class Command:
         attempts: of a refresh, if its errors are retryable.
         wait_s_max: the longest pause between two attempts, before some jitter.
         flips: moves fragments in the table of versions.
+        link: makes a channel to a source.
         ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
         turns: those of the components, by the names of their chosen fragments.
     """
@@ -79,6 +81,7 @@ class Command:
     attempts: int
     wait_s_max: float
     flips: Flips
+    link: Callable[[Source], Link] = Link
     ends_at: float | None = None
     turns: Mapping[str, Turn] = field(default_factory=dict)
 

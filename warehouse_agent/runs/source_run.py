@@ -68,7 +68,7 @@ class SourceRuns:
         self.source = source
         self.reports: list[Report] = []
         self._command, self._pause = command, pause or command.sleep
-        self._line = _Line(source)
+        self._line = _Line(source, command.link)
         # Each is held by the run that is in the phase. A thread that holds `_exchanging` may try
         # again; one that holds `_finishing` waits for nothing else.
         self._preparing = threading.Lock()
@@ -244,7 +244,7 @@ class SourceRuns:
     def _answers(self) -> bool:
         """Return True if the source answers on a new connection."""
         try:
-            with Link(self.source) as link:
+            with self._command.link(self.source) as link:
                 link.describe("")
         except DriftlineError:
             return False
@@ -254,8 +254,9 @@ class SourceRuns:
 class _Line:
     """The link to a source, which threads share; another one after it broke or rested too long."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, opened: Callable[[Source], Link]) -> None:
+        """Lend links to `source` that `opened` makes."""
+        self._source, self._opened = source, opened
         self._guard = threading.Lock()
         self._link: Link | None = None
         self._used: list[Link] = []  # once for each use now
@@ -266,7 +267,7 @@ class _Line:
         with self._guard:
             link = self._link
             if link is None or link.rested_s > LINK_IDLE_S_MAX:
-                self._link = Link(self._source)
+                self._link = self._opened(self._source)
                 if link is not None:
                     self._close_unused(link)
                 link = self._link

@@ -1,7 +1,7 @@
 """The line to a source agent: one channel, bounded waits, every byte counted.
 
 It moves messages and turns gRPC's failures into ours; `methods.conversation` knows what they mean.
-A thread reads a stream's replies, so that a peer that falls silent is given up after NO_PROGRESS_S
+A thread reads a call's replies, so that a peer that falls silent is given up after NO_PROGRESS_S
 and its heartbeats keep a long scan alive. The keep-alive settings are measured: without
 `ping_timeout_ms` it takes a minute to notice a half-open line.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Self, cast
+from typing import Protocol, Self, cast
 
 import grpc
 from driftline import wire_pb2 as pb
@@ -90,15 +90,7 @@ class Link:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        options: list[tuple[str, object]] = list(_OPTIONS)
-        if source.insecure:
-            self._channel = grpc.insecure_channel(source.address, options)
-        else:
-            if source.server_name:
-                options.append(("grpc.ssl_target_name_override", source.server_name))
-            ca, certificate, key = certificates(source)
-            credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-            self._channel = grpc.secure_channel(source.address, credentials, options)
+        self._channel = self._opened()
         self._stub: SourceStub = SourceStub(self._channel)  # type: ignore[no-untyped-call]
         self._agreed: Agreement | None = None
         self._relations: frozenset[str] | None = None
@@ -109,6 +101,17 @@ class Link:
         self._is_closed = False
         self._called_at = time.monotonic()  # when the newest call ended
         self.bytes_sent = self.bytes_received = 0
+
+    def _opened(self) -> grpc.Channel:
+        """Return a new channel to the source. Raise ConfigurationError: certificates."""
+        source, options = self.source, list[tuple[str, object]](_OPTIONS)
+        if source.insecure:
+            return grpc.insecure_channel(source.address, options)
+        if source.server_name:
+            options.append(("grpc.ssl_target_name_override", source.server_name))
+        ca, certificate, key = certificates(source)
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        return grpc.secure_channel(source.address, credentials, options)
 
     def __enter__(self) -> Self:
         return self
@@ -222,8 +225,16 @@ class Link:
 
     def stream(self) -> Stream:
         """Begin a new exchange."""
-        self._stream = Stream(self, self._stub)
+        self._stream = Stream(self, self._begun())
         return self._stream
+
+    def _begun(self) -> Call:
+        """Begin an Exchange call."""
+        return ExchangeCall(self._stub)
+
+    def _diagnosed(self) -> DriftlineError | None:
+        """Return what a new connection finds wrong with the source; None: nothing."""
+        return None if self._is_closed else diagnose(self.source)
 
     def _meaning(self, error: grpc.RpcError, where: str) -> DriftlineError:
         """Return what a gRPC failure means to the user."""
@@ -236,8 +247,7 @@ class Link:
         if code in _OF_THE_LINE and not text.startswith(_OF_THE_HANDLER):
             proxy = proxy_between(self.source)
             address = self.source.address + (f" through the proxy {proxy}" if proxy else "")
-            found = None if self._is_closed else diagnose(self.source)
-            return found or SourceUnreachable(
+            return self._diagnosed() or SourceUnreachable(
                 _lost(address, code, text),
                 where=f"source {self.source.name}",
                 remedy="Run the command again; what arrived is kept.",
@@ -279,40 +289,95 @@ def _lost(address: str, code: grpc.StatusCode, text: str) -> str:
     return f"The line to {address} {state}."
 
 
+class Call(Protocol):
+    """One Exchange call, without the meaning of its messages: gRPC's, or a simulated one."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return True after `cancel`."""
+
+    def put(self, request: pb.Request | None) -> None:
+        """Send a request; None ends our side."""
+
+    def take(self, timeout_s: float) -> Reply:
+        """Return the next reply, None after the last one, or the error that ended the call.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+
+    def cancel(self) -> None:
+        """End the call at once, from any thread."""
+
+
+class ExchangeCall:
+    """A call of gRPC; a thread reads its replies."""
+
+    def __init__(self, stub: SourceStub) -> None:
+        self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
+        self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
+        self._cancelled = threading.Event()
+        self._call = stub.Exchange(iter(self._requests.get, None))
+        threading.Thread(target=self._read, name="driftline-replies", daemon=True).start()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def put(self, request: pb.Request | None) -> None:
+        self._requests.put(request)
+
+    def take(self, timeout_s: float) -> Reply:
+        return self._replies.get(timeout=timeout_s)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        self._call.cancel()
+
+    def _read(self) -> None:
+        try:
+            for reply in self._call:
+                self._hand_over(reply)
+            self._hand_over(None)
+        except Exception as error:
+            self._hand_over(error)
+
+    def _hand_over(self, reply: Reply) -> None:
+        while not self._cancelled.is_set():
+            try:
+                self._replies.put(reply, timeout=0.5)
+            except queue.Full:
+                continue
+            return
+
+
 class Stream:
     """One exchange: send requests, receive replies; a context manager."""
 
-    def __init__(self, link: Link, stub: SourceStub) -> None:
-        self._link = link
-        self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
-        self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
-        self._closed = threading.Event()
+    def __init__(self, link: Link, call: Call) -> None:
+        self._link, self._call = link, call
         self._meter = Meter()
         self._advance = Advance(time.monotonic())
         self._sent_at: float | None = None  # the first request, after which a snapshot begins
-        self._call = stub.Exchange(iter(self._requests.get, None))
-        self._reader = threading.Thread(target=self._read, name="driftline-replies", daemon=True)
-        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._requests.put(None)
-        if kind is None and not self._closed.is_set():
+        self._call.put(None)
+        if kind is None and not self.is_abandoned:
             self._drain()
         self.abandon()
 
     def abandon(self) -> None:
         """Close a stream that is lost or out of step, without waiting for further replies."""
         self._link._called_at = time.monotonic()
-        self._closed.set()
         self._call.cancel()
 
     @property
     def is_abandoned(self) -> bool:
         """Return True if the stream can carry no further relation."""
-        return self._closed.is_set()
+        return self._call.is_cancelled
 
     @property
     def agreed(self) -> Agreement:
@@ -329,7 +394,7 @@ class Stream:
         if self._sent_at is None:
             self._sent_at = time.monotonic()
         self._link.bytes_sent += request.ByteSize() + _FRAMING_BYTES
-        self._requests.put(request)
+        self._call.put(request)
 
     def receive(self) -> pb.Reply:
         """Return the next reply.
@@ -342,7 +407,7 @@ class Stream:
         """
         address, where = self._link.source.address, f"source {self._link.source.name}"
         try:
-            reply = self._replies.get(timeout=NO_PROGRESS_S)
+            reply = self._call.take(NO_PROGRESS_S)
         except queue.Empty:
             raise SourceUnreachable(
                 f"{address} has been silent for {NO_PROGRESS_S:.0f} s.",
@@ -377,26 +442,10 @@ class Stream:
         """Return how fast rows came, in bytes per second; None if too few came."""
         return self._meter.bytes_per_s
 
-    def _read(self) -> None:
-        try:
-            for reply in self._call:
-                self._hand_over(reply)
-            self._hand_over(None)
-        except Exception as error:
-            self._hand_over(error)
-
-    def _hand_over(self, reply: Reply) -> None:
-        while not self._closed.is_set():
-            try:
-                self._replies.put(reply, timeout=0.5)
-            except queue.Full:
-                continue
-            return
-
     def _drain(self) -> None:
         """Wait up to CONTROL_S for the source to close its side and write its audit line."""
         ends_at = time.monotonic() + CONTROL_S
         with contextlib.suppress(queue.Empty):
-            while isinstance(self._replies.get(timeout=CONTROL_S), pb.Reply):
+            while isinstance(self._call.take(CONTROL_S), pb.Reply):
                 if time.monotonic() > ends_at:
                     return

@@ -320,12 +320,14 @@ class SqliteSession(SnapshotSession):
         """Begin a transaction, if none is open, and take the snapshot by its first read."""
         if self._connection.in_transaction:
             return
+        now = str(self.ask(AS_OF)[0][0])  # not later than the snapshot
         self.ask(BEGIN)
         self.ask(FIRST_READ)
         version = self.ask(DATA_VERSION)[0][0]
         if self._version is not None and version != self._version:
             self.generation += 1
             self.consistency = Consistency.FUZZY
+            self.as_of = now
         self._version = version
 
     def _execute(self, sql: str, values: Sequence[object]) -> sqlite3.Cursor:

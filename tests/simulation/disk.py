@@ -1,0 +1,227 @@
+"""Simulated disks; each of their operations is a step, at which faults happen.
+
+`Disk` is in memory, reached as `sim://`. Files are whole or not there: a file appears when it is
+closed, as on an object store. `Folder` is one of the machine, for tables in the format of Delta,
+which its own library reads and writes. Neither has locks, so the table's log alone decides who
+commits.
+"""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from tests.simulation import clock
+from warehouse_agent.storage import store
+
+ROOT = "sim://warehouse"
+
+
+class Disk(fs.FileSystemHandler):
+    """Files by path. `step` is called before each operation: its name, and the path."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[bytes, float]] = {}
+        self.folders: set[str] = set()
+        self.step: Callable[[str, str], None] = lambda operation, path: None
+        self.spoils: str | None = None  # what the next data file suffers, unnoticed
+        self._written: dict[str, bytes] = {}  # the newest data file, by table
+
+    def spoiled(self, path: str, data: bytes) -> bytes:
+        """Return what is kept of a new file: its bytes as a rule.
+
+        `misdirected`: those of the table's file before it; `garbled`: another value in one row.
+        """
+        if "/data-" not in path or "-shipped/" not in path:
+            return data
+        table = path.rsplit("/data-", 1)[0]
+        before, self._written[table] = self._written.get(table), data
+        what, self.spoils = self.spoils, None
+        if what is None:
+            return data
+        self.step(what, path)
+        if what == "misdirected":
+            return before or data
+        rows = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+        texts = ["garbled", *rows["a"].to_pylist()[1:]]
+        at = rows.schema.get_field_index("a")
+        out = io.BytesIO()
+        pq.write_table(rows.set_column(at, rows.schema.field(at), [texts]), out)
+        return out.getvalue()
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a file unless there is one of this name; return True if it was written."""
+        self.step("commit", path)
+        if path in self.files:
+            return False
+        self._keep(path, data)
+        self.step("committed", path)
+        return True
+
+    def _keep(self, path: str, data: bytes) -> None:
+        self.files[path] = (data, clock.current().now_s)
+
+    def _info(self, path: str) -> fs.FileInfo:
+        if path in self.files:
+            data, modified = self.files[path]
+            at = datetime.fromtimestamp(modified, UTC)
+            return fs.FileInfo(path, fs.FileType.File, size=len(data), mtime=at)
+        below = path + "/"
+        if path in self.folders or any(file.startswith(below) for file in self.files):
+            return fs.FileInfo(path, fs.FileType.Directory)
+        return fs.FileInfo(path, fs.FileType.NotFound)
+
+    # What Arrow asks.
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def get_type_name(self) -> str:
+        return "sim"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        for path in paths:
+            self.step("look", path)
+        return [self._info(path) for path in paths]
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        self.step("list", selector.base_dir)
+        below = selector.base_dir + "/"
+        found = set()
+        for path in (*self.files, *self.folders):
+            if path.startswith(below):
+                parts = path.removeprefix(below).split("/")
+                depths = range(1, len(parts) + 1) if selector.recursive else (1,)
+                found |= {below + "/".join(parts[:depth]) for depth in depths}
+        if not found and not selector.allow_not_found and selector.base_dir not in self.folders:
+            raise FileNotFoundError(selector.base_dir)
+        return [self._info(path) for path in sorted(found)]
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.folders.add(path)
+
+    def delete_dir(self, path: str) -> None:
+        below = path + "/"
+        for file in sorted(file for file in self.files if file.startswith(below)):
+            self.step("delete", file)  # a folder is not deleted at once
+            self.files.pop(file, None)
+        self.folders = {f for f in self.folders if f != path and not f.startswith(below)}
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        raise NotImplementedError
+
+    def delete_root_dir_contents(self) -> None:
+        raise NotImplementedError
+
+    def delete_file(self, path: str) -> None:
+        self.step("delete", path)
+        if self.files.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def move(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def copy_file(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.step("read", path)
+        if path not in self.files:
+            raise FileNotFoundError(2, "No such file", path)
+        return pa.BufferReader(self.files[path][0])
+
+    def open_output_stream(self, path: str, metadata: dict[str, str]) -> pa.NativeFile:
+        self.step("open", path)
+        return pa.PythonFile(_Written(self, path), mode="w")
+
+    def open_append_stream(self, path: str, metadata: dict[str, str]) -> pa.NativeFile:
+        raise NotImplementedError
+
+
+class _Written(io.BytesIO):
+    """A file that is kept when it is closed."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__()
+        self._disk, self._path = disk, path
+
+    def close(self) -> None:
+        if not self.closed:
+            data = self.getvalue()
+            super().close()
+            self._disk.step("write", self._path)
+            self._disk._keep(self._path, self._disk.spoiled(self._path, data))
+
+
+class Folder(Disk):
+    """A folder of the machine, all of whose operations are steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._real = fs.LocalFileSystem()
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        for path in paths:
+            self.step("look", path)
+        return self._real.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        self.step("list", selector.base_dir)
+        return sorted(self._real.get_file_info(selector), key=lambda info: info.path)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.step("open", path)  # the store writes small files itself, after this
+        self._real.create_dir(path, recursive=recursive)
+
+    def delete_dir(self, path: str) -> None:
+        self.step("delete", path)
+        self._real.delete_dir(path)
+
+    def delete_file(self, path: str) -> None:
+        self.step("delete", path)
+        self._real.delete_file(path)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.step("read", path)
+        return self._real.open_input_file(path)
+
+    def _keep(self, path: str, data: bytes) -> None:
+        with self._real.open_output_stream(path) as out:
+            out.write(data)
+
+
+@contextmanager
+def mounted(disk: Disk) -> Iterator[None]:
+    """Give the product this disk for every place that its store has; its locks lock nothing."""
+    system = fs.PyFileSystem(disk)
+
+    class FileSystem(fs.FileSystem):
+        @staticmethod
+        def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
+            return system, uri.removeprefix("sim://")
+
+    names = {name: getattr(fs, name) for name in dir(fs) if not name.startswith("_")}
+    names |= {"FileSystem": FileSystem, "LocalFileSystem": lambda: system}
+    before, lock = vars(store)["fs"], store.Store.lock
+    vars(store)["fs"] = types.SimpleNamespace(**names)
+    setattr(store.Store, "lock", lambda self, name: nullcontext())  # noqa: B010 - mypy
+    try:
+        yield
+    finally:
+        vars(store)["fs"] = before
+        setattr(store.Store, "lock", lock)  # noqa: B010
