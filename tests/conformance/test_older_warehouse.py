@@ -72,6 +72,10 @@ SINCE = {
     "allowed",
     "part",
     "activity",
+    "marker",
+    "marking",
+    "audit",
+    "proven",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

@@ -318,7 +318,7 @@ def test_what_people_are_told(local: Stock, tmp_path: Path) -> None:
     assert (told.proof, told.miss_probability) == ("keys", None)
     receipt(local.pair.config(), "stock", tmp_path / "receipt.json")
     body = json.loads((tmp_path / "receipt.json").read_text())
-    assert (body["proof"], body["audit"]["missed"]) == ("keys", 0)
+    assert (body["proven"]["proof"], body["proven"]["audit"]["missed"]) == ("keys", 0)
     local.fragment('audit = "1s"')
     said = text_of(local.refresh_when_due())
     assert "the marker had missed 2 changed rows (60, 90)" in said

@@ -179,7 +179,7 @@ def receipt(config: WarehouseConfig, name: str, output: Path) -> None:
         "fragment_key": one_off.hex(),
         "salt": salt.to_bytes().hex(),
         **({} if layout.derivation is None else {"derivation": to_json(layout.derivation)}),
-        **_proof_of(store, fragment.name, snapshot),
+        "proven": _proof_of(store, fragment.name, snapshot),
     }
     place = Store(str(output.absolute().parent))
     place.write(json.dumps(body, indent=1).encode(), output.name, private=True)
