@@ -207,7 +207,10 @@ class Folder(Disk):
 
 @contextmanager
 def mounted(disk: Disk) -> Iterator[None]:
-    """Give the product this disk for every place that its store has; its locks lock nothing."""
+    """Give the product this disk for every place that its store has; its locks lock nothing.
+
+    A new file is written by one of several writers, as on a disk.
+    """
     system = fs.PyFileSystem(disk)
 
     class FileSystem(fs.FileSystem):
@@ -217,7 +220,25 @@ def mounted(disk: Disk) -> Iterator[None]:
 
     names = {name: getattr(fs, name) for name in dir(fs) if not name.startswith("_")}
     names |= {"FileSystem": FileSystem, "LocalFileSystem": lambda: system}
-    before, lock = vars(store)["fs"], store.Store.lock
+    before, lock, write_new = vars(store)["fs"], store.Store.lock, store.Store.write_new
+
+    def put_new(
+        self: store.Store,
+        data: bytes,
+        *parts: str,
+        private: bool = False,  # noqa: ARG001 - as the store has it
+    ) -> bool:
+        path = self._at(*parts)[1]
+        with store.file_errors("written", path, len(data)):
+            disk.create_dir(path.rsplit("/", 1)[0], recursive=True)
+            disk.step("open", path)
+            is_new = disk.get_file_info([path])[0].type is fs.FileType.NotFound
+            if is_new:
+                disk._keep(path, data)
+            disk.step("write", path)
+        return is_new
+
+    setattr(store.Store, "write_new", put_new)  # noqa: B010 - mypy
     vars(store)["fs"] = types.SimpleNamespace(**names)
     setattr(store.Store, "lock", lambda self, name: nullcontext())  # noqa: B010 - mypy
     try:
@@ -225,3 +246,4 @@ def mounted(disk: Disk) -> Iterator[None]:
     finally:
         vars(store)["fs"] = before
         setattr(store.Store, "lock", lock)  # noqa: B010
+        setattr(store.Store, "write_new", write_new)  # noqa: B010

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -18,10 +17,11 @@ REFRESHES, SHARES = 10_000, 10
 SOAK_REFRESHES = 1_000_000
 DELTA_REFRESHES = 150
 SEEDS = 1_000_000  # between the first worlds of two shares
-# What must have happened in a share, or the sample shows less than it says.
+# What must have happened in a share, or the sample shows less than it says. A lost data file
+# ("damaged") is too rare for each share; tests/faults/test_repair.py has more of them.
 HAPPENS = (
     "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
-    "damaged", "misdirected", "garbled", "WAREHOUSE", "UNREACHABLE", "SHRANK",
+    "misdirected", "garbled", "WAREHOUSE", "UNREACHABLE", "SHRANK",
 )  # fmt: skip
 
 # Seeds of worlds that found a mistake, with their commands, and what it was.
@@ -62,16 +62,16 @@ def test_what_was_found_stays_found(seed: int, commands: int) -> None:
 
 @pytest.mark.slow
 def test_a_seed_repeats_a_world() -> None:
-    """In another process, with another order of sets."""
-    seed = 3
-    with virtual_time():
-        trace = run_world(seed, Tally())
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--seed", str(seed)],
-        cwd=ROOT,
-        env=environment(PYTHONHASHSEED="17"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.search(rf"^seed {seed}: {trace}$", done.stdout, re.MULTILINE), done.stdout
+    """In processes whose sets have other orders."""
+    traces = set()
+    for hash_seed in ("17", "18"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seed", "3"],
+            cwd=ROOT,
+            env=environment(PYTHONHASHSEED=hash_seed),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        traces |= {line for line in done.stdout.splitlines() if line.startswith("seed 3: ")}
+    assert len(traces) == 1, traces

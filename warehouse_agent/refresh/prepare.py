@@ -307,9 +307,11 @@ def _fragment_key(job: Job, base: Snapshot | None) -> bytes:
             "first load.",
         )
     key = secrets.token_bytes(FRAGMENT_KEY_BYTES)
-    job.store.write(key, *place, private=True)
+    is_ours = job.store.write_new(key, *place, private=True)
     Point.KEY_WRITTEN.reach()
-    return key
+    if is_ours or (theirs := job.store.read(*place)) is None:
+        return key
+    return theirs
 
 
 def _check_key(layout: Layout, name: str) -> None:

@@ -96,13 +96,26 @@ class Store:
 
     def write(self, data: bytes, *parts: str, private: bool = False) -> None:
         """Write a small file, whole or not at all; only its owner can read a `private` file."""
+        self._write(data, *parts, private=private, is_new=False)
+
+    def write_new(self, data: bytes, *parts: str, private: bool = False) -> bool:
+        """Write a small file as `write`, unless there is one; return True if it was written.
+
+        On a disk one of several writers succeeds. Other storage is asked first: two writers that
+        ask at the same moment both write, and the later file stays.
+        """
+        return self._write(data, *parts, private=private, is_new=True)
+
+    def _write(self, data: bytes, *parts: str, private: bool, is_new: bool) -> bool:
         system, path = self._at(*parts)
         with file_errors("written", path, len(data)):
             system.create_dir(path.rsplit("/", 1)[0], recursive=True)
             if not self.is_local:
+                if is_new and system.get_file_info(path).type is not fs.FileType.NotFound:
+                    return False
                 with system.open_output_stream(path) as out:
                     out.write(data)
-                return
+                return True
             temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
             mode = 0o600 if private else 0o644
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -113,13 +126,14 @@ class Store:
                     out.flush()
                     os.fsync(out.fileno())
                 Point.SMALL_FILE_WRITTEN.reach()
-                os.replace(temporary, path)
+                is_written = _named(temporary, path, is_new=is_new)
                 Point.SMALL_FILE_NAMED.reach()
                 _sync_folder(path)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
+            return is_written
 
     def append_line(self, line: str, *parts: str) -> None:
         """Append a line to a file; beyond LINES_BYTES_MAX, remove the older half first.
@@ -311,6 +325,25 @@ class Store:
 def one_line(error: Exception) -> str:
     """Return an error's text as one line without colours: delta-rs draws a tree of causes."""
     return " ".join(_DRAWN.sub(" ", str(error)).split()).rstrip(".")
+
+
+def _named(temporary: str, path: str, *, is_new: bool) -> bool:
+    """Give a file its name; return False, without the file, if `is_new` and there is one."""
+    if is_new:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            os.unlink(temporary)
+            return False
+        except OSError:  # a disk without links
+            if os.path.lexists(path):
+                os.unlink(temporary)
+                return False
+        else:
+            os.unlink(temporary)
+            return True
+    os.replace(temporary, path)
+    return True
 
 
 @contextlib.contextmanager
