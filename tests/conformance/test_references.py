@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from driftline.references import OnDelete, Reference
 
+from source_agent.engines.conformance.capabilities import Capability
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import engine_of, session_of
 from source_agent.engines.interface import Limits
@@ -35,7 +36,7 @@ ORDERS, CUSTOMERS = Relation("orders", table="orders"), Relation("buyers", table
 REGIONS = Relation("regions", table="regions")
 TO_BUYERS = Reference(("customer",), "buyers", ("id",), OnDelete.CASCADE)
 TO_REGIONS = Reference(("customer", "place"), "regions", ("id", "place"), OnDelete.CASCADE)
-WITH_LOGINS = [kind.name for kind in CLASSES if hasattr(kind, "drop_login")]
+WITH_LOGINS = [kind.name for kind in CLASSES if Capability.LOGINS not in kind.lacks]
 
 
 @pytest.fixture(params=KINDS)
