@@ -76,6 +76,8 @@ SINCE = {
     "marking",
     "audit",
     "proven",
+    "held_back_s",
+    "snapshot_s",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

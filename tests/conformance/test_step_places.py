@@ -10,7 +10,7 @@ import ast
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,9 @@ from tests.samples.values import CHOSEN, TYPES
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.methods import unit_assignment
+from warehouse_agent.methods import key_parts, key_sums, unit_assignment
+from warehouse_agent.methods.groups import NamedPiece
+from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.unit_assignment import InPositions, PartRows
 from warehouse_agent.planning.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
@@ -199,6 +201,7 @@ def run(steps: Steps, folder: Path, made: Table) -> dict[str, Any]:
         "merged": contents(merged, layout),
         **compared(steps, after, made),
         **in_units(steps, after, layout),
+        **by_keys(steps, after, made),
         **proven(steps, folder, after, made),
         **restated(steps, job, after, made),
     }
@@ -253,6 +256,34 @@ def in_units(steps: Steps, files: list[DataFile], layout: Layout) -> dict[str, A
         rows = unit_assignment.assign(*place, view, plan, Embedding(1 << 16), SALT, part=chosen)
         pieces = sorted((piece.size, piece.ks, piece.digests) for piece in rows.pieces)
         found[name] = (pieces, rows.ungrouped.tolist(), rows.compared, rows.rest)
+    return found
+
+
+def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
+    """What the steps of comparisons by keys find in files: of a marker, and of named keys."""
+    copy = WorkingCopy(
+        steps, "t", made.layout, tuple(files), SALT, lambda _: nullcontext(), SECOND.view
+    )
+    embedding = Embedding(1 << 16)
+    sums = key_sums.reduced(copy, uniform(64), Sketch(embedding, 40), hashes=True)
+    some = np.sort(positions_of(made, range(0, 9, 2)))
+    ks = np.unique(embedding.embed(positions_of(made, range(1, 9, 2)), SALT)[0])
+    listing, digest = key_sums.replaced(copy, some, embedding, ks)
+    found: dict[str, Any] = {
+        "sums of keys": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.keys, sums.hashes),
+        "replaced": (listed(listing), digest),
+    }
+    if made.recipe.integer_key:
+        return found
+    counted = unit_assignment.histogram(steps, files, made.layout, SECOND.view)
+    plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
+    window = key_parts.window_of(copy, 17)
+    part = PartRows(most_likely(counted, 20), window.inside)
+    side = key_parts.reduce(copy, plan, part, window, (100, 0), rows_max=ROWS * FILES)
+    named = [piece for piece in side.grouped.pieces if isinstance(piece, NamedPiece)]
+    where = np.concatenate([piece.positions for piece in named])
+    found["window"] = (window.ranges, window.following)
+    found["named"] = (sorted(where.tolist()), side.compared, side.rest, side.updates_left)
     return found
 
 

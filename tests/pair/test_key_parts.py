@@ -152,7 +152,14 @@ def test_turns_begin_with_the_key_after_the_last(
         assert round_[-1][-1].upper is None
         place = site.pair.warehouse / "_driftline" / "fragments" / "orders.json"
         noted = json.loads(place.read_text())
-        for broken in (["a"], ["a", "no date", "1"], [1], "a", None, ["zzz", "2030-01-01", "9"]):
+        for broken in (
+            ["a"],
+            ["a", "2020-01-01", "no number"],
+            [1],
+            "a",
+            None,
+            ["\U0010ffff", "2030-01-01", "9"],
+        ):
             place.write_text(json.dumps(noted | {key_parts.TURN_KEY: broken}))
             site.update(range(100, 110), f"broken {broken}")
             site.refresh()

@@ -230,11 +230,11 @@ def fail_once(
     place = whole if step == "exchange" else attempt
     real, failed = getattr(place, step), set[str]()
 
-    def do(job: Job, *rest: object) -> object:
+    def do(job: Job, *rest: object, **options: object) -> object:
         if job.name in names and job.name not in failed:
             failed.add(job.name)
             raise error(f"{step} of {job.name}")
-        return real(job, *rest)
+        return real(job, *rest, **options)
 
     monkeypatch.setattr(place, step, do)
 

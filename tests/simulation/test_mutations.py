@@ -18,9 +18,13 @@ from tests.harness.pair import environment
 
 MUTATIONS = sorted((Path(__file__).parent / "mutations").glob("*.patch"))
 REFRESHES = 600  # within which each is noticed
-# Of those that need a certain world: one with a table of versions, or one compared in part.
+# Of those that need a certain world: one with a table of versions, one compared in part, or one
+# in which what goes wrong comes early.
 NEEDS = {
+    "03-publish-on-other-totals": ("--seed", "6000", "--refreshes", "300"),
+    "05-begin-from-a-stale-head": ("--seed", "6000", "--refreshes", "300"),
     "04-flip-before-commit": ("--refreshes", "150", "--delta"),
+    "11-discard-what-was-committed": ("--seed", "11000", "--refreshes", "300"),
     "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
 }
 SEED = 5000

@@ -18,10 +18,10 @@ SOAK_REFRESHES = 1_000_000
 DELTA_REFRESHES = 150
 SEEDS = 1_000_000  # between the first worlds of two shares
 # What must have happened in a share, or the sample shows less than it says. A lost data file
-# ("damaged") is too rare for each share; tests/faults/test_repair.py has more of them.
+# ("damaged") and a source that shrank are too rare for each share.
 HAPPENS = (
     "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
-    "misdirected", "garbled", "WAREHOUSE", "UNREACHABLE", "SHRANK",
+    "misdirected", "garbled", "WAREHOUSE", "UNREACHABLE",
 )  # fmt: skip
 
 # Seeds of worlds that found a mistake, with their commands, and what it was.

@@ -35,9 +35,9 @@ def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None
         "CREATE UNIQUE INDEX ON a ((k + 1))",
         "CREATE TABLE parent (k int PRIMARY KEY)",
         "CREATE TABLE child () INHERITS (parent)",
-        "CREATE TABLE parted (k int PRIMARY KEY, v int) PARTITION BY RANGE (k)",
+        "CREATE TABLE parted (k int PRIMARY KEY, v int, w int NOT NULL) PARTITION BY RANGE (k)",
         "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
-        "INSERT INTO parted VALUES (1, 2)",
+        "INSERT INTO parted VALUES (1, 2, 3)",
         "INSERT INTO child VALUES (1), (1)",
         "CREATE MATERIALIZED VIEW m AS SELECT * FROM parted",
         "CREATE UNIQUE INDEX ON m (k)",
@@ -53,8 +53,10 @@ def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None
         seen = session.describe(Relation("m", table="m", key=("k",)))
         assert not seen.vouched
         assert len(flat(session.scan(seen))) == 1
-        both = session.describe(Relation("p", table="parted", key=("v", "k")))
+        both = session.describe(Relation("p", table="parted", key=("w", "k")))
         assert both.vouched
+        nullable = session.describe(Relation("p", table="parted", key=("v", "k")))
+        assert not nullable.vouched
 
 
 @pytest.mark.parametrize("name", ["leaf", "tree", "view", "query"])

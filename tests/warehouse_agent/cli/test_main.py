@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow  # starts a process for most commands
 
 REPORT = [
     "name", "command", "version", "previous_version", "rows_inserted", "rows_updated",
-    "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left", "allowed",
+    "rows_deleted", "schema_changed", "rows_total", "rows_left", "updates_left",
+    "marker", "audit", "allowed",
     "bytes_sent", "bytes_received", "bytes_rewritten", "repaired_files", "repaired_rows",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "held_back_s", "snapshot_s", "seconds", "places",
@@ -46,7 +47,7 @@ STATUS = [
     "name", "version", "rows_total", "as_of", "checked_at", "published_at", "consistency", "proof",
     "fingerprint", "miss_probability", "years_until_a_change_is_missed", "files", "bytes",
     "row_security", "kind", "visible_version", "visible_as_of", "inputs", "stale", "ahead",
-    "staleness", "part", "activity",
+    "staleness", "audit", "part", "activity",
 ]  # fmt: skip
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
@@ -55,7 +56,7 @@ HISTORY = {
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",
-    "salt",
+    "salt", "proven",
 ]  # fmt: skip
 NOBODY = "127.0.0.1:9"  # the discard port: nobody listens
 
