@@ -77,6 +77,7 @@ SINCE = {
     "audit",
     "proven",
     "held_back_s",
+    "rows_forecast",
     "snapshot_s",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
