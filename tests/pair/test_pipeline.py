@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from warehouse_agent.transport.channel import Link, Stream
 
 RUNS = [NAMES[:4], NAMES[4:8], NAMES[8:]]
 FIRST = [run[0] for run in RUNS]
+LET_GO_S_MAX = 10.0
 
 
 @pytest.fixture
@@ -104,12 +106,20 @@ def test_two_runs_are_in_memory(served: Served, phases: Phases, ahead: int) -> N
     """However many there are: nine, or five."""
     most = 0
 
+    def held() -> tuple[set[str], set[int]]:
+        alive = {o.known.name for o in gc.get_objects() if isinstance(o, Prepared)}
+        alive &= set(NAMES)  # other tests of this process hold theirs
+        return alive, {NAMES.index(name) // ahead for name in alive}
+
     def count(mark: Mark) -> None:
         nonlocal most
         if mark[2] == "end":
-            alive = {o.known.name for o in gc.get_objects() if isinstance(o, Prepared)}
-            alive &= set(NAMES)  # other tests of this process hold theirs
-            runs = {NAMES.index(name) // ahead for name in alive}
+            alive, runs = held()
+            # On a busy machine the thread that ended a run may not have returned from it yet.
+            until = time.monotonic() + LET_GO_S_MAX
+            while len(runs) > 2 and time.monotonic() < until:
+                time.sleep(0.01)
+                alive, runs = held()
             assert len(runs) <= 2, f"{mark}: {sorted(alive)}"
             most = max(most, len(runs))
 
