@@ -26,7 +26,8 @@ HAPPENS = (
 
 # Seeds of worlds that found a mistake, with their commands, and what it was.
 FOUND = {
-    (7, 12): "an exchange behind another in its stream had the `as_of` of an older snapshot",
+    (1000009, 8): "a rival's first load overwrote the fragment key: every row counted as updated",
+    (2000028, 8): "the same, by a source whose snapshot ends at each pause",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,22 @@ def test_snapshots_cover_tables_too(lite: OfSQLite) -> None:
         assert multiset(read(session, Relation("items", table="items"))) == multiset(expected)
     with session_of(lite) as session:
         assert len(read(session, Relation("items", table="items", key=("id",)))) == 3
+
+
+def test_without_wal_a_later_snapshot_has_a_later_time(tmp_path: Path) -> None:
+    """A relation behind another in a stream is not as of the snapshot of that one."""
+    lite = OfSQLite(tmp_path / "rollback.sqlite", journal="delete")
+    filled(lite, 10)
+    items = Relation("items", table="items")
+    with session_of(lite) as session:
+        before = session.as_of
+        assert len(read(session, items)) == 10
+        session.pause()
+        time.sleep(0.005)  # SQLite's clock has milliseconds
+        lite.run("DELETE FROM items")
+        assert read(session, items) == []
+        assert session.generation == 1
+        assert session.as_of > before
 
 
 def test_without_wal_lets_writers_in_while_paused(tmp_path: Path) -> None:
