@@ -133,6 +133,17 @@ class OnPostgreSQL:
         self._log = server.folder / "log"
         self._from = self._log.stat().st_size
 
+    def fill(self, table: str, rows: Sequence[Sequence[str]]) -> None:
+        """Make a table of two columns of text, of which the first is its key."""
+        with self._server.superuser(self.database) as connection:
+            connection.execute(
+                f'CREATE TABLE {table} (k varchar(60) COLLATE "C" NOT NULL PRIMARY KEY, '
+                "v varchar(60))"
+            )
+            with connection.cursor() as cursor:
+                cursor.executemany(f"INSERT INTO {table} VALUES (%s, %s)", rows)
+            connection.execute(f'GRANT SELECT ON {table} TO "{self.login}"')
+
     def statements(self) -> list[str]:
         with self._log.open("rb") as log:
             log.seek(self._from)
@@ -173,6 +184,15 @@ class OnMariaDB:
                 cursor.execute(sql)
             self._admin.commit()
             return cursor.fetchall()
+
+    def fill(self, table: str, rows: Sequence[Sequence[str]]) -> None:
+        """Make a table of two columns of text, of which the first is its key."""
+        text = "varchar(60) COLLATE utf8mb4_nopad_bin"
+        self._run(f"CREATE TABLE {table} (k {text} NOT NULL PRIMARY KEY, v {text})")
+        with self._admin.cursor() as cursor:
+            cursor.executemany(f"INSERT INTO {table} VALUES (%s, %s)", rows)
+        self._admin.commit()
+        self._run(f"GRANT SELECT ON {self.database}.{table} TO '{self.login}'@'%'")
 
     def statements(self) -> list[str]:
         rows = self._run(
