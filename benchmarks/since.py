@@ -27,10 +27,10 @@ from tempfile import TemporaryDirectory
 
 import click
 import psycopg
-from tests.conformance.engine_reads import decoded, flat
 
 from benchmarks import tpch
 from benchmarks.source_speed import DATA
+from source_agent.engines.conformance.reads import decoded, flat
 from source_agent.engines.interface import Limits, Session
 from source_agent.engines.markers import Mark, Marker
 from source_agent.engines.registry import connect

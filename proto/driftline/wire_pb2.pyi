@@ -1348,6 +1348,8 @@ class Marked(_message.Message):
     ROW_HASHES_FIELD_NUMBER: _builtins.int
     UNMARKED_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    FUTURE_FIELD_NUMBER: _builtins.int
+    OPEN_S_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     """for the next exchange; empty: there is none"""
     why: _builtins.str
@@ -1368,6 +1370,10 @@ class Marked(_message.Message):
     """how many there are; the first UNMARKED_ROWS_MAX are named"""
     audited: _builtins.bool
     """the audited mark could be used"""
+    future: _builtins.int
+    """rows with a time that is yet to come"""
+    open_s: _builtins.float
+    """a transaction is known to be open for so long, which is longer than `late`"""
     def __init__(
         self,
         *,
@@ -1381,10 +1387,12 @@ class Marked(_message.Message):
         row_hashes: _builtins.bytes = ...,
         unmarked: _builtins.int = ...,
         audited: _builtins.bool = ...,
+        future: _builtins.int = ...,
+        open_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "counted", b"counted", "hashes", b"hashes", "mark", b"mark", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "counted", b"counted", "future", b"future", "hashes", b"hashes", "mark", b"mark", "open_s", b"open_s", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,13 +37,14 @@ from source_agent.config import Budget
 from source_agent.engines.interface import (
     DatabaseTime,
     Limits,
+    MarkedRead,
     Pulse,
     Rows,
     Session,
     Split,
     TimeLimit,
 )
-from source_agent.engines.markers import Mark
+from source_agent.engines.markers import Mark, Running
 from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
@@ -279,6 +280,24 @@ class GovernedSession:
     ) -> Iterator[Rows]:
         read = self._session.read_between(shape, within, rows_max=rows_max)
         return self.governed(read, self._feedback("between", shape))
+
+    def identity(self) -> Mapping[str, str]:
+        with self.watch.waiting():
+            return self._session.identity()
+
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
+        with self.watch.waiting():
+            return self._session.marked_read(shape)
+
+    def running(self) -> Running | None:
+        with self.watch.waiting():
+            return self._session.running()
+
+    def count_future(self, shape: Shape) -> int:
+        with self.watch.waiting():
+            found = self._session.count_future(shape)
+        self.note(0)
+        return found
 
     def mark(self, shape: Shape) -> Mark:
         with self.watch.waiting():

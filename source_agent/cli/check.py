@@ -12,17 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 from driftline.derivations import Comparable, Part
-from driftline.errors import ConfigurationError, DriftlineError
+from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError
 from driftline.limits import NO_PROGRESS_S
 from sqlalchemy.engine import make_url
 
 from source_agent.budgets.audit import recent_snapshots
 from source_agent.budgets.budget import local_now
+from source_agent.cli import marker_advice
 from source_agent.cli.check_endpoint import EndpointReport, examine
+from source_agent.cli.marker_advice import MarkerReport
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
-from source_agent.engines.markers import suggested
 from source_agent.engines.registry import KINDS
 from source_agent.engines.shapes import Fingerprint, Shape
 from source_agent.printable import counted
@@ -49,8 +50,8 @@ class RelationReport:
 
     `no_tiles` says why it cannot be read in tiles; None: it can. `scan` has the hours in which a
     scan may begin, none: never; None: always. `scan_now` says the same of the time of the check.
-    `marker` is the one that the file names, None: none; `markers` are lines of the file that name
-    columns which look like one.
+    `marker` is the one that the file names, None: none, and `marker_read` how it is read;
+    `markers` are others that might be named, `flags` columns that look like flags of deleted rows.
     """
 
     name: str
@@ -69,7 +70,9 @@ class RelationReport:
     scan_now: str = "now"
     rows_by_key: int | None = None
     marker: str | None = None
-    markers: list[str] = field(default_factory=list)
+    marker_read: MarkerReport | None = None
+    markers: list[MarkerReport] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,10 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Everything that `check` prints."""
+    """Everything that `check` prints.
+
+    `identity`: what tells the database from a copy of it, by names for people.
+    """
 
     database: str
     login: str
@@ -110,6 +116,7 @@ class CheckReport:
     snapshot: SnapshotReport
     server: list[EndpointReport]
     plug_ins: list[str] = field(default_factory=list)  # that are not used, and why
+    identity: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -140,6 +147,7 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
     session = engine.open()
     try:
         as_of, consistency = session.as_of, session.consistency.value
+        identity = _identity(session)
         limits = [_limit(limit) for limit in session.time_limits]
         snapshot = _snapshot(config, session)
         reports = []
@@ -163,7 +171,16 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
         snapshot=snapshot,
         server=server,
         plug_ins=plug_ins.refused(KINDS),
+        identity=identity,
     )
+
+
+def _identity(session: Session) -> dict[str, str]:
+    """Return what a mark carries of the database; nothing if the login may not ask for it."""
+    try:
+        return dict(session.identity())
+    except DatabaseRefused:
+        return {}
 
 
 def _snapshot(config: SourceConfig, session: Session) -> SnapshotReport:
@@ -208,6 +225,8 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
     try:
         shape = session.describe(published.relation)
         published.check_key(shape)
+        marker_read = marker_advice.read(session, shape)
+        markers = marker_advice.advice(session, shape)
         cost = engine.scan_cost(shape)
         if config.budget.readers > 1:
             is_shared = session.split(shape) is not None
@@ -236,7 +255,9 @@ def _relation(config: SourceConfig, engine: Engine, session: Session, name: str)
         scan_now=_scan_now(published, local_now()),
         rows_by_key=published.relation.rows_by_key,
         marker=None if shape.marker is None else str(shape.marker),
-        markers=suggested((c.name, c.type.kind) for c in shape.recipe.published_order),
+        marker_read=marker_read,
+        markers=markers,
+        flags=marker_advice.flags(shape),
     )
 
 
@@ -280,6 +301,7 @@ def as_text(report: CheckReport) -> str:
         "",
         "database",
         f"  engine   {report.database}, reached at {report.as_of}",
+        *_identity_lines(report.identity),
         f"  login    {report.login or 'the default of the driver'}",
         f"  reads    {report.consistency}; {report.read_only}",
         f"  limits   {', '.join(f'{x.name} {x.seconds:g} s' for x in report.limits) or 'none'}",
@@ -322,15 +344,27 @@ def _allowance_lines(relation: RelationReport) -> list[str]:
     return lines
 
 
+def _identity_lines(identity: dict[str, str]) -> list[str]:
+    """Return what tells the database from a copy: a mark of another one is not used."""
+    told = ", ".join(f"{name} {value}" for name, value in identity.items())
+    return [f"  identity {told}"] if told else []
+
+
 def _marker_lines(relation: RelationReport) -> list[str]:
-    """Return by what changes are found without comparing all rows, or what may do."""
-    if relation.marker is not None:
-        return [f"  changes  by {relation.marker}, where a warehouse accepts it"]
-    if not relation.markers:
-        return []
-    return [
-        f"  changes  if every writer sets it (docs/dba-guide.md, Markers): {relation.markers[0]}"
-    ]
+    """Return by what changes are found without comparing all rows, and what else might do."""
+    lines = []
+    if relation.marker is not None and (named := relation.marker_read) is not None:
+        lines.append(f"  changes  by {relation.marker}, where a warehouse accepts it")
+        lines.append(f"           read {named.read}; {named.promise}")
+        lines += [f"           {named.note}"] if named.note else []
+    for found in relation.markers:
+        lines.append(f"  possible {found.line}")
+        lines.append(f"           read {found.read}; {found.promise}")
+        lines += [f"           {found.note}"] if found.note else []
+    if relation.flags:
+        lines.append(f"  flags    {', '.join(relation.flags)}: `deleted` of a marker names one, if")
+        lines.append("           rows so flagged count as gone")
+    return lines
 
 
 def _derive_lines(relation: RelationReport) -> list[str]:

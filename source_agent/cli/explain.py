@@ -4,7 +4,8 @@ Identifiers and queries are those of source.toml, and values from the network ar
 relation with `derive` there are templates, whose slots a warehouse fills with what is listed. The
 texts come from the functions that the sessions execute; tests compare the servers' statement logs
 with them. The commands are included: `check` plans a scan, and describes each relation also with
-fingerprints made by the database, to report whether that is possible.
+fingerprints made by the database, and with each marker that it might have, to report whether that
+is possible and how its rows would be found.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from driftline.derivations import Part
 from driftline.errors import DriftlineError
 from driftline.limits import DERIVATION_COMPARISONS_MAX, DERIVATION_VALUES_MAX
 
+from source_agent.cli import marker_advice
 from source_agent.config import SourceConfig
 from source_agent.engines.interface import Engine, Session
 from source_agent.engines.predicates import (
@@ -73,6 +75,7 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
                 refused = engine.attempts(by_database)
                 session = _renewed(engine, session)
             texts = engine.templates(shapes) + refused
+            texts += _advised(engine, session, shapes[0])
             for parts in (published.derive - {Part.ROWS}, published.derive):
                 if parts:  # all columns are some of them, but all rows are without a condition
                     texts += engine.templates([slotted(shapes[0], parts)])
@@ -81,6 +84,17 @@ def explain(config: SourceConfig, engine: Engine) -> list[Section]:
     finally:
         session.close()
     return sections
+
+
+def _advised(engine: Engine, session: Session, shape: Shape) -> list[str]:
+    """Return the statements by which `check` finds out whether a marker might be named."""
+    texts: list[str] = []
+    for marker in marker_advice.candidates(shape):
+        texts += engine.attempts(replace(shape.relation, marker=marker))
+        marked = marker_advice.marked_shape(session, shape, marker)
+        if marked is not None:
+            texts += [sql for sql in engine.templates([marked]) if sql.startswith("EXPLAIN")]
+    return texts
 
 
 def _slots(session: Session, shape: Shape, derive: Collection[Part]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from driftline.activity import Activity
@@ -26,7 +27,7 @@ from driftline.limits import DATABASE_SILENCE_S
 from driftline.references import Reference
 from driftline.types import Column
 
-from source_agent.engines.markers import Mark
+from source_agent.engines.markers import Mark, Running
 from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
 
 # A batch is closed at whichever limit is reached first.
@@ -107,6 +108,14 @@ class TimeLimit:
     name: str
     seconds: float
     is_idle: bool
+
+
+class MarkedRead(Enum):
+    """The way in which a database finds the rows behind a recent mark, the cheapest first."""
+
+    COVERING = "by an index alone"
+    INDEX = "by an index, then the table"
+    SCAN = "by a scan of the table"
 
 
 class Session(Protocol):
@@ -219,6 +228,12 @@ class Session(Protocol):
             rows_max: as in `read_ranges`.
         """
 
+    def identity(self) -> Mapping[str, str]:
+        """Return what tells this database from another one, by names for people; empty: nothing.
+
+        A mark carries it. Raises DatabaseRefused: the login may not ask for it.
+        """
+
     def mark(self, shape: Shape) -> Mark:
         """Return the mark of what this snapshot shows of a relation with a marker.
 
@@ -232,6 +247,21 @@ class Session(Protocol):
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         """Yield the rows behind a mark, and those without a marker. Raises as `scan`."""
+
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
+        """Return how the rows behind a recent mark would be found, from EXPLAIN, for `check`.
+
+        None: the database does not tell. Raises DatabaseRefused: a column is not granted.
+        """
+
+    def count_future(self, shape: Shape) -> int:
+        """Return the number of rows whose time is later than the snapshot's, by a minute and more.
+
+        Only for a marker that is a time column. Raises as `scan`.
+        """
+
+    def running(self) -> Running | None:
+        """Return the transactions that are open in this snapshot; None: the database hides them."""
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         """Return the number of rows, and the sum modulo 2^64 of the hashes of their keys, which the

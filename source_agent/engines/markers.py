@@ -23,28 +23,25 @@ and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy 
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from driftline.errors import ConfigurationError
-from driftline.ranges import POSITION_MIN
+from driftline.ranges import POSITION_MAX, POSITION_MIN
 from driftline.settings import nearest
 
 DATE: Final = "date"
 AWARE: Final = "timestamptz"
-_TIMES: Final = {DATE, "timestamp", AWARE}
-_INTEGERS: Final = {"int2", "int4", "int8", "oid"}
-_FLAGS: Final = _INTEGERS | {"bool"}
-_LOOKS: Final = re.compile(r"(?i)updat|modif|chang|last|touch|mtime|ge(ae|ä)ndert")
-_COUNTS: Final = re.compile(r"(?i)version|revision|rowver|sequence|scn|lsn")
+TIMES: Final = {DATE, "timestamp", AWARE}
+INTEGERS: Final = {"int2", "int4", "int8", "oid"}
+FLAGS: Final = INTEGERS | {"bool"}
 ONLY_THERE: Final = "Only PostgreSQL has xmin"
 XIDS_MAX: Final = 1 << 30  # since a mark; numbers of 32 bits are compared, half of them are older
+CLOCKS_DIFFER_S: Final = 60.0  # a time is in the future if it is later than the clock by more
 LEAST_VERSION: Final = str(POSITION_MIN)  # of a relation without rows
 
 Column = tuple[str, bool]  # the kind of its declared type, and True if it may be NULL
@@ -104,6 +101,38 @@ class Mark:
     at: str
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Numbers of transactions in a snapshot: all before `oldest` were over, and it was open.
+
+    None is known to be open if `oldest` is `next`, the number behind the last one that was over.
+    Numbers never come again.
+    """
+
+    oldest: int
+    next: int
+
+    def open_since(self, as_of: str, before: Earlier | None) -> str:
+        """Return the earliest time at which the oldest transaction is known to have been open.
+
+        Args:
+            as_of: of this snapshot.
+            before: an earlier one of the same server; None: none is known.
+        """
+        if before is None or self.oldest >= min(self.next, before.running.next):
+            return as_of
+        return before.since if self.oldest == before.running.oldest else before.as_of
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An earlier snapshot: its time, and since when its oldest transaction was open."""
+
+    running: Running
+    as_of: str
+    since: str
+
+
 def marked_by(
     relation: str, marker: Marker | None, columns: Mapping[str, Column], no_xmin: str = ONLY_THERE
 ) -> MarkedBy | None:
@@ -121,7 +150,7 @@ def marked_by(
     for setting, name in (("column", marker.column), ("deleted", marker.deleted)):
         if name and name not in columns:
             raise _refused(relation, setting, f"There is no column {name!r}.", nearest(name, known))
-    if marker.deleted is not None and (flag := columns[marker.deleted][0]) not in _FLAGS:
+    if marker.deleted is not None and (flag := columns[marker.deleted][0]) not in FLAGS:
         raise _refused(
             relation,
             "deleted",
@@ -133,10 +162,10 @@ def marked_by(
             raise _refused(relation, "xmin", f"{no_xmin}.", "Name a `column`, or remove `marker`.")
         return MarkedBy(marker, MarkerKind.XMIN, "xid", nullable=False)
     type, nullable = columns[marker.column]
-    if type in _TIMES:
+    if type in TIMES:
         _check_time(relation, marker, type)
         return MarkedBy(marker, MarkerKind.TIME, type, nullable)
-    if type not in _INTEGERS:
+    if type not in INTEGERS:
         raise _refused(
             relation,
             "column",
@@ -152,21 +181,6 @@ def marked_by(
                 "Remove it.",
             )
     return MarkedBy(marker, MarkerKind.VERSION, type, nullable)
-
-
-def suggested(columns: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of source.toml for columns that look like markers, the likeliest first.
-
-    columns: names, and the kinds of their declared types. What they look like proves nothing.
-    """
-    found = []
-    for name, type in columns:
-        if _LOOKS.search(name) and type in _TIMES:
-            zone = "" if type == AWARE else ', zone = "UTC"'
-            found.append((0, f'marker = {{ column = {json.dumps(name)}, late = "15m"{zone} }}'))
-        elif _COUNTS.search(name) and type in _INTEGERS:
-            found.append((1, f"marker = {{ column = {json.dumps(name)} }}"))
-    return [line for _, line in sorted(found)]
 
 
 def _check_time(relation: str, marker: Marker, type: str) -> None:
@@ -204,17 +218,37 @@ def time_mark(marked: MarkedBy, as_of: str) -> str:
     it for times with a zone, or a date.
     """
     at = datetime.fromisoformat(as_of) - timedelta(seconds=marked.marker.late_s or 0.0)
+    return _written(marked, at, min(offsets(marked.marker.zone or "UTC", at)))
+
+
+def latest(marked: MarkedBy, as_of: str) -> str:
+    """Return a mark that no row, or hardly any, is behind, to plan a read of the newest ones."""
+    if marked.kind is not MarkerKind.TIME:
+        return str(POSITION_MAX)
+    return time_mark(replace(marked, marker=replace(marked.marker, late_s=0.0)), as_of)
+
+
+def future(marked: MarkedBy, as_of: str) -> str:
+    """Return a time that is yet to come for every writer, in the column's own form.
+
+    Clocks of writers may be CLOCKS_DIFFER_S ahead of the database's.
+    """
+    at = datetime.fromisoformat(as_of) + timedelta(seconds=CLOCKS_DIFFER_S)
+    return _written(marked, at, max(offsets(marked.marker.zone or "UTC", at)))
+
+
+def _written(marked: MarkedBy, at: datetime, offset: timedelta) -> str:
+    """Return a time as the column has it; `offset` is that of its zone from UTC."""
     if marked.type == AWARE:
         return at.strftime("%Y-%m-%d %H:%M:%S+00")
-    local = at + least_offset(marked.marker.zone or "UTC", at)
-    return local.strftime("%Y-%m-%d" if marked.type == DATE else "%Y-%m-%d %H:%M:%S")
+    return (at + offset).strftime("%Y-%m-%d" if marked.type == DATE else "%Y-%m-%d %H:%M:%S")
 
 
-def least_offset(zone: str, at: datetime) -> timedelta:
-    """Return the least offset from UTC that a zone has within a year before or after."""
+def offsets(zone: str, at: datetime) -> list[timedelta]:
+    """Return the offsets from UTC that a zone has within a year before or after, some of them."""
     clock, day = ZoneInfo(zone), timedelta(days=1)
-    offsets = ((at + n * day).astimezone(clock).utcoffset() for n in range(-366, 367, 7))
-    return min((offset for offset in offsets if offset is not None), default=timedelta())
+    found = ((at + n * day).astimezone(clock).utcoffset() for n in range(-366, 367, 7))
+    return [offset for offset in found if offset is not None]
 
 
 def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from driftline import key_order
@@ -22,6 +22,7 @@ from driftline.key_order import KeyRange
 from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
+from source_agent.engines.markers import Column as MarkingColumn
 from source_agent.engines.markers import MarkedBy
 from source_agent.engines.shapes import Consistency, Fingerprint, Plan, Relation, Shape
 
@@ -56,6 +57,7 @@ class Access:
     `key_indexed`: an index begins with the columns of the key, in their order.
     `row_hash` is None if the engine has no hash that the warehouse can compute too; `key_hash` is
     empty then. `kept` is the condition of rows that the flag of the marker does not delete.
+    `marking` are all columns of the relation, as `markers` sees them.
     """
 
     source: str
@@ -71,6 +73,7 @@ class Access:
     key_hash: str = ""
     kept: str = ""
     marker: MarkedBy | None = None
+    marking: Mapping[str, MarkingColumn] = field(default_factory=dict)
     key_index: str = ""
 
 
@@ -305,6 +308,7 @@ def shape(
             key_index=access.key_index,
         ),
         marker=access.marker,
+        marking=tuple(access.marking.items()),
     )
 
 

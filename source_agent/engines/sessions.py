@@ -17,8 +17,8 @@ from driftline.key_order import Key
 from driftline.references import Reference
 from driftline.types import Column
 
-from source_agent.engines.interface import Pulse, Rows, Split
-from source_agent.engines.markers import Mark
+from source_agent.engines.interface import MarkedRead, Pulse, Rows, Split
+from source_agent.engines.markers import Mark, Running
 from source_agent.engines.predicates import derived
 from source_agent.engines.relations import plan_of
 from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
@@ -53,6 +53,22 @@ class SnapshotSession:
     def mark(self, shape: Shape) -> Mark:
         """Refuse: this engine has no markers. Raises ConfigurationError."""
         raise ConfigurationError("This engine has no markers.", where=shape.relation.name)
+
+    def identity(self) -> Mapping[str, str]:
+        """Return nothing: no mark is made that would carry it."""
+        return {}
+
+    def count_future(self, shape: Shape) -> int:
+        """Count rows with a time in the future, for an engine that has markers."""
+        raise NotImplementedError(f"times of {shape.relation.name}")
+
+    def running(self) -> Running | None:
+        """Return None: the transactions of others are hidden from a login that may only SELECT."""
+        return None
+
+    def marked_read(self, shape: Shape) -> MarkedRead | None:  # noqa: ARG002
+        """Return None: this engine has no markers."""
+        return None
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         """Read the rows behind a mark, for an engine that has markers."""

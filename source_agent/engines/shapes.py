@@ -14,6 +14,7 @@ from driftline.derivations import Comparable
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
+from source_agent.engines.markers import Column as MarkingColumn
 from source_agent.engines.markers import MarkedBy, Marker
 from source_agent.engines.row_security import RowSecurity
 
@@ -121,6 +122,8 @@ class Shape:
     `row_security`: None if the engine has none.
     `as_of`: the time of the relation's rows, if each relation of a session has its own; else empty.
     `marker`: by which its changed rows are found; None: the DBA names none.
+    `marking`: every column, published or not, by which a marker could be made, with its kind and
+    whether it may be NULL; empty if the engine has no markers.
     """
 
     relation: Relation
@@ -136,6 +139,7 @@ class Shape:
     unordered: str = ""
     as_of: str = ""
     marker: MarkedBy | None = None
+    marking: tuple[tuple[str, MarkingColumn], ...] = ()
 
     @property
     def not_by_key(self) -> str:

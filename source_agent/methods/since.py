@@ -80,6 +80,8 @@ class SinceRead:
             return (yield from self._compare_all(scan, recv))
         scan.reader.tally.phase = "read changes"
         behind = Behind(marked)
+        if len(behind):
+            marked.count_future()
         total = None if given.hashes is None else self._counted(scan, marked, behind)
         if total is not None:
             found = _Keys(total, np.zeros(0, np.uint64), 0)

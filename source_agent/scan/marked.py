@@ -12,7 +12,9 @@ that does not fit is not used: all rows are compared, and the warehouse is told 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -26,7 +28,7 @@ from driftline.keys import positions
 from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
 
 from source_agent.engines.interface import Rows, Session
-from source_agent.engines.markers import XIDS_MAX, Mark, MarkedBy, MarkerKind
+from source_agent.engines.markers import XIDS_MAX, Earlier, Mark, MarkedBy, MarkerKind, Running
 from source_agent.engines.shapes import Shape
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
@@ -102,7 +104,8 @@ class Marked:
 
     `theirs`: the mark to read from, None if it does not fit; `why`: then the reason. `next`: for
     the next exchange, empty if there is none. `rows`: read by the marker. `counted`: the database
-    compared the keys.
+    compared the keys. `future`: rows with a time that is yet to come. `open_s`: a transaction is
+    open for so long, which is longer than `late` allows; 0: none is known.
     """
 
     reader: Reader
@@ -112,6 +115,8 @@ class Marked:
     theirs: Mark | None = None
     rows: int = 0
     counted: bool = False
+    future: int = 0
+    open_s: float = 0.0
     _session: Session | None = None
     _behind: Positions | None = None  # the audited mark, int64 ascending
     _unmarked: list[tuple[Positions, U64]] = field(default_factory=list)
@@ -142,6 +147,12 @@ class Marked:
         self.counted = found is not None
         return found
 
+    def count_future(self) -> None:
+        """Count the rows whose time is yet to come: they are read each time, and hide a mistake."""
+        assert self._session is not None
+        if self.marked_by is not None and self.marked_by.kind is MarkerKind.TIME:
+            self.future = self._session.count_future(self.reader.shape)
+
     def note_sent(self, batch: Batch) -> None:
         """Note rows that are sent in an audit, and are not behind the audited mark."""
         if self._behind is None:
@@ -169,6 +180,8 @@ class Marked:
             row_hashes=np.concatenate(hashes).astype("<u8").tobytes(),
             unmarked=self._unmarked_rows,
             audited=self._behind is not None,
+            future=self.future,
+            open_s=self.open_s,
         )
 
 
@@ -188,15 +201,18 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
             raise
         found.why = f"the database does not tell the mark: {error.message}"
         return found
-    found.next = _bytes_of(now, reader.shape)
+    body, mark = _body(now, reader.shape), asked.mark or asked.audited
+    fits = _fitting(mark, body, reader.shape)
+    if found.marked_by.kind is MarkerKind.TIME and (running := session.running()) is not None:
+        before = _earlier(mark) if isinstance(fits, Mark) else None
+        since = running.open_since(session.as_of, before)
+        body |= _running(Earlier(running, session.as_of, since))
+        found.open_s = _too_long(since, session.as_of, found.marked_by)
+    found.next = json.dumps(body, separators=(",", ":")).encode()
     if len(found.next) > MARK_BYTES_MAX:
         found.next, found.why = b"", "the mark is too long: the table has too many partitions"
         return found
-    mark = asked.mark or asked.audited
-    if not mark:
-        return found
-    fits = _fitting(mark, found.next, reader.shape)
-    if isinstance(fits, str):
+    if not isinstance(fits, Mark):
         found.why = fits
     elif asked.mark:
         found.theirs = fits
@@ -204,11 +220,9 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         rows = session.read_marked(reader.shape.keys(), fits)
         where = [batch.positions for batch in found.keys.batches(rows)]
         found._behind = np.sort(np.concatenate([np.zeros(0, np.int64), *where]))
+    if found.theirs is None:
+        found.count_future()  # else once it is known that rows are behind the mark
     return found
-
-
-def _bytes_of(mark: Mark, shape: Shape) -> bytes:
-    return json.dumps(_body(mark, shape), separators=(",", ":")).encode()
 
 
 def _body(mark: Mark, shape: Shape) -> dict[str, object]:
@@ -238,16 +252,47 @@ _DIFFERS: Final = {
     "rows": "the source's DBA changed which rows the relation has",
     "recipe": "the mark is of other columns",
     "marker": "the source's DBA changed the marker",
-    "source": "the mark is of another database or table, or from before a restore or a fail-over",
+    "source": "the mark is of another database or table, or from before a restart, a restore or"
+    " a fail-over",
 }
 
 
-def _fitting(data: bytes, now: bytes, shape: Shape) -> Mark | str:
-    """Return the warehouse's mark, or why it cannot be used.
+def _running(now: Earlier) -> dict[str, object]:
+    """Return what a mark keeps of the transactions that were open."""
+    return {
+        "open": [now.running.oldest, now.running.next],
+        "as_of": now.as_of,
+        "since": now.since,
+    }
 
-    data: the bytes that came; now: the mark of this snapshot.
+
+def _earlier(data: bytes) -> Earlier | None:
+    """Return what a mark that fits says of the transactions that were open; None: nothing."""
+    theirs = json.loads(data)
+    try:
+        oldest, next_one = theirs["open"]
+        as_of, since = theirs["as_of"], theirs["since"]
+        datetime.fromisoformat(as_of), datetime.fromisoformat(since)
+    except (ValueError, KeyError, TypeError):
+        return None
+    if type(oldest) is not int or type(next_one) is not int:
+        return None
+    return Earlier(Running(oldest, next_one), as_of, since)
+
+
+def _too_long(since: str, as_of: str, marked: MarkedBy) -> float:
+    """Return how long a transaction is open, in seconds; 0: not longer than `late`."""
+    open_s = (datetime.fromisoformat(as_of) - datetime.fromisoformat(since)).total_seconds()
+    return open_s if open_s > (marked.marker.late_s or 0.0) else 0.0
+
+
+def _fitting(data: bytes, ours: Mapping[str, object], shape: Shape) -> Mark | str:
+    """Return the warehouse's mark, or why it cannot be used; empty: none came.
+
+    data: the bytes that came; ours: the mark of this snapshot.
     """
-    ours = json.loads(now)
+    if not data:
+        return ""
     try:
         theirs = json.loads(data)
         at, source = theirs["at"], theirs["source"]
@@ -258,17 +303,18 @@ def _fitting(data: bytes, now: bytes, shape: Shape) -> Mark | str:
     for key, why in _DIFFERS.items():
         if theirs.get(key) != ours[key]:
             return why
-    if _is_long_ago(at, ours["at"], shape):
-        return "too many transactions have begun since the mark"
-    if _is_later(at, ours["at"], shape):
+    now = str(ours["at"])
+    if _is_later(at, now, shape):
         return "the mark is later than the database's clock, or its newest row, is now"
+    if _is_long_ago(at, now, shape):
+        return "too many transactions have begun since the mark"
     return Mark(source, at)
 
 
 def _is_long_ago(at: str, now: str, shape: Shape) -> bool:
     """Return True if the numbers of transactions behind a mark cannot be told from older ones."""
     is_xmin = shape.marker is not None and shape.marker.kind is MarkerKind.XMIN
-    return is_xmin and not 0 <= int(now) - int(at) <= XIDS_MAX
+    return is_xmin and int(now) - int(at) > XIDS_MAX
 
 
 def _is_later(at: str, now: str, shape: Shape) -> bool:

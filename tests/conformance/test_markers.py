@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from driftline.key_digests import hash_seed, hashed
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
-from source_agent.engines.markers import Mark, Marker
+from source_agent.engines.markers import Mark, Marker, MarkerKind
 from source_agent.engines.shapes import Relation
 from tests.harness.legacies import KINDS
 
@@ -85,6 +87,21 @@ def test_the_mark_of_a_snapshot(legacy: Legacy) -> None:
         assert int(session.mark(session.describe(relation(BY_VERSION))).at) == -(2**63)
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Vienna", "America/St_Johns"])
+def test_times_in_the_future_are_counted_by_the_clock_of_the_writers(
+    legacy: Legacy, zone: str
+) -> None:
+    """Also where a zone's clocks are set back in autumn: then an hour is not known to be ahead."""
+    filled(legacy)
+    local = datetime.now(ZoneInfo(zone))
+    ahead = [timedelta(), timedelta(seconds=30), timedelta(hours=3), timedelta(days=900)]
+    written = [(local + by).strftime("%Y-%m-%d %H:%M:%S") for by in ahead]
+    legacy.insert("t", [(100 + i, at, i, 0, "now") for i, at in enumerate(written)])
+    marker = Marker("at", late_s=60.0, zone=zone)
+    with session_of(legacy) as session:
+        assert session.count_future(session.describe(relation(marker))) == 2
+
+
 @pytest.mark.parametrize(
     ("marker", "setting"),
     [
@@ -139,6 +156,11 @@ def test_what_a_marker_issues_is_a_template(
             flat(session.read_marked(shape.keys(), mark))
             flat(session.scan(shape.keys()))
             session.hash_keys(shape, 5)
+            session.marked_read(shape)
+            session.running()
+            session.identity()
+            if shape.marker is not None and shape.marker.kind is MarkerKind.TIME:
+                session.count_future(shape)
     templates = {legacy.general(sql) for sql in engine.templates([shape])}
     assert {legacy.general(sql) for sql in issued} <= templates
 

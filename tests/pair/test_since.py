@@ -187,7 +187,8 @@ def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
     found = stock.refresh()
     assert (found.version, found.proof, found.method) == (2, "keys", "since")
     assert counts(found) == (2, 0, 3)
-    assert used(found) == {"used": True, "why": None, "rows": 20, "keys_counted": False}
+    told = {"used": True, "why": None, "rows": 20, "keys_counted": False}
+    assert used(found) == told | {"warnings": []}
     stock.check()
     # What came is read again for a minute, and changes nothing.
     again = stock.refresh()
@@ -243,11 +244,17 @@ def test_rows_without_a_marker_are_always_new(stock: Stock) -> None:
 def test_a_time_in_the_future_does_not_move_the_mark(stock: Stock) -> None:
     future = (datetime.now(UTC) + timedelta(days=400)).strftime("%Y-%m-%d %H:%M:%S")
     stock.insert([5000], at=future)
-    stock.refresh()
+    (warning,) = used(stock.refresh())["warnings"]
+    assert warning.startswith("1 row has a time in the future: ")
     stock.update([30], 12)
     found = stock.refresh()
     assert (counts(found), used(found)["rows"]) == ((0, 1, 0), 2)
+    assert used(found)["warnings"] == [warning]
+    assert status_of(stock.pair.store, "stock").marker_warnings == [warning]
+    assert warning in text_of(found)
     stock.check()
+    stock.delete([5000])
+    assert used(stock.refresh())["warnings"] == []
 
 
 def test_flagged_rows_are_gone(stock: Stock) -> None:

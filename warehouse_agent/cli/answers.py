@@ -120,6 +120,8 @@ def text_of(report: Report) -> str:
         extra += f", {counted(marker['rows'], 'row')} behind the mark, and all keys"
     elif marker is not None:
         extra += f", all rows compared: {marker['why']}"
+    if marker is not None:
+        extra += "".join(f"; {warning}" for warning in marker["warnings"])
     if (audit := report.audit) is not None and audit["missed"] and not (marker or {}).get("used"):
         extra += f"; the marker had missed {counted(audit['missed'], 'changed row')}"
         extra += f" ({', '.join(audit['keys'])})"

@@ -78,6 +78,7 @@ class Status:
     ahead: dict[str, Any] | None = None  # of a fragment: changed rows that no flip shows, and since
     staleness: dict[str, Any] | None = None  # of a view, when it last moved; seconds
     audit: dict[str, Any] | None = None  # of the marker, the last one; null: no marker is used
+    marker_warnings: list[str] | None = None  # promises that are not kept; null: none is known
     part: Left | None = None  # what the last refresh left, if it compared a part
     activity: dict[str, Any] | None = None  # of a fragment whose source was asked
 
@@ -155,11 +156,11 @@ def text_of(shown: Sequence[Status], now: datetime, width: int | None) -> list[s
 
 
 def _audit(status: Status, now: datetime) -> list[str]:
-    """Return what the last audit of a marker found, as lines."""
+    """Return what is wrong with a marker, and what its last audit found, as lines."""
+    lines = [f"{status.name}: {warning}" for warning in status.marker_warnings or ()]
     found = None if status.audit is None else Audit.from_json(status.audit)
     if found is None:
-        return []
-    lines = []
+        return lines
     if status.proof == "keys":
         lines.append(
             f"{status.name}: all keys were compared, updated rows are those of its marker; all rows"
@@ -332,7 +333,7 @@ def status_of(store: Store, name: str) -> Status:
     found, security = checked(notes, snapshot), row_security.known(snapshot, notes)
     interval = interval_s(snapshot, formats.oldest(store, name) if snapshot.version else None)
     recipe = snapshot.layout.recipe
-    is_total, audit = found.proof == "total", marks.marking(notes, snapshot).audit
+    is_total, marking = found.proof == "total", marks.marking(notes, snapshot)
     probability = miss_probability(record.rows_changed, recipe) if is_total else None
     return Status(
         name=name,
@@ -351,7 +352,8 @@ def status_of(store: Store, name: str) -> Status:
         files=len(snapshot.files),
         bytes=sum(f.size for f in snapshot.files),
         row_security=None if security is None else security.hides,
-        audit=None if audit is None else audit.to_json(),
+        audit=None if marking.audit is None else marking.audit.to_json(),
+        marker_warnings=list(marking.warnings) or None,
         part=left(notes, snapshot.version),
     )
 

@@ -22,7 +22,10 @@ KEYS_PER_S = "keys_per_s"
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """The mark of a version, as it is kept: see `MarkerState`."""
+    """The mark of a version, as it is kept: see `MarkerState`.
+
+    `warnings`: what the exchange found that gave the mark.
+    """
 
     mark: bytes = b""
     why: str = ""
@@ -30,6 +33,7 @@ class Marking:
     audit: Audit | None = None
     changes: int = 0
     again: int = 0
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON."""
@@ -40,6 +44,7 @@ class Marking:
             "audit": None if self.audit is None else self.audit.to_json(),
             "changes": self.changes,
             "again": self.again,
+            "warnings": list(self.warnings),
         }
 
     @classmethod
@@ -47,7 +52,7 @@ class Marking:
         """Return what `to_json` wrote; nothing is known if it is damaged."""
         if not isinstance(body, Mapping):
             return cls()
-        mark, why = body.get("mark"), body.get("why")
+        mark, why, told = body.get("mark"), body.get("why"), body.get("warnings")
         try:
             data = base64.b64decode(mark, validate=True) if isinstance(mark, str) else b""
         except (binascii.Error, ValueError):
@@ -59,6 +64,7 @@ class Marking:
             Audit.from_json(body.get("audit")),
             int(number(body, "changes") or 0),
             int(number(body, "again") or 0),
+            tuple(map(str, told)) if isinstance(told, list) else (),
         )
 
 

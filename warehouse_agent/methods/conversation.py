@@ -30,6 +30,7 @@ from driftline.ranges import Partition
 from driftline.types import Recipe
 
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.markers.state import warnings
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage.row_security import PolicyDigests
@@ -319,6 +320,7 @@ def _marker_use(done: pb.Finished) -> MarkerUse | None:
         unmarked=said.unmarked,
         positions=where,
         row_hashes=hashes,
+        warnings=warnings(said.future, said.open_s),
     )
 
 

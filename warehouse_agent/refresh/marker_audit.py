@@ -35,7 +35,11 @@ def marking(job: Job, p: Prepared, found: Outcome) -> Marking | None:
     state, used = p.known.marker, found.marker
     if state is None:
         return None
-    mark = Marking() if used is None else Marking(used.mark, used.why, used.hashes)
+    mark = (
+        Marking()
+        if used is None
+        else Marking(used.mark, used.why, used.hashes, warnings=used.warnings)
+    )
     if not mark.why and not mark.mark:
         mark = replace(mark, why=state.why)
     if found.by_marker:

@@ -66,6 +66,7 @@ def _marker(p: Prepared, found: Outcome) -> dict[str, object] | None:
         "why": why or None,
         "rows": used.rows if used is not None else 0,
         "keys_counted": used is not None and used.counted,
+        "warnings": list(used.warnings) if used is not None else [],
     }
 
 

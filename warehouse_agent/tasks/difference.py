@@ -94,6 +94,7 @@ class MarkerUse:
     which `rows` were read. `hashes`: the database can hash keys; `counted`: it did, and no key was
     read. `audited`: the audited mark could be used, and of the `unmarked` rows that came although
     they are not behind it, some have their positions, int64 [n], and row hashes, uint64 [n], here.
+    `warnings`: signs that a promise about the marker is not kept, as text.
     """
 
     mark: bytes
@@ -106,6 +107,7 @@ class MarkerUse:
     unmarked: int
     positions: Integers
     row_hashes: U64
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

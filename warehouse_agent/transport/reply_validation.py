@@ -148,7 +148,9 @@ def _check_finished(finished: pb.Finished) -> None:
 
 def _check_marked(marked: pb.Marked) -> None:
     marked.why = one_line(marked.why, LINE_CHARACTERS_MAX)
-    _check_counts(rows=marked.rows, unmarked=marked.unmarked)
+    _check_counts(rows=marked.rows, unmarked=marked.unmarked, future=marked.future)
+    if not math.isfinite(marked.open_s) or marked.open_s < 0:
+        raise MalformedMessage(f"The source names a transaction of {marked.open_s:g} s.")
     named = len(marked.positions)
     is_named = named == len(marked.row_hashes) and named % 8 == 0 and named // 8 <= marked.unmarked
     if not is_named or named > 8 * UNMARKED_ROWS_MAX:

@@ -17,7 +17,7 @@ from driftline.errors import (
 )
 from pymysql import Error, OperationalError
 
-from source_agent.engines.interface import Ask, Limits, Listed, Privilege
+from source_agent.engines.interface import Ask, Limits, Listed, MarkedRead, Privilege
 from source_agent.engines.mariadb import settings, types
 from source_agent.engines.mariadb.activity import ACTIVITY
 from source_agent.engines.mariadb.sql import (
@@ -28,6 +28,7 @@ from source_agent.engines.mariadb.sql import (
     empty_sql,
     greatest_sql,
     keys_sql,
+    later_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -234,6 +235,22 @@ def scan_cost(ask: Ask, shape: Shape) -> str:
     return f"about {counted(rows, 'row')}{on_disk}; {access} ({plan_of(shape).consistency.value})"
 
 
+def marked_read(plan: Sequence[tuple[str | None, ...]]) -> MarkedRead:
+    """Return how the rows behind a mark are found, by the rows of EXPLAIN."""
+    ways = list(MarkedRead)
+    found = []
+    for row in plan:
+        if row[2] is None:  # no table: the bound excludes every row, or a note
+            continue
+        access = 4 if len(row) > 10 else 3  # MySQL has partitions before it
+        extra = {part.strip() for part in (row[-1] or "").split(";")}
+        if row[access] in {"ALL", "index"} or row[access + 2] is None:
+            found.append(MarkedRead.SCAN)
+        else:
+            found.append(MarkedRead.COVERING if "Using index" in extra else MarkedRead.INDEX)
+    return max(found, key=ways.index, default=MarkedRead.SCAN)
+
+
 def grants(
     relations: Sequence[Relation], login: str, database: str, limits: Limits, *, connections: int
 ) -> str:
@@ -299,6 +316,8 @@ def _marked(shape: Shape) -> list[str]:
         scan_sql(keys),
         *(pages if plan_of(shape).pages else ()),
     ]
+    found.append(EXPLAIN + marked_sql(shape))
+    found += [later_sql(shape)] if shape.marker.kind is MarkerKind.TIME else []
     return [*found, greatest_sql(shape)] if shape.marker.kind is MarkerKind.VERSION else found
 
 

@@ -32,12 +32,13 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
+from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
 from source_agent.engines.mariadb import access, activity, settings, types
 from source_agent.engines.mariadb.access import translate
 from source_agent.engines.mariadb.sql import (
     AS_OF,
     BEGIN,
+    EXPLAIN,
     IDENTITY,
     KEYS_PER_SELECT,
     MARK,
@@ -48,6 +49,7 @@ from source_agent.engines.mariadb.sql import (
     bound_values,
     greatest_sql,
     keys_sql,
+    later_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -55,7 +57,7 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
+from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, future, latest, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -181,19 +183,19 @@ class MariadbSession(SnapshotSession):
             yield from self._read(shape, sql, values)
         settings.refuse_changed(self.ask, self._shown, shape.relation)
 
+    def identity(self) -> Mapping[str, str]:
+        names = ("host", "port", "server id", "data directory", "database")
+        found = zip(names, self.ask(IDENTITY)[0], strict=True)
+        return {name: str(value) for name, value in found if value is not None}
+
     def mark(self, shape: Shape) -> Mark:
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
-        source = str(self.ask(IDENTITY)[0][0])
+        source = ":".join(self.identity().values())
         if marked.kind is MarkerKind.TIME:  # the session's own time zone is UTC
             return Mark(source, time_mark(marked, self.as_of).removesuffix("+00"))
-        greatest = self._execute(
-            self._connection.cursor(Cursor),
-            greatest_sql(shape),
-            plan_of(shape).values,
-            shape.relation,
-        ).fetchall()[0][0]
-        return Mark(source, LEAST_VERSION if greatest is None else bytes(greatest).decode())
+        greatest = self._value(shape, greatest_sql(shape))
+        return Mark(source, LEAST_VERSION if greatest is None else greatest.decode())
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
@@ -201,6 +203,26 @@ class MariadbSession(SnapshotSession):
         is_time = shape.marker.kind is MarkerKind.TIME
         bound = mark.at if is_time else int(mark.at)
         yield from self._read(shape, marked_sql(shape), (bound,))
+
+    def count_future(self, shape: Shape) -> int:
+        assert shape.marker is not None, "a relation without a marker has no times"
+        bound = future(shape.marker, self.as_of).removesuffix("+00")
+        return int(self._value(shape, later_sql(shape), bound) or 0)
+
+    def _value(self, shape: Shape, sql: str, *values: object) -> bytes | None:
+        """Return the one value of a SELECT over a whole relation."""
+        cursor = self._connection.cursor(Cursor)
+        bound = (*plan_of(shape).values, *values)
+        found: bytes | None = self._execute(cursor, sql, bound, shape.relation).fetchall()[0][0]
+        return found
+
+    def marked_read(self, shape: Shape) -> MarkedRead:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        bound = latest(marked, self.as_of).removesuffix("+00")
+        return access.marked_read(
+            self.ask(EXPLAIN + marked_sql(shape), *plan_of(shape).values, bound)
+        )
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None

@@ -26,7 +26,7 @@ EXPLAIN = "EXPLAIN "
 BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 KILL = "KILL QUERY %s"  # of the agent's own session, when its client has left
 # What tells this server from another one; a restored one is not told apart.
-IDENTITY = """SELECT CONCAT_WS(':', @@hostname, @@port, @@server_id, @@datadir, DATABASE())"""
+IDENTITY = "SELECT @@hostname, @@port, @@server_id, @@datadir, DATABASE()"
 STATEMENTS: Final = (AS_OF, BEGIN, KILL, IDENTITY)
 
 
@@ -57,6 +57,15 @@ def marked_sql(shape: Shape) -> str:
     assert shape.marker is not None, "a relation without a marker has no mark"
     column = quote(shape.marker.marker.column, MARK).replace("%", "%%")
     return _placed(shape, select_sql(shape, "\0"), behind(column, "%s", shape.marker))
+
+
+def later_sql(shape: Shape) -> str:
+    """Return the SELECT of the number of rows whose marker is greater than a value."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK).replace("%", "%%")
+    where = f"{plan.where} AND " if plan.where else ""
+    sql = f"SELECT COUNT(*) FROM {plan.source}\nWHERE {where}\0"
+    return _placed(shape, sql, f"{column} > %s")
 
 
 def greatest_sql(shape: Shape) -> str:

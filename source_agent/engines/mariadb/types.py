@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from driftline.errors import ConfigurationError, DatabaseRefused, SnapshotLost
@@ -58,6 +58,7 @@ INDEXES = """
 SELECT index_name, non_unique, column_name, nullable, index_type, sub_part, collation
 FROM information_schema.statistics
 WHERE table_schema = %s AND table_name = %s ORDER BY index_name, seq_in_index"""
+VERSIONED: Final = "SYSTEM VERSIONED"  # the type of a table WITH SYSTEM VERSIONING
 CREATED = """
 SELECT create_time FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND create_time <= UTC_TIMESTAMP()"""
@@ -205,6 +206,8 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
     made = _describe(
         session, relation, source, described, indexes, is_innodb, engine or "", int(count or 0)
     )
+    if (kind or "").upper() == VERSIONED:
+        made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
     second = session.as_of[:19].replace("T", " ")
     if is_innodb and any((at or "") > second for (at,) in session.ask(CREATED, schema, name)):
         raise SnapshotLost(
@@ -233,6 +236,7 @@ def _describe(
     unique = next((i for i in indexes if i.is_unique and set(i.columns) <= set(order.key)), None)
     is_exact = is_innodb or (not engine and _reads_only_innodb(session, source))
     notes = () if is_exact else (f"read without a snapshot: {engine or 'tables unknown'}",)
+    marked = {d.name: marking(d) for d in described}
     pages = _pages(unique, [f.name for f in found if can_page(by_name[f.name], f)])
     access = Access(
         source,
@@ -246,7 +250,8 @@ def _describe(
         pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
         kept=_kept(relation.marker),
-        marker=marked_by(relation.name, relation.marker, {d.name: marking(d) for d in described}),
+        marker=marked_by(relation.name, relation.marker, marked),
+        marking=marked,
     )
     described_shape = shape(relation, known, order, found, access)
     session.fields(probe_sql(described_shape))  # `where`, and the privileges on columns

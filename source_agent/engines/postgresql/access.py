@@ -37,6 +37,7 @@ from source_agent.engines.postgresql.sql import (
     greatest_sql,
     key_hashes_sql,
     keys_sql,
+    later_sql,
     marked_sql,
     null_in_key_sql,
     range_sql,
@@ -294,6 +295,10 @@ def _marked(shape: Shape) -> list[str]:
     found = [copy_of(sql) for sql in (marked_sql(shape), marked_sql(keys), scan_sql(keys))]
     if shape.marker.kind is MarkerKind.VERSION:
         found.append(greatest_sql(shape))
+    if shape.marker.kind is MarkerKind.TIME:
+        found.append(copy_of(later_sql(shape)))
+    if shape.marker.kind is not MarkerKind.XMIN:
+        found.append(EXPLAIN + marked_sql(shape))
     return found + (
         [hashes.SEED, copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []
     )

@@ -31,8 +31,16 @@ from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from psycopg import Error, pq
 
-from source_agent.engines.interface import DatabaseTime, Limits, Rows, TimeLimit
-from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
+from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
+from source_agent.engines.markers import (
+    LEAST_VERSION,
+    Mark,
+    MarkerKind,
+    Running,
+    future,
+    latest,
+    time_mark,
+)
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
 from source_agent.engines.postgresql.copy import copy_rows
@@ -238,16 +246,24 @@ class PostgresqlSession(SnapshotSession):
             yield from self._copy(shape, sql.between_sql(shape, within))
             self._refuse_changed(shape.relation)
 
+    def identity(self) -> Mapping[str, str]:
+        try:
+            found = self.ask(sql.IDENTITY)[0]
+        except Error as error:
+            raise translate(error) from error
+        return dict(zip(("system identifier", "timeline", "database"), found, strict=True))
+
     def mark(self, shape: Shape) -> Mark:
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         with self._reading(shape.relation):
             self._bind(shape)
-            source = str(self.ask(sql.IDENTITY)[0][0])
+            source = ":".join(self.ask(sql.IDENTITY)[0])
             if marked.kind is MarkerKind.XMIN:
                 tree = self.ask(sql.LEAVES, plan_of(shape).source)
-                source = " ".join([source, *(f"{oid}:{file}" for oid, _, file in tree)])
-                return Mark(source, str(self.ask(sql.XMIN)[0][0]))
+                at, started = self.ask(sql.XMIN)[0]
+                source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
+                return Mark(source, at)
             if marked.kind is MarkerKind.TIME:
                 return Mark(source, time_mark(marked, self.as_of))
             return Mark(source, self.ask(sql.greatest_sql(shape))[0][0] or LEAST_VERSION)
@@ -258,6 +274,32 @@ class PostgresqlSession(SnapshotSession):
             self.ask(sql.BOUNDS, mark.at, "")
             yield from self._copy(shape, sql.marked_sql(shape))
             self._refuse_changed(shape.relation)
+
+    def marked_read(self, shape: Shape) -> MarkedRead:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        if marked.kind is MarkerKind.XMIN:
+            return MarkedRead.SCAN
+        with self._reading(shape.relation), self._by_index():
+            self._bind(shape)
+            self.ask(sql.BOUNDS, latest(marked, self.as_of), "")
+            plan = self.ask(sql.EXPLAIN + sql.marked_sql(shape))[0][0][0]["Plan"]
+            return types.marked_read(plan, marked.marker.column)
+
+    def count_future(self, shape: Shape) -> int:
+        assert shape.marker is not None, "a relation without a marker has no times"
+        with self._reading(shape.relation):
+            self.ask(sql.BOUNDS, future(shape.marker, self.as_of), "")
+            # By COPY: without an index it takes as long as a scan.
+            ((row,),) = self._copy(shape, sql.later_sql(shape))
+        return int(struct.unpack(">hiq", row)[2])
+
+    def running(self) -> Running:
+        try:
+            oldest, next_one = self.ask(sql.RUNNING)[0]
+        except Error as error:
+            raise translate(error) from error
+        return Running(int(oldest), int(next_one))
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         if not plan_of(shape).key_hash:

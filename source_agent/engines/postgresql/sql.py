@@ -11,7 +11,7 @@ from typing import Final
 from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker, MarkerKind, behind
+from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind
 from source_agent.engines.postgresql.values import array_of, bound, named
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
@@ -63,12 +63,19 @@ SAVEPOINT = "SAVEPOINT driftline_read"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT driftline_read"
 RELEASE = "RELEASE SAVEPOINT driftline_read"
 # What tells this database from a copy, a restored one, and one after a fail-over.
-IDENTITY = """SELECT pg_catalog.concat_ws(':', s.system_identifier, c.timeline_id, d.oid)
+IDENTITY = """SELECT s.system_identifier::pg_catalog.text, c.timeline_id::pg_catalog.text,
+       d.oid::pg_catalog.text
 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c,
      pg_catalog.pg_database d
 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
 # Where a relation is now: the mark of a snapshot, and the files of a table and what is below it.
-XMIN = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text"
+# A server that starts again may give numbers twice: commits that were not on disk are gone, or its
+# files are an older copy.
+RUNNING = """SELECT pg_catalog.pg_snapshot_xmin(s)::pg_catalog.text,
+       pg_catalog.pg_snapshot_xmax(s)::pg_catalog.text
+FROM pg_catalog.pg_current_snapshot() s"""
+XMIN = """SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text,
+       pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())::pg_catalog.text"""
 LEAVES = """
 WITH RECURSIVE tree(oid) AS (
   SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid
@@ -97,6 +104,7 @@ _OF_SESSION: Final = (
     VALUES,
     EXPORT,
     IDENTITY,
+    RUNNING,
     XMIN,
     LEAVES,
 )
@@ -162,12 +170,23 @@ def marked_sql(shape: Shape) -> str:
     assert marked is not None, "a relation without a marker has no mark"
     if marked.kind is MarkerKind.XMIN:
         return select_sql(shape, _BEHIND_XMIN)
-    bound = (
-        "pg_catalog.current_setting('driftline.first')"  # no subquery: the planner must see it
-        f"::pg_catalog.{_CASTS.get(marked.type, marked.type)}"
-    )
-    column = quote(marked.marker.column)
+    column, bound = quote(marked.marker.column), _mark_bound(marked)
     return select_sql(shape, behind(column, bound, marked, "OPERATOR(pg_catalog.>=)"))
+
+
+def _mark_bound(marked: MarkedBy) -> str:
+    # No subquery: the planner must see the value.
+    cast = _CASTS.get(marked.type, marked.type)
+    return f"pg_catalog.current_setting('driftline.first')::pg_catalog.{cast}"
+
+
+def later_sql(shape: Shape) -> str:
+    """Return the SELECT of the number of rows whose marker is greater than a setting."""
+    marked, plan = shape.marker, plan_of(shape)
+    assert marked is not None, "a relation without a marker has no mark"
+    later = f"{quote(marked.marker.column)} OPERATOR(pg_catalog.>) {_mark_bound(marked)}"
+    where = " AND ".join(filter(None, (plan.where, later)))
+    return f"SELECT pg_catalog.count(*) FROM {plan.source}\nWHERE {where}"
 
 
 def kept_sql(marker: Marker | None) -> str:

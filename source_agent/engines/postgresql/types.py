@@ -9,8 +9,9 @@ search_path can replace them. The search_path stays, because the DBA's own queri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from driftline.derivations import Comparable
@@ -19,6 +20,8 @@ from driftline.references import OnDelete, Reference
 
 from source_agent.engines import relations
 from source_agent.engines.foreign_keys import ForeignKey, references
+from source_agent.engines.interface import MarkedRead
+from source_agent.engines.markers import Column as MarkingColumn
 from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
@@ -29,6 +32,7 @@ from source_agent.engines.shapes import Consistency, Fingerprint, Relation, Shap
 
 SMALL_PAGES: Final = 1024  # 8 MiB: below it sorting costs nothing
 CORRELATION_MIN: Final = 0.95
+_OTHER: Final = "of another type"  # than a marker or a flag can have
 
 # The name is resolved at present, the rest in the snapshot: NULL for a table created after it.
 TABLE = """
@@ -47,7 +51,8 @@ ORDER BY 1"""
 COLUMNS = """
 SELECT attname::pg_catalog.text, attnotnull AND NOT EXISTS (  -- PostgreSQL 18: NOT VALID
          SELECT FROM pg_catalog.pg_constraint
-         WHERE conrelid = attrelid AND contype = 'n' AND NOT convalidated AND conkey[1] = attnum)
+         WHERE conrelid = attrelid AND contype = 'n' AND NOT convalidated AND conkey[1] = attnum),
+       atttypid
 FROM pg_catalog.pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 INDEXES = """
@@ -176,10 +181,19 @@ class _Source:
     pages: int = -1
     name: tuple[str, str] = ("", "")
     oid: int | None = None  # of a table that is no view
+    types: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def primary(self) -> tuple[str, ...]:
         return next((tuple(filter(None, i[3])) for i in self.indexes if i[0]), ())
+
+    @property
+    def marking(self) -> dict[str, MarkingColumn]:
+        """All columns as `markers` sees them; domains are of another type."""
+        return {
+            name: (NATIVE.get(oid, _OTHER), name not in self.not_null)
+            for name, oid in self.types.items()
+        }
 
     def vouches(self, key: tuple[str, ...]) -> bool:
         return (
@@ -236,6 +250,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         key_hash="" if marked is None else hashes.key_hash(session.ask, found[: len(order.key)]),
         kept=kept_sql(relation.marker),
         marker=marked,
+        marking=source.marking,
     )
     made = relations.shape(relation, source.columns, order, found, access)
     made = _planned(session, made, is_heap=source.is_heap)
@@ -247,7 +262,8 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
 def _query(session: PostgresqlCatalogue, relation: Relation) -> _Source:
     derived = relations.derived_table(relation)
     described = session.row_description(f"SELECT * FROM {derived}")
-    return _Source(derived, tuple(name for name, _, _ in described))
+    types = {name: oid for name, oid, _ in described}
+    return _Source(derived, tuple(types), types=types)
 
 
 def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
@@ -269,8 +285,9 @@ def _table(session: PostgresqlCatalogue, relation: Relation) -> _Source:
     is_heap = kind in {"r", "m"} and not has_children
     return _Source(
         sql=sql,
-        columns=tuple(n for n, _ in columns),
-        not_null=frozenset(n for n, is_not_null in columns if is_not_null),
+        columns=tuple(n for n, _, _ in columns),
+        not_null=frozenset(n for n, is_not_null, _ in columns if is_not_null),
+        types={n: oid for n, _, oid in columns},
         # The unique index of a table does not cover the rows of tables that inherit from it.
         is_plain=kind == "p" or is_heap,
         is_heap=is_heap,
@@ -286,10 +303,10 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
     """Return the marker of a relation. Raises ConfigurationError: it cannot be used."""
     if relation.marker is None:
         return None
-    columns = dict.fromkeys(source.columns, ("of another type", True))
+    columns = source.marking
     if select := _marked_sql(relation.marker, source.columns, source.sql):
         for name, oid, _ in session.row_description(select):
-            columns[name] = NATIVE.get(oid, "of another type"), name not in source.not_null
+            columns[name] = NATIVE.get(oid, _OTHER), name not in source.not_null
     no_xmin = "" if relation.marker.column else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin)
 
@@ -400,6 +417,21 @@ def _uses_index(plan: dict[str, Any]) -> bool:
     if plan["Node Type"].endswith(("Index Scan", "Index Only Scan")) and "Index Cond" not in plan:
         return False
     return all(_uses_index(child) for child in plan.get("Plans", []))
+
+
+def marked_read(plan: dict[str, Any], column: str) -> MarkedRead:
+    """Return how a plan finds the rows behind a mark in this column."""
+    kind, parts = plan["Node Type"], plan.get("Plans", [])
+    if kind in {"Seq Scan", "Foreign Scan", "CTE Scan", "Function Scan", "Sample Scan"}:
+        return MarkedRead.SCAN
+    if kind.endswith(("Index Scan", "Index Only Scan")):  # Bitmap Index Scan, too
+        names = re.findall(r'"(?:[^"]|"")+"|[\w$]+', plan.get("Index Cond", ""))
+        if not {column, quote(column)} & set(names):
+            return MarkedRead.SCAN
+        return MarkedRead.COVERING if kind == "Index Only Scan" else MarkedRead.INDEX
+    ways = list(MarkedRead)
+    found = [marked_read(part, column) for part in parts]
+    return max(found, key=ways.index, default=MarkedRead.SCAN)
 
 
 def describing_sql(shape: Shape) -> list[str]:

@@ -6,8 +6,10 @@ SQLite has no logins: least privilege is the file's owner and mode, and the agen
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sqlite3
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -22,7 +24,7 @@ from driftline.errors import (
 )
 from driftline.limits import ROW_BYTES_MAX
 
-from source_agent.engines.interface import Ask, Privilege
+from source_agent.engines.interface import Ask, MarkedRead, Privilege
 from source_agent.engines.markers import MarkerKind
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
@@ -33,6 +35,7 @@ from source_agent.engines.sqlite.sql import (
     between_sql,
     greatest_sql,
     key_sql,
+    later_sql,
     marked_sql,
     null_in_key_sql,
     page_sql,
@@ -119,6 +122,17 @@ def scan_cost(ask: Ask, shape: Shape, path: Path, *, is_wal: bool) -> str:
     return f"{rows} in a file of {path.stat().st_size / 2**20:,.1f} MiB; {steps} ({mode})"
 
 
+def marked_read(steps: Sequence[str], column: str) -> MarkedRead:
+    """Return how the rows behind a mark are found, by the steps of EXPLAIN QUERY PLAN."""
+    bound = re.compile(rf"[( ]{re.escape(column)}[<>=]", re.IGNORECASE)
+    searches = [step for step in steps if step.startswith("SEARCH")]
+    if any(step.startswith("SCAN") for step in steps) or not any(map(bound.search, searches)):
+        return MarkedRead.SCAN
+    if all("COVERING INDEX" in step for step in searches):
+        return MarkedRead.COVERING
+    return MarkedRead.INDEX
+
+
 def grants(path: Path, login: str) -> str:
     """Return what `Engine.grants` returns."""
     file, user = shlex.quote(str(path)), shlex.quote(login)
@@ -168,6 +182,9 @@ def templates(shape: Shape) -> list[str]:
     if shape.marker is not None:
         keys = shape.keys()
         texts += [marked_sql(shape), marked_sql(keys), scan_sql(keys)]
+        texts.append(EXPLAIN_PLAN + marked_sql(shape))
+        if shape.marker.kind is MarkerKind.TIME:
+            texts.append(later_sql(shape))
         texts += [*(_pages(keys) if plan.pages else ())]
         if shape.marker.kind is MarkerKind.VERSION:
             texts.append(greatest_sql(shape))

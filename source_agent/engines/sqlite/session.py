@@ -38,8 +38,8 @@ from sqlalchemy.engine import URL
 
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
-from source_agent.engines.interface import Limits, Listed, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, time_mark
+from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
+from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, future, latest, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -47,9 +47,11 @@ from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import Header
 from source_agent.engines.sqlite.sql import (
+    EXPLAIN_PLAN,
     between_sql,
     greatest_sql,
     key_sql,
+    later_sql,
     marked_sql,
     null_in_key_sql,
     page_places,
@@ -249,20 +251,20 @@ class SqliteSession(SnapshotSession):
     ) -> Iterator[Rows]:
         return self._read(shape, _between(shape, within), rows_max)
 
-    def mark(self, shape: Shape) -> Mark:
-        marked = shape.marker
-        assert marked is not None, "a relation without a marker has no mark"
+    def identity(self) -> Mapping[str, str]:
         try:
             file = self._path.stat()
         except OSError as error:
             raise access.missing(self._path) from error
-        source = f"{file.st_dev}:{file.st_ino}"
+        return {"device": str(file.st_dev), "inode": str(file.st_ino)}
+
+    def mark(self, shape: Shape) -> Mark:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        source = ":".join(self.identity().values())
         if marked.kind is MarkerKind.TIME:
             return Mark(source, time_mark(marked, self.as_of))
-        self._begin()
-        with self._errors(shape.relation):
-            found = self._execute(greatest_sql(shape), plan_of(shape).values).fetchall()
-        greatest = found[0][0]
+        greatest = self._value(shape, greatest_sql(shape))
         return Mark(source, str(greatest) if isinstance(greatest, int) else LEAST_VERSION)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
@@ -270,6 +272,26 @@ class SqliteSession(SnapshotSession):
         is_time = shape.marker.kind is MarkerKind.TIME
         bound = mark.at if is_time else int(mark.at)
         return self._read(shape, iter([(marked_sql(shape), (bound,))]))
+
+    def _value(self, shape: Shape, statement: str, *values: object) -> object:
+        """Return the one value of a SELECT over a whole relation."""
+        self._begin()
+        with self._errors(shape.relation):
+            bound = (*plan_of(shape).values, *values)
+            return self._execute(statement, bound).fetchall()[0][0]
+
+    def count_future(self, shape: Shape) -> int:
+        assert shape.marker is not None, "a relation without a marker has no times"
+        found = self._value(shape, later_sql(shape), future(shape.marker, self.as_of))
+        return found if isinstance(found, int) else 0
+
+    def marked_read(self, shape: Shape) -> MarkedRead:
+        marked = shape.marker
+        assert marked is not None, "a relation without a marker has no mark"
+        bound = latest(marked, self.as_of)
+        values = (*plan_of(shape).values, bound if marked.kind is MarkerKind.TIME else int(bound))
+        steps = [str(row[3]) for row in self.ask(EXPLAIN_PLAN + marked_sql(shape), *values)]
+        return access.marked_read(steps, marked.marker.column)
 
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None

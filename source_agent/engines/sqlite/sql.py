@@ -47,6 +47,14 @@ def marked_sql(shape: Shape) -> str:
     return select_sql(shape, condition)
 
 
+def later_sql(shape: Shape) -> str:
+    """Return the SELECT of the number of rows whose marker is greater than a value."""
+    assert shape.marker is not None, "a relation without a marker has no mark"
+    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+    where = f"{plan.where} AND " if plan.where else ""
+    return f"SELECT count(*) FROM {plan.source}\nWHERE {where}{column} > ?"
+
+
 def greatest_sql(shape: Shape) -> str:
     """Return the SELECT of the greatest version in a relation."""
     assert shape.marker is not None, "a relation without a marker has no mark"

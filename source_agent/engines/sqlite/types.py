@@ -203,7 +203,8 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
     marked = marked_by(relation.name, relation.marker, marking)
     kept = kept_sql(relation.marker)
     if table is None:
-        return shape(relation, known, order, found, Access(source, kept=kept, marker=marked))
+        access = Access(source, kept=kept, marker=marked, marking=marking)
+        return shape(relation, known, order, found, access)
     first = order.key[0]
     access = Access(
         source,
@@ -216,6 +217,7 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         pages=table.pages,
         kept=kept,
         marker=marked,
+        marking=marking,
     )
     return _ranged(session, shape(relation, known, order, found, access))
 

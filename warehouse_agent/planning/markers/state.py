@@ -12,8 +12,32 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
 
+from warehouse_agent.report import counted
+
 AUDITS_MISSED: Final = 2  # in a row, after which a marker is refused
 KEYS_SHOWN: Final = 10  # of rows that a marker missed
+
+
+def warnings(future: int, open_s: float) -> tuple[str, ...]:
+    """Return the signs that a promise about a marker is not kept, as text.
+
+    Args:
+        future: rows with a time that is yet to come.
+        open_s: a transaction has been open for so long, longer than `late` says; 0: none.
+    """
+    found = []
+    if future:
+        has = "has a time" if future == 1 else "have times"
+        found.append(
+            f"{counted(future, 'row')} {has} in the future: a clock of the writers is wrong, and"
+            " they are read again each time"
+        )
+    if open_s:
+        found.append(
+            f"a transaction of the source has been open for {open_s:,.0f} s or more, longer than"
+            " `late` allows: updates that it commits may be missed until the next audit"
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,139 @@
+"""Find what a relation seems to keep about its own changes, for `check` to suggest as a marker.
+
+Names and types of columns suggest; the catalogue and EXPLAIN say what is possible and what it would
+cost. No row is read, and nothing is used that the DBA does not write: only she knows whether every
+writer sets a column.
+
+Rejected: reading the newest times to see whether they are recent. Without an index that is a scan,
+and a recent time does not show that no update left the column alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from driftline.errors import DriftlineError
+
+from source_agent.engines.interface import MarkedRead, Session
+from source_agent.engines.markers import AWARE, FLAGS, INTEGERS, TIMES, Marker, MarkerKind
+from source_agent.engines.shapes import Shape
+
+COLUMNS_MAX: Final = 4  # that are suggested, of a table with many likely ones
+LATE_S: Final = 900.0  # an example: the DBA knows how long a transaction lasts
+_TIMED: Final = re.compile(r"(?i)updat|modif|chang|last|touch|mtime|ge(ae|ä)ndert")
+_COUNTED: Final = re.compile(r"(?i)version|revision|rowver|sequence|scn|lsn")
+_DELETED: Final = re.compile(r"(?i)delet|remov|tombstone|gel(oe|ö)scht")
+
+_PROMISES: Final = {
+    MarkerKind.TIME: "if every writer sets it, and no transaction lasts longer than `late`",
+    MarkerKind.VERSION: "if every writer raises it, and transactions write one after the other",
+    MarkerKind.XMIN: "needs no promise",
+}
+_CHEAPER: Final = {
+    MarkedRead.SCAN: "an index that begins with it would make it cheap",
+    MarkedRead.INDEX: "an index with all published columns behind it would do alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerReport:
+    """A marker that a relation has, or might have.
+
+    Attributes:
+        line: of source.toml.
+        read: how the rows behind a mark would be found, a value of `MarkedRead`.
+        promise: what has to be true.
+        note: what would make it cheaper, or why it cannot be read; empty: nothing.
+    """
+
+    line: str
+    read: str
+    promise: str
+    note: str = ""
+
+
+def line(marker: Marker) -> str:
+    """Return the line of source.toml that names a marker."""
+    given = {"column": marker.column} if marker.column else {}
+    if marker.late_s is not None:
+        given["late"] = f"{marker.late_s / 60:g}m"
+    if marker.zone is not None:
+        given["zone"] = marker.zone
+    if marker.deleted is not None:
+        given["deleted"] = marker.deleted
+    parts = [] if marker.column else ["xmin = true"]
+    parts += [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in given.items()]
+    return f"marker = {{ {', '.join(parts)} }}"
+
+
+def candidates(shape: Shape) -> list[Marker]:
+    """Return the markers that a relation might have, the likeliest first; none is tried yet.
+
+    A time without a zone gets UTC as an example.
+    """
+    if not shape.marking:
+        return []
+    named = shape.relation.marker
+    taken = None if named is None else named.column
+    found = [
+        *(
+            Marker(name, LATE_S, None if type == AWARE else "UTC")
+            for name, (type, _) in shape.marking
+            if type in TIMES and _TIMED.search(name)
+        ),
+        *(
+            Marker(name)
+            for name, (type, _) in shape.marking
+            if type in INTEGERS and _COUNTED.search(name)
+        ),
+    ]
+    return [m for m in (Marker(""), *found[:COLUMNS_MAX]) if m.column != taken]
+
+
+def flags(shape: Shape) -> list[str]:
+    """Return the columns that look like flags of deleted rows."""
+    named = shape.relation.marker
+    if named is not None and named.deleted is not None:
+        return []
+    return [n for n, (type, _) in shape.marking if type in FLAGS and _DELETED.search(n)]
+
+
+def marked_shape(session: Session, shape: Shape, marker: Marker) -> Shape | None:
+    """Return a relation with a marker; None: the engine refuses it."""
+    try:
+        marked = session.describe(replace(shape.relation, marker=marker))
+        if not marker.column:
+            session.mark(marked)  # from the catalogue alone
+    except DriftlineError as error:
+        if error.is_retryable:
+            raise
+        return None
+    return marked
+
+
+def advice(session: Session, shape: Shape) -> list[MarkerReport]:
+    """Return the markers that a described relation might have, and how they would be read."""
+    tried = (marked_shape(session, shape, marker) for marker in candidates(shape))
+    return [report for marked in tried if marked is not None and (report := read(session, marked))]
+
+
+def read(session: Session, shape: Shape) -> MarkerReport | None:
+    """Return how the marker of a relation is read; None: it has none."""
+    if (marked := shape.marker) is None:
+        return None
+    text, promise = line(marked.marker), _PROMISES[marked.kind]
+    try:
+        way = session.marked_read(shape)
+    except DriftlineError as error:
+        if error.is_retryable:
+            raise
+        return MarkerReport(text, "not by this login", promise, error.message)
+    if way is None:
+        return MarkerReport(text, "in a way that this engine does not tell", promise)
+    note = "" if marked.kind is MarkerKind.XMIN else _CHEAPER.get(way, "")
+    if way is MarkedRead.INDEX and marked.nullable:
+        note += ", and the column has to be NOT NULL"
+    return MarkerReport(text, way.value, promise, note)
