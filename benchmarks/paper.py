@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from warehouse_agent.schedule import fitness, policies, processes, replay
-from warehouse_agent.schedule.event_times import Events, gathered
+from warehouse_agent.schedule.claimed_times.event_times import Events, gathered
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.replay import Cost

@@ -27,7 +27,7 @@ class Window:
 class ScanHours:
     """The hours in which scans of a relation may begin, if not always.
 
-    `spans` do not overlap, and do not cover the whole day; none: never.
+    `spans` do not cover the whole day; none: never.
     """
 
     spans: tuple[Hours, ...]
@@ -35,7 +35,7 @@ class ScanHours:
     def window(self, now: datetime) -> Window | None:
         """Return the window that is open now, else the next one; None if there is none.
 
-        Spans that follow each other without a gap are one window. now: local time, without a zone.
+        Spans without a gap between them are one window. now: local time, without a zone.
         """
         midnight = datetime.combine(now.date(), time())
         # A window begins at most a day before or after `now`, and ends within a day.
@@ -52,8 +52,8 @@ class ScanHours:
             return None
         begins, ends = left[0]
         for start, end in left[1:]:
-            if start == ends:
-                ends = end
+            if start <= ends:
+                ends = max(ends, end)
         return Window(begins, ends)
 
     def __str__(self) -> str:

@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from driftline.errors import DriftlineError
+from driftline.errors import DriftlineError, NotNow
 from driftline.limits import DATABASE_FINGERPRINT_VERSION
 from driftline.types import Recipe
 
 FINGERPRINT_BITS = 128
 DATABASE_FINGERPRINT_BITS = 64
 YEAR_S = 365.25 * 86_400
+PUT_OFF_S_MAX = 86_400.0  # a wrong clock of the source must not stop refreshes for longer
 PARTIAL = 3  # exit code: some fragments failed, some did not; or some were not started
 
 _log = logging.getLogger("driftline")
@@ -125,6 +126,7 @@ class Report:
     proven_at: str | None = None  # of a fragment with views: when its files were proven
     view_phases: list[dict[str, Any]] = field(default_factory=list)  # of the command, before this
     staleness: dict[str, Any] | None = None  # of a view: seconds, averaged over changed rows
+    put_off_until: str | None = None  # nothing is wrong: hours of the source are closed until then
     error: dict[str, Any] | None = None
 
     @property
@@ -138,6 +140,15 @@ class Report:
         if self.not_started is not None:
             return PARTIAL
         return int(self.error["exit_code"]) if self.error else 0
+
+    def is_put_off(self, now: float) -> bool:
+        """Return True if the source is closed for longer, which is no failure.
+
+        Args:
+            now: seconds since 1970.
+        """
+        until = self.put_off_until
+        return until is not None and datetime.fromisoformat(until).timestamp() > now
 
     def took(self, done: Published) -> None:
         """Note the version that readers see now and what it took."""
@@ -176,12 +187,14 @@ class Report:
             "exit_code": error.exit_code,
             "details": error.details,
         }
+        if isinstance(error, NotNow) and (until := error.until()) is not None:
+            self.put_off_until = utc_at(min(until.timestamp(), time.time() + PUT_OFF_S_MAX))
 
     def recovered(self) -> None:
         """Move the error to those of earlier attempts: another attempt begins, or has succeeded."""
         if self.error is not None:
             self.retried.append(self.error)
-        self.error = None
+        self.error = self.put_off_until = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Spent]:

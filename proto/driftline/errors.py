@@ -34,7 +34,9 @@ command may simply be run again. Nothing here imports gRPC: `GRPC_STATUS` holds 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
@@ -42,6 +44,7 @@ from driftline.limits import COLUMNS_NAMED_MAX
 from driftline.peer_text import visible
 
 BY_CODE: dict[str, type[DriftlineError]] = {}  # every class below
+NEXT_SCAN, QUIET_UNTIL = "next scan", "quiet until"  # details of NotNow: instants, ISO 8601
 
 
 class DriftlineError(Exception):
@@ -175,6 +178,14 @@ class LimitExceeded(DriftlineError, code="LIMIT"):
 
 class NotNow(DriftlineError, code="NOT_NOW", exit_code=75, is_retryable=True):
     """The source is paused, in its quiet hours, or has no free place."""
+
+    def until(self) -> datetime | None:
+        """Return the instant before which the source refuses the same; None: it says none."""
+        for name in (QUIET_UNTIL, NEXT_SCAN):
+            with contextlib.suppress(ValueError):
+                found = datetime.fromisoformat(self.details.get(name, ""))
+                return found if found.tzinfo else None
+        return None
 
 
 class ProofFailed(DriftlineError, code="PROOF", exit_code=75, is_retryable=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from driftline import wire_pb2 as pb
-from driftline.errors import LimitExceeded, NotNow
+from driftline.errors import NEXT_SCAN, LimitExceeded, NotNow
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from source_agent.config import ServedRelation
@@ -62,7 +62,7 @@ def check_scan(opening: pb.Open, served: ServedRelation, now: datetime) -> None:
             f"source's local time): next at {begins}.",
             where=name,
             remedy=f"Run the refresh again then, or {_BY_KEY}.",
-            details={"next scan": begins},
+            details={NEXT_SCAN: begins},
         )
 
 

@@ -17,18 +17,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from driftline.activity import Activity
 from driftline.derivations import Comparison, Derivation
-from driftline.errors import NotNow
+from driftline.errors import QUIET_UNTIL, NotNow
+from driftline.hours import Hours
 from driftline.key_order import Key, KeyRange
 from driftline.references import Reference
 from driftline.types import Column
 
+from source_agent.budgets.allowance import instant
 from source_agent.budgets.feedback import Feedback, Pasts, held_s_max
 from source_agent.budgets.places import Places
 from source_agent.budgets.turns import Turns
@@ -46,6 +48,7 @@ from source_agent.engines.interface import (
 )
 from source_agent.engines.markers import Mark, Running
 from source_agent.engines.shapes import Condition, Consistency, Relation, Shape
+from source_agent.hours import ScanHours
 from source_agent.printable import counted
 from source_agent.scan.database_time import DatabaseTimer
 from source_agent.scan.workers import WorkerPool
@@ -53,6 +56,7 @@ from source_agent.scan.workers import WorkerPool
 SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
 PART_S = 0.25  # of a limited rate: what a worker process reads before it is counted
 RATE_LOOK_S = 1.0  # the longest time until a wait notices a changed rate
+DAY = timedelta(days=1)
 SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
 Held = AbstractContextManager[None]  # a place, until it is left
@@ -145,13 +149,14 @@ class Governor:
                 "The source's DBA has paused this agent (limits.pause_file exists).",
                 remedy="Run the refresh again when she has removed the file.",
             )
-        now = self.wall().time()
-        for hours in self.budget.quiet_hours:
-            if hours.covers(now):
+        now, quiet = self.wall(), self.budget.quiet_hours
+        for hours in quiet:
+            if hours.covers(now.time()):
                 raise NotNow(
                     f"The source's DBA allows no reading from {hours} (limits.quiet_hours, the "
                     "source's local time).",
                     remedy="Run the refresh again outside those hours.",
+                    details=_quiet_until(quiet, now),
                 )
 
     def slot(self, stop: threading.Event, client: str = "") -> Held:
@@ -405,6 +410,17 @@ class GovernedSplit:
         with self.session.watch.waiting():
             self._split.wait()
         self.session.note(0)
+
+
+def _quiet_until(quiet: Sequence[Hours], now: datetime) -> dict[str, str]:
+    """Return when the quiet hours of now end, as a detail; none if they never do.
+
+    now: local time, without a zone.
+    """
+    window = ScanHours(tuple(quiet)).window(now)
+    if window is None or window.ends - now > DAY:
+        return {}
+    return {QUIET_UNTIL: instant(window.ends)}
 
 
 def _raise_if_stopped(stop: threading.Event) -> None:

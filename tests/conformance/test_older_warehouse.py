@@ -58,6 +58,7 @@ SINCE = {
     "inputs",
     "stale",
     "held",
+    "put_off_until",
     "kind",
     "visible_version",
     "visible_as_of",

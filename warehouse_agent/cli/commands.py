@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,13 +55,21 @@ def refresh(
     spark: session.Deferred | None = None,
     **allowed: Any,
 ) -> list[int]:
-    """Refresh fragments and views, and print the report of each as soon as it is done."""
+    """Refresh fragments and views, and print the report of each as soon as it is done.
+
+    If it is scheduled (`Options.is_scheduled`), what closed hours of a source put off is no
+    failure: it is due when they end.
+    """
+    options = Options(**allowed)
     with Display(len(chosen.fragments) + len(chosen.views)) as display:
         answers = Answers(display, as_json=as_json)
         runner = Runner(spark or session.Deferred.of(config), config, (display, answers))
-        reports = runner.refresh(chosen, Options(**allowed))
+        reports = runner.refresh(chosen, options)
         answers.end()
-    return [report.exit_code for report in reports]
+    is_put_off = [options.is_scheduled and one.is_put_off(time.time()) for one in reports]
+    return [
+        0 if put_off else one.exit_code for one, put_off in zip(reports, is_put_off, strict=True)
+    ]
 
 
 def plan(config: WarehouseConfig, chosen: Sequence[Fragment | View], *, as_json: bool) -> list[int]:

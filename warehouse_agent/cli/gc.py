@@ -48,7 +48,7 @@ _OF_DOCTOR = re.compile(r"doctor\.[0-9a-f]{8}(\.[0-9a-f]{8}\.tmp)?")
 # Folders below PRIVATE with a small file of each table, and what follows its name.
 _SMALL = (
     *(("keys", ".key"), ("fragments", ".json"), ("schedule", ".json")),
-    *(("runs", ".jsonl"), ("offers", ".json")),
+    *(("runs", ".jsonl"), ("offers", ".json"), ("claims", ".json")),
 )
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -241,10 +241,13 @@ def refresh(
     if due:
         from warehouse_agent.cli.schedule import due as timetable
 
-        selection = timetable.due(config, selection, without, datetime.now(UTC))
+        now = datetime.now(UTC)
+        selection = timetable.due(config, selection, without, now)
         if not selection.fragments:
             return []
-    return commands.refresh(config, selection, **options)
+        names = [fragment.name for fragment in selection.fragments]
+        options["gains"] = timetable.gains(config, names, now.timestamp())
+    return commands.refresh(config, selection, is_scheduled=due, **options)
 
 
 @_on_fragments(
@@ -272,16 +275,19 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import loop
     from warehouse_agent.spark.session import Deferred
-    from warehouse_agent.views.selection import Selection, select
+    from warehouse_agent.views.selection import Selection
 
     _leave_out_pandas()
     spark = Deferred.of(config)
 
-    def refreshed(selection: Selection) -> list[int]:
-        return commands.refresh(config, selection, as_json=as_json, spark=spark)
+    def refreshed(
+        config: WarehouseConfig, selection: Selection, gains: Mapping[str, float]
+    ) -> list[int]:
+        known = {"as_json": as_json, "spark": spark, "is_scheduled": True, "gains": gains}
+        return commands.refresh(config, selection, **known)
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
-    loop.run(config, select(config, patterns, not patterns), refreshed)
+    loop.run(config, patterns, refreshed)
     return []
 
 

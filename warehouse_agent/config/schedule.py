@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import combinations
 from zoneinfo import ZoneInfo
 
-from driftline.hours import DAY, WeekSpan
+from driftline.hours import WeekSpan
 from driftline.settings import TomlTable, duration_s
 
 from warehouse_agent.config.choices import choice
-from warehouse_agent.schedule.timing import INTERVAL_MAX_S, Policy, Timing
+from warehouse_agent.schedule.timing import INTERVAL_MAX_S, Policy, Timing, closed_s
 
 SETTINGS = (
     "freshness", "refreshes_per_day", "refresh_worth", "interval_max", "interval_min", "policy",
@@ -160,21 +160,12 @@ def _check_freshness(table: TomlTable, timing: Timing, hours: Sequence[WeekSpan]
             f"It cannot be kept: `interval_min` is {_said(timing.interval_min_s)}.",
             "Make it longer, or `interval_min` shorter.",
         )
-    if freshness < (closed := _closed_s(hours)):
+    if freshness < (closed := closed_s(tuple(hours))):
         raise table.error(
             "freshness",
             f"It cannot be kept: `refresh_hours` of its source are closed for {_said(closed)}.",
             f"Set it to {_said(closed)} or more, or open the hours.",
         )
-
-
-def _closed_s(spans: Sequence[WeekSpan]) -> int:
-    """Return the longest time of a week in which no span is open, in seconds."""
-    opened = sorted(set().union(*(span.minutes() for span in spans)))
-    if not opened:
-        return 0
-    gaps = [b - a - 1 for a, b in zip(opened, [*opened[1:], opened[0] + 7 * DAY], strict=True)]
-    return 60 * max(gaps)
 
 
 def _said(seconds: int) -> str:

@@ -12,12 +12,16 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from driftline import wire_pb2 as pb
+
 from warehouse_agent.planning.markers.state import Audit, MarkerState
 from warehouse_agent.planning.notes import number
 from warehouse_agent.storage.table import Snapshot, VersionRecord
 
 MARK = "mark"  # key of a fragment's notes
+MARKER_TIME = "marker_time"  # the column of a time marker, as the source described it
 KEYS_PER_S = "keys_per_s"
+TIME = "time"  # kind of a marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,12 @@ class Marking:
             int(number(body, "again") or 0),
             tuple(map(str, told)) if isinstance(told, list) else (),
         )
+
+
+def time_column(description: pb.Description) -> dict[str, object]:
+    """Return the note of the column of a time marker; empty text: the relation has none."""
+    found = description.marker
+    return {MARKER_TIME: found.column if found.kind == TIME else ""}
 
 
 def marking(notes: Mapping[str, object], version: Snapshot) -> Marking:

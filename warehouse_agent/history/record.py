@@ -207,6 +207,17 @@ def refreshed_at(store: Store, name: str) -> datetime | None:
     return None
 
 
+def put_off_until(store: Store, name: str) -> float | None:
+    """Return the moment before which the source reads nothing, as it said at the last refresh;
+    None: it did not."""
+    with contextlib.suppress(StopIteration, *DAMAGED_LINE):
+        newest = next(
+            line for line in store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl") if line
+        )
+        return moment(json.loads(newest)["put_off_until"]).timestamp()
+    return None
+
+
 def rows_total(store: Store, name: str) -> int:
     """Return the rows that the last successful refresh left; 0: not known."""
     for body in succeeded(store.lines_backwards(PRIVATE, "runs", f"{name}.jsonl")):

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 from driftline.digests import Digest
-from driftline.errors import DriftlineError, LimitExceeded, NotNow
+from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUP_KEYS_MAX
 from driftline.ranges import Partition
 from driftline.sketches import HASHES, sampled
@@ -141,7 +141,7 @@ class Allowance:
             f" before {begins}.",
             where=name,
             remedy=f"Run the refresh again then, or refresh it by key ({_BY_KEY}).",
-            details={"next scan": begins},
+            details={NEXT_SCAN: begins},
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,9 @@ class Options:
         suspects: fragment names and paths of data files to be read again before they are used.
         trust_marker: use a marker again that audits found wrong.
         anew: views to be computed whatever is published, because their rows are wrong.
+        is_scheduled: start nothing of a source outside of its `refresh_hours`.
+        gains: by fragment name, what a second of a refresh is expected to save, in row-hours; those
+            without one come first (`runs.schedule`).
     """
 
     accept_schema: bool = False
@@ -61,6 +64,8 @@ class Options:
     suspects: frozenset[tuple[str, str]] = frozenset()
     trust_marker: bool = False
     anew: frozenset[str] = frozenset()
+    is_scheduled: bool = False
+    gains: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

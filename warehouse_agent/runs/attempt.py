@@ -17,6 +17,7 @@ from driftline.errors import (
     DuplicateKey,
     LimitExceeded,
     MalformedMessage,
+    NotNow,
     NullKey,
     RecipeChanged,
     SourceUnreachable,
@@ -30,7 +31,7 @@ from warehouse_agent.events import (
     RefreshStarted,
 )
 from warehouse_agent.failpoints import Point
-from warehouse_agent.history import record
+from warehouse_agent.history import marks, record
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.refresh import derivation, repair, reporting, schema_change, tiled, whole
 from warehouse_agent.refresh.auxiliary_table import Pass
@@ -75,7 +76,7 @@ class Attempt:
     @property
     def has_retryable(self) -> bool:
         """Return True if a fragment failed that may be tried again."""
-        return any(error.is_retryable for error in self.failed.values())
+        return any(_is_tried_again(error) for error in self.failed.values())
 
     def fail_all(self, error: DriftlineError) -> None:
         """Note an error as that of every fragment that has none of its own."""
@@ -141,7 +142,7 @@ class Attempt:
                     with contextlib.suppress(DriftlineError):
                         job.discard()
                 report.fail(error)
-                if error.is_retryable:
+                if _is_tried_again(error):
                     again[fragment.name] = error
                     continue
             self._command.finished(report)
@@ -215,6 +216,11 @@ class Attempt:
             return other
 
 
+def _is_tried_again(error: DriftlineError) -> bool:
+    """Return True if another attempt may go well: not before hours of the source that it names."""
+    return error.is_retryable and not (isinstance(error, NotNow) and error.until())
+
+
 @contextlib.contextmanager
 def _catching(job: Job, failed: dict[str, DriftlineError]) -> Iterator[None]:
     """Note an exception as the failure of one fragment."""
@@ -246,4 +252,5 @@ def _describe(
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         record.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)
+        job.remember(**marks.time_column(reply.description))
     return reply

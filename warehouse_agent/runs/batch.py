@@ -73,6 +73,7 @@ class Runner:
     sleep: Callable[[float], None] | None = None  # None: a wait that an interruption ends
     attempts: int = ATTEMPTS
     link: Callable[[Source], Link] = Link
+    clock: Callable[[], float] = time.time
 
     @property
     def store(self) -> Store:
@@ -106,6 +107,7 @@ class Runner:
             flips=Flips(self.store, self.config),
             link=self.link,
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
+            clock=self.clock,
         )
         components = [ComponentTurn(command, one, selection) for one in selection.components]
         command = replace(command, turns={f.name: t for t in components for f in t.fragments})
@@ -118,6 +120,7 @@ class Runner:
                 refreshed_at,
                 ahead=self.config.ahead,
                 together=_together(components),
+                gains=options.gains,
             )
         ]
         with contextlib.ExitStack() as links:

@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
+from zoneinfo import ZoneInfo
 
 from driftline.errors import DriftlineError
+from driftline.hours import next_open
 
 from warehouse_agent.config import Fragment, Source, WarehouseConfig
 from warehouse_agent.events import Listener, RefreshCommitted, RefreshFailed, RefreshNotStarted
 from warehouse_agent.history import record
 from warehouse_agent.refresh.finish import Proven
 from warehouse_agent.refresh.job import Job, Options
-from warehouse_agent.report import Report
+from warehouse_agent.report import Report, utc_at
 from warehouse_agent.runs import schedule
 from warehouse_agent.runs.flips import Flips
 from warehouse_agent.spark.session import Deferred
@@ -70,6 +73,7 @@ class Command:
         flips: moves fragments in the table of versions.
         link: makes a channel to a source.
         ends_at: the deadline by a monotonic clock, in seconds; None: there is none.
+        clock: seconds since 1970.
         turns: those of the components, by the names of their chosen fragments.
     """
 
@@ -83,6 +87,7 @@ class Command:
     flips: Flips
     link: Callable[[Source], Link] = Link
     ends_at: float | None = None
+    clock: Callable[[], float] = time.time
     turns: Mapping[str, Turn] = field(default_factory=dict)
 
     @property
@@ -119,13 +124,20 @@ class Command:
     def in_time(
         self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
     ) -> tuple[list[Fragment], float]:
-        """Return the fragments of a run to start now; report those that would end too late.
+        """Return the fragments of a run to start now; report those that would end too late, or all
+        if it is scheduled and the `refresh_hours` of its source have ended.
 
         Where the run before may need the time that they need, wait until it is done, then decide.
 
         Returns:
             The fragments, and the seconds that they are expected to take; 0 without a deadline.
         """
+        if (opens := self._opens(fragments)) is not None:
+            why = f"The `refresh_hours` of its source have ended; the next begin {opens:%a %H:%M}."
+            for report in (reports[fragment.name] for fragment in fragments):
+                report.put_off_until = utc_at(opens.timestamp())
+                self._not_started(report, why)
+            return [], 0.0
         if self.ends_at is None:
             return list(fragments), 0.0
         takes_s = dict[str, float]()
@@ -142,15 +154,28 @@ class Command:
             left_s = self.ends_at - time.monotonic()
             chosen = schedule.in_time(fragments, takes_s, left_s)
         for name in (f.name for f in fragments if f not in chosen):
-            report = reports[name]
-            report.not_started = (
+            why = (
                 f"By its history it takes {takes_s[name]:,.0f} s, and until the deadline "
                 f"{max(left_s, 0):,.0f} s are left for its run."
             )
-            self.published(report, is_ours=False)
-            self.emit(RefreshNotStarted(report))
-            self.left(name)
+            self._not_started(reports[name], why)
         return chosen, sum(takes_s[fragment.name] for fragment in chosen)
+
+    def _opens(self, fragments: Sequence[Fragment]) -> datetime | None:
+        """Return when fragments of one source may begin, by its clock; None: now."""
+        if not (self.options.is_scheduled and fragments):
+            return None
+        source = fragments[0].source
+        now = datetime.fromtimestamp(self.clock(), ZoneInfo(source.time_zone))
+        opens = next_open(source.refresh_hours, now)
+        return None if opens == now else opens
+
+    def _not_started(self, report: Report, why: str) -> None:
+        """Report that a fragment was not started."""
+        report.not_started = why
+        self.published(report, is_ours=False)
+        self.emit(RefreshNotStarted(report))
+        self.left(report.name)
 
     def published(self, report: Report, *, is_ours: bool = True) -> None:
         """Note the published version of a fragment that is not worked on.

@@ -2,8 +2,9 @@
 
 In this order: the longest interval bounds all; a probe, where there is one, tells whether anything
 is to be refreshed; else the plan of the model, where a replay of this fragment's own history says
-that it costs GAIN less than the fixed interval, wherever in their intervals the changes were; else
-the fixed interval. Of several timings the strictest wins: the one that is due first.
+that it costs GAIN less than the fixed interval, wherever in their intervals the changes were, or at
+the times that its rows claim; else the fixed interval. Of several timings the strictest wins: the
+one that is due first.
 
 Pure: no I/O and no clock. Moments are seconds since 1970.
 """
@@ -22,7 +23,9 @@ from driftline.arrays import Integers
 from driftline.hours import WeekSpan, next_open
 
 from warehouse_agent.schedule import policies, processes, replay
-from warehouse_agent.schedule.fit import FINER, Model, fit
+from warehouse_agent.schedule.claimed_times import claims
+from warehouse_agent.schedule.claimed_times.claims import Claims
+from warehouse_agent.schedule.fit import FINER, Model
 from warehouse_agent.schedule.memory import Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
 from warehouse_agent.schedule.timing import Policy, Timing, hours_allowed
@@ -66,6 +69,9 @@ class Circumstances:
     Attributes:
         last: the source's instant that the published version shows; None: none is published.
         allowed: hours in which refreshes may begin; none: always.
+        zone: the time zone of these; empty: that of the timing.
+        closed_until: the source said that it reads nothing before this moment; None: it did not.
+        claims: times that rows claim, of which the model is made; None: of counts of refreshes.
         duration_s: seconds from a snapshot until its version is published.
         bytes: that a refresh sends.
     """
@@ -75,6 +81,9 @@ class Circumstances:
     allowed: tuple[WeekSpan, ...] = ()
     duration_s: float = 0.0
     bytes: float | None = None
+    zone: str = ""
+    closed_until: float | None = None
+    claims: Claims | None = None
 
 
 def decide(
@@ -94,7 +103,8 @@ def decide(
             decision alone takes none where there is a fixed interval or nothing changed.
     """
     if given.last is None:
-        return Decision(True, now, "never refreshed", timings[0].by, bytes=given.bytes)
+        at, why = _opened(now, "never refreshed", given, timings[0].zone)
+        return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
     found = [_one(memory, timing, given, now, expects) for timing in timings]
     return min(found, key=lambda one: one.at)
 
@@ -109,12 +119,31 @@ def _one(
     if at >= latest:
         at, why = latest, f"{why}; the longest interval is {_hours(timing.interval_max_s / HOUR_S)}"
     at = max(at, last + timing.interval_min_s, now)
-    local = datetime.fromtimestamp(at, ZoneInfo(timing.zone))
+    at, why = _opened(at, f"{why}{_late(timing, given)}", given, timing.zone)
+    decision = Decision(at <= now, at, why, timing.by, policy, bytes=given.bytes)
+    model = claims.model(memory, timing.zone, given.claims) if expects else None
+    return decision if model is None else _expected(decision, model, timing, given, last)
+
+
+def _late(timing: Timing, given: Circumstances) -> str:
+    """Return that the freshness cannot be kept, and what can be, in words; empty: it can be."""
+    best_s = timing.attainable_s(given.allowed, given.duration_s)
+    if timing.freshness_s is None or timing.freshness_s >= best_s:
+        return ""
+    return (
+        f"; a freshness of {_hours(timing.freshness_s / HOUR_S)} cannot be kept, as a refresh takes"
+        f" {_hours(given.duration_s / HOUR_S)}: the best is {_hours(best_s / HOUR_S)}"
+    )
+
+
+def _opened(at: float, why: str, given: Circumstances, zone: str) -> tuple[float, str]:
+    """Return the first moment from `at` on at which the source's hours let a refresh begin, why."""
+    if given.closed_until is not None and at < given.closed_until:
+        at, why = given.closed_until, f"{why}; its source reads nothing before then"
+    local = datetime.fromtimestamp(at, ZoneInfo(given.zone or zone))
     if (opened := next_open(given.allowed, local)) != local:
         at, why = opened.timestamp(), f"{why}; refresh_hours begin then"
-    decision = Decision(at <= now, at, why, timing.by, policy, bytes=given.bytes)
-    model = _fit(memory, timing.zone) if expects else None
-    return decision if model is None else _expected(decision, model, timing, given, last)
+    return at, why
 
 
 def _moment(
@@ -129,7 +158,9 @@ def _moment(
     note = ""
     if given.probe.answer is Answer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
-    known = None if timing.refresh_worth is None else _fit(memory, timing.zone)
+    known = (
+        None if timing.refresh_worth is None else claims.model(memory, timing.zone, given.claims)
+    )
     interval = timing.interval_h(known, given.duration_s)
     if (found := _plan(memory, timing, given, interval)) is not None:
         plan, why, policy = found
@@ -148,7 +179,7 @@ def _by_probe(
     if timing.freshness_s is not None:
         at = given.last + timing.freshness_s - given.duration_s
         return at, "its source says that it changed"
-    model = _fit(memory, timing.zone)
+    model = claims.model(memory, timing.zone, given.claims)
     rows = pending(given.probe, (now - given.last) / HOUR_S, model)
     weight = float(timing.hourly_weights().mean())
     enough = pending_enough(timing.price(model), weight, model) if model is not None else 1.0
@@ -167,7 +198,7 @@ def _plan(
     is_plain = timing.policy is Policy.AUTO and not timing.listens
     if is_bound or is_plain or interval < PLANNED_MIN_H:
         return None
-    if (model := _fit(memory, timing.zone)) is None or model.mean <= 0:
+    if (model := claims.model(memory, timing.zone, given.claims)) is None or model.mean <= 0:
         return None
     if timing.policy is not Policy.AUTO:
         return (
@@ -177,29 +208,33 @@ def _plan(
         )
     if len(model.rates) == 1:
         return None
-    ratio = _gain(memory, timing, given.allowed, interval)
+    said = given.claims if model.is_claimed else None
+    ratio = _gain(memory, timing, given.allowed, interval, said)
     if ratio is None or ratio > GAIN:
         return None
-    why = f"by the model, which costs {1 - ratio:.0%} less in a replay of its history"
+    source = "its history" if said is None else "the times that its rows claim"
+    why = f"by the model, which costs {1 - ratio:.0%} less in a replay of {source}"
     return _planned(timing, given.allowed, model)[0], why, "model"
-
-
-# A memory, or a model, is the same one only if it is this object.
-_fit = functools.lru_cache(maxsize=CACHED)(fit)
 
 
 @functools.lru_cache(maxsize=CACHED)
 def _gain(
-    memory: Memory, timing: Timing, allowed: tuple[WeekSpan, ...], interval: float
+    memory: Memory,
+    timing: Timing,
+    allowed: tuple[WeekSpan, ...],
+    interval: float,
+    said: Claims | None,
 ) -> float | None:
-    """Return what the model costs over what the fixed interval costs, as `replay.gain` does."""
-    return replay.gain(
-        memory,
-        timing.zone,
-        timing.hourly_weights(),
-        lambda learned: _planned(timing, allowed, learned),
-        interval,
-    )
+    """Return what the model costs over what the fixed interval costs, as `replay.gain` does, or, if
+    claimed times made the model, `claims.gain`."""
+    weights = timing.hourly_weights()
+
+    def planned(learned: Model) -> tuple[Integers, float]:
+        return _planned(timing, allowed, learned)
+
+    if said is not None:
+        return claims.gain(said, timing.zone, weights, planned, interval)
+    return replay.gain(memory, timing.zone, weights, planned, interval)
 
 
 @functools.lru_cache(maxsize=CACHED)

@@ -58,6 +58,7 @@ class Model:
         intervals: J, folded ones among them.
         shortest_h: hours of the shortest interval seen.
         untold: what these intervals cannot tell, and why.
+        is_claimed: the hours are those of claimed times.
     """
 
     zone: str
@@ -73,6 +74,7 @@ class Model:
     intervals: int
     shortest_h: float
     untold: tuple[str, ...] = ()
+    is_claimed: bool = False
 
     @property
     def hourly(self) -> Floats:

@@ -82,6 +82,16 @@ class Timing:
             wanted = most
         return max(min(wanted, most), self.interval_min_s / HOUR_S)
 
+    def attainable_s(self, spans: tuple[WeekSpan, ...], duration_s: float) -> float:
+        """Return the least freshness that can be kept, in seconds: a row that changes right after a
+        snapshot waits for the next one, and that one until it is published.
+
+        Args:
+            spans: hours in which refreshes may begin; none: always.
+            duration_s: as in `interval_h`.
+        """
+        return max(self.interval_min_s, closed_s(spans), duration_s) + duration_s
+
     def price(self, model: Model) -> float:
         """Return m, the price of a refresh in weighted row-hours, with which the interval of this
         timing is the optimum of a constant rate: λ·c·g²/2."""
@@ -101,6 +111,16 @@ def _hourly(weights: tuple[tuple[WeekSpan, float], ...]) -> Floats:
     found: Floats = minutes.reshape(HOURS, 60).mean(axis=1)
     found.flags.writeable = False  # all callers share it
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def closed_s(spans: tuple[WeekSpan, ...]) -> int:
+    """Return the longest time of a week in which no span is open, in seconds; 0 without a span."""
+    opened = sorted(set().union(*(span.minutes() for span in spans)))
+    if not opened:
+        return 0
+    gaps = [b - a - 1 for a, b in zip(opened, [*opened[1:], opened[0] + 7 * DAY], strict=True)]
+    return 60 * max(gaps)
 
 
 @functools.lru_cache(maxsize=256)

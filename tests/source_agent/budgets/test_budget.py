@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from driftline.errors import NotNow
+from driftline.hours import Hours
+from hypothesis import given
+from hypothesis import strategies as st
 
 from source_agent.budgets.budget import Bucket, GovernedSession, Governor, Stopped
 from source_agent.config import Budget
@@ -94,3 +98,31 @@ def test_the_pause_file_works_in_the_middle_of_a_scan(tmp_path: Path) -> None:
         assert sum(map(len, session.scan(shape))) == 60_000
     finally:
         session.close()
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 1439), st.integers(1, 1439)).map(lambda s: Hours(s[0], sum(s))),
+        min_size=1,
+        max_size=3,
+    ),
+    minute=st.integers(0, 1439),
+)
+def test_quiet_hours_say_when_they_end(spans: list[Hours], minute: int) -> None:
+    """The first minute from now on that no span covers, whether they overlap, touch or not."""
+    midnight = datetime(2026, 3, 4)  # noqa: DTZ001 - of the agent's clock
+    now = midnight + timedelta(minutes=minute, seconds=17)
+    governor = Governor(Budget(quiet_hours=tuple(spans)), wall=lambda: now)
+
+    def is_quiet(at: datetime) -> bool:
+        return any(span.covers(at.time()) for span in spans)
+
+    if not is_quiet(now):
+        governor.check()
+        return
+    with pytest.raises(NotNow) as caught:
+        governor.check()
+    later = (now.replace(second=0) + timedelta(minutes=n) for n in range(1, 1441))
+    end = next((at for at in later if not is_quiet(at)), None)
+    until = caught.value.until()
+    assert until == (None if end is None else end.astimezone(UTC))

@@ -1,9 +1,10 @@
-"""`fit` from claimed times of events in a real table, and its picture."""
+"""`fit` and decisions from claimed times of events in a real table; the picture of a fit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,8 @@ from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
 from warehouse_agent.cli.main import cli
+from warehouse_agent.cli.schedule import claimed
+from warehouse_agent.cli.schedule import due as timetable
 
 ROWS = 3000
 LINES = 'event_time = "created_at"\nevent_kind = "creation"\ntime_zone = "Europe/Vienna"\n'
@@ -80,3 +83,58 @@ def test_a_fit_of_claimed_times(pair: Pair, tmp_path: Path) -> None:
         assert why in f"{refused.exception}{refused.output}"
     lost = fit(pair, "orders", "--plot", str(tmp_path / "no" / "folder.svg"))
     assert "cannot be written" in f"{lost.exception}{lost.output}"
+
+
+def decision(pair: Pair, lines: str, hours: float = 1.0) -> timetable.Scheduled:
+    pair.fragment_lines = {"orders": lines}
+    config, now = pair.config(), datetime.now(UTC) + timedelta(hours=hours)
+    return timetable.scheduled(
+        config, pair.store, config.fragments["orders"], now.timestamp(), None
+    )
+
+
+def test_a_decision_reads_the_claimed_times_once_a_day(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one refresh there is no interval, and still a model: that of the times."""
+    pair.reports()
+    goal = "refreshes_per_day = 2\n"
+    without = decision(pair, goal)
+    assert (without.decision.rows, without.decision.policy) == (None, "fixed")
+    found = decision(pair, LINES + goal).decision
+    assert found.rows == pytest.approx(12 * ROWS / (20 * 168), rel=0.15)
+    kept = pair.warehouse / "_driftline" / "claims" / "orders.json"
+    before = kept.read_bytes()
+    pair.legacy.execute("INSERT INTO orders VALUES (-3, now())")
+    pair.refresh("orders")
+    decision(pair, LINES + goal)
+    assert kept.read_bytes() == before
+    with monkeypatch.context() as patched:  # a day later it is read again
+        patched.setattr(claimed, "READ_AGAIN_S", 0.0)
+        decision(pair, LINES + goal)
+    assert json.loads(kept.read_text())["end"] > json.loads(before)["end"]
+    kept.write_text("damaged")
+    assert decision(pair, LINES + goal).decision.rows is not None
+    assert json.loads(kept.read_text())["of"] == ["created_at", "creation", "Europe/Vienna"]
+
+
+def test_a_column_that_is_no_time_is_told_and_counts_decide(pair: Pair) -> None:
+    pair.reports()
+    wrong = 'event_time = "note"\nevent_kind = "update"\nrefreshes_per_day = 2\n'
+    found = decision(pair, wrong)
+    assert (found.decision.due, found.decision.policy) == (False, "fixed")
+    assert "no time" in found.unread
+    assert "`event_time` is not used: 'note' of orders is published as string" in found.text(
+        datetime.now(UTC)
+    )
+    assert json.loads(found.to_json())["event_time_not_used"] == found.unread
+
+
+def test_a_time_marker_claims_times_without_another_word(pair: Pair) -> None:
+    """The DBA named the column, so the engineer need not."""
+    pair.publish("orders", 'table = "orders"\nmarker = { column = "created_at", late = "15m" }')
+    pair.reports()
+    body = json.loads(fit(pair, "orders", "--json", lines="").stdout)
+    assert (body["event_time"], body["event_kind"]) == ("created_at", "update")
+    found = decision(pair, "refreshes_per_day = 2\n").decision
+    assert found.rows == pytest.approx(12 * ROWS / (20 * 168), rel=0.15)

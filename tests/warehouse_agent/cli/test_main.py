@@ -39,7 +39,7 @@ REPORT = [
     "held_back_s", "snapshot_s", "seconds", "places",
     "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
     "checked_at", "activity", "attempts", "retried", "tiles", "tiles_done", "resumed_at",
-    "not_started", "warehouse_version", "inputs", "stale", "derived", "held",
+    "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "put_off_until",
     "ahead", "proven_at", "view_phases", "staleness", "error",
 ]  # fmt: skip
 ERROR = ["code", "message", "where", "remedy", "safe_to_retry", "exit_code", "details"]

@@ -162,3 +162,12 @@ def test_fragments_that_views_join_share_a_snapshot(
         groups = [together.get(n, n) for n in run]
         alone = len(set(map(str, groups))) == 1
         assert ahead is None or len(run) <= ahead or alone or len(set(groups)) < len(run)
+
+
+def test_what_saves_most_a_second_comes_first() -> None:
+    """Of one priority; what has no expectation comes before, by its last refresh."""
+    fragments = [*map(fragment, "abde"), fragment("c", priority=-1)]
+    at = {name: datetime(2026, 1, day, tzinfo=UTC) for day, name in enumerate("abcde", 1)}
+    gains = {"a": 0.5, "b": 7.0, "c": 99.0}
+    (found,) = schedule(fragments, at, ahead=None, gains=gains)
+    assert names(found) == [["d", "e", "b", "a", "c"]]

@@ -281,3 +281,55 @@ def test_refresh_hours_in_the_night_in_which_the_clock_changes() -> None:
     assert (at.hour, at.minute) == (3, 30)
     later = decide(Memory(), [timing], given, found.at)
     assert later.due
+
+
+def test_a_closed_source_is_due_when_it_opens() -> None:
+    """Also one that was never refreshed, and not before its `refresh_hours`, if these are later."""
+    evening = WeekSpan.parse("20:00-06:00")
+    assert evening is not None
+    now = MONDAY + 12 * HOUR_S
+    for hour, opens in ((15, 20), (21, 21), (11, 20)):
+        closed = MONDAY + hour * HOUR_S
+        for last in (None, now - 3 * DAY_S):
+            given = Circumstances(last, allowed=(evening,), closed_until=closed)
+            found = decide(Memory(), [DAILY], given, now)
+            assert (found.due, found.at) == (False, MONDAY + opens * HOUR_S)
+        free = decide(Memory(), [DAILY], Circumstances(None, closed_until=closed), now)
+        assert free.at == max(closed, now)
+        assert free.due == (closed <= now)
+
+
+def test_refresh_hours_are_those_of_the_clock_of_the_source() -> None:
+    """Whatever time zone the fragment names for its weights."""
+    evening = WeekSpan.parse("20:00-06:00")
+    assert evening is not None
+    timing = replace(DAILY, zone="Asia/Tokyo")
+    given = Circumstances(MONDAY - 3 * DAY_S, allowed=(evening,), zone="Europe/Vienna")
+    found = decide(Memory(), [timing], given, MONDAY + 12 * HOUR_S)
+    assert found.at == MONDAY + 19 * HOUR_S
+
+
+@pytest.mark.parametrize(
+    ("freshness_s", "least_s", "duration_s", "best"),
+    [
+        (600, 0, 400, "13 min"),
+        (600, 900, 60, "16 min"),
+        (1200, 0, 600, None),
+        (600, 0, 300, None),
+    ],
+)
+def test_a_freshness_that_cannot_be_kept_is_told(
+    freshness_s: int, least_s: int, duration_s: float, best: str | None
+) -> None:
+    """A refresh takes longer than was known when the file was read."""
+    timing = Timing(freshness_s=freshness_s, interval_min_s=least_s)
+    found = decided(0.1, timing, Memory(), duration_s=duration_s)[0]
+    assert ("cannot be kept" in found.why) == (best is not None)
+    if best is not None:
+        assert f"the best is {best}" in found.why
+    night = WeekSpan.parse("20:00-06:00")
+    assert night is not None
+    late = decided(1, Timing(freshness_s=14 * 3600), Memory(), allowed=(night,), duration_s=600.0)
+    assert "a freshness of 14 h cannot be kept, as a refresh takes 10 min: the best is 14 h" in (
+        late[0].why
+    )

@@ -1,27 +1,42 @@
-"""Times of events that a column of a published table claims, for `fit`."""
+"""Times of events that a column of a published table claims, for `fit` and for decisions.
+
+`event_time` of the fragment names the column; without it, the time column that the source's DBA
+named as the relation's marker, as the source described it at the first load.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from driftline.arrays import Floats
-from driftline.errors import ConfigurationError
+from driftline.errors import ConfigurationError, WarehouseUnavailable
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.config.settings import EventKind, EventTime
+from warehouse_agent.history.marks import MARKER_TIME
 from warehouse_agent.report import counted
-from warehouse_agent.schedule.event_times import EVENTS_MIN, EventModel, fitted, gathered
+from warehouse_agent.schedule.claimed_times.claims import Claims, from_json
+from warehouse_agent.schedule.claimed_times.event_times import (
+    EVENTS_MIN,
+    EventModel,
+    fitted,
+    gathered,
+)
 from warehouse_agent.schedule.fitness import Fitness
 from warehouse_agent.schedule.week import Week
 from warehouse_agent.storage import formats
-from warehouse_agent.storage.store import Store
+from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
 from warehouse_agent.tasks.scan import read_batches
 
 DOUBTFUL = 0.05  # p-value
+READ_AGAIN_S = 86_400.0  # by the source's clock: a day more changes little in 26 weeks
 BIAS = {
     EventKind.CREATION: "a creation time: deleted rows do not show, so older rates are too low",
     EventKind.UPDATE: "an update time: of each row its last change alone shows",
@@ -80,6 +95,55 @@ class Claimed:
 def _verdict(one: Fitness) -> str:
     doubt = "doubtful" if one.p_value <= DOUBTFUL else "not contradicted"
     return f"{doubt} (p = {one.p_value:.2f})"
+
+
+def event_time(store: Store, fragment: Fragment) -> EventTime | None:
+    """Return the column that claims times: the configured one, else a time marker's; None: none."""
+    if fragment.event_time is not None:
+        return fragment.event_time
+    column = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json").get(MARKER_TIME)
+    return EventTime(column, EventKind.UPDATE) if isinstance(column, str) and column else None
+
+
+def claims_of(store: Store, fragment: Fragment, until: float) -> Claims | None:
+    """Return the claimed times by hour, for decisions; None: there is no such column.
+
+    The table is read once a day at most: what was found is kept in `_driftline/claims/NAME.json`.
+
+    Args:
+        until: the source's instant of the published version.
+
+    Raises:
+        ConfigurationError, WarehouseUnavailable: as `claimed`.
+    """
+    if (of := event_time(store, fragment)) is None:
+        return None
+    identity = [of.column, of.kind.value, fragment.time_zone]
+    place = (PRIVATE, "claims", f"{fragment.name}.json")
+    known = _kept(store.read(*place) or b"", *identity)
+    if known is not None and 0 <= until - known.end < READ_AGAIN_S:
+        return known
+    snapshot = formats.head(store, fragment.name)
+    if snapshot is None:
+        return None
+    times, _ = _times(snapshot, fragment, of)
+    is_creation = of.kind is EventKind.CREATION
+    found = Claims.of(gathered(times, until), is_creation=is_creation)
+    body = json.dumps({"of": identity, **found.to_json()}).encode()
+    with contextlib.suppress(WarehouseUnavailable):  # then it is read again
+        store.write(body, *place)
+    return _kept(body, *identity)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept(body: bytes, *identity: str) -> Claims | None:
+    """Return the claims that a file has of this column: the same object for the same bytes, so that
+    a process that decides for long fits no model twice."""
+    with contextlib.suppress(ValueError, RecursionError):
+        loaded = json.loads(body)
+        if isinstance(loaded, dict) and loaded.get("of") == [*identity]:
+            return from_json(loaded)
+    return None
 
 
 def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Claimed:

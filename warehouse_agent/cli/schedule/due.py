@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from driftline.errors import WarehouseUnavailable
+from driftline.errors import ConfigurationError, WarehouseUnavailable
 
 from warehouse_agent.cli.status import age
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.history import intervals
+from warehouse_agent.history import intervals, record
 from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
@@ -29,23 +29,31 @@ from warehouse_agent.views.selection import Selection, select
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The decision about one fragment, and how many of its intervals a wrong clock made useless."""
+    """The decision about one fragment.
+
+    Attributes:
+        dropped: intervals that a wrong clock made useless.
+        unread: why the times that `event_time` names are not used; empty: they are, or none are.
+    """
 
     name: str
     decision: Decision
     dropped: int = 0
+    unread: str = ""
 
     def to_json(self) -> str:
         """Return it as one JSON object; `at` is ISO 8601 in UTC."""
         body = asdict(self.decision) | {"at": utc_at(self.decision.at)}
-        return json.dumps({"name": self.name, **body, "intervals_dropped": self.dropped})
+        more = {"intervals_dropped": self.dropped, "event_time_not_used": self.unread or None}
+        return json.dumps({"name": self.name, **body, **more})
 
     def text(self, now: datetime) -> str:
         """Return it as a line for people."""
         found, at = self.decision, utc_at(self.decision.at)
         when = "due now" if found.due else f"not before {at} ({age(at, now)})"
         by = "" if found.by == self.name else f", for {found.by}"
-        return f"{self.name}: {when}: {found.why}{by}{_expected(found)}{self._dropped()}"
+        unread = f"; `event_time` is not used: {self.unread}" if self.unread else ""
+        return f"{self.name}: {when}: {found.why}{by}{_expected(found)}{self._dropped()}{unread}"
 
     def _dropped(self) -> str:
         if not self.dropped:
@@ -127,16 +135,27 @@ def scheduled(
     memory = intervals.remembered(store, fragment.name, fragment.time_zone)
     duration_s, sent = intervals.habits(store, fragment.name)
     is_published = formats.head(store, fragment.name) is not None
+    last, claims, unread = memory.last if is_published else None, None, ""
+    if last is not None:
+        from warehouse_agent.cli.schedule.claimed import claims_of  # Arrow, where one is published
+
+        try:
+            claims = claims_of(store, fragment, last)
+        except ConfigurationError as error:  # the counts of refreshes decide
+            unread = error.message
     given = Circumstances(
-        last=memory.last if is_published else None,
+        last=last,
         probe=probe or Probe(),
         allowed=fragment.source.refresh_hours,
+        zone=fragment.source.time_zone,
         duration_s=duration_s,
         bytes=sent,
+        closed_until=record.put_off_until(store, fragment.name),
+        claims=claims,
     )
     fitted = memory if learned is None else learned.of(fragment.name, memory)
     found = decide(fitted, timings_of(config, fragment), given, now, expects=expects)
-    return Scheduled(fragment.name, found, memory.dropped)
+    return Scheduled(fragment.name, found, memory.dropped, unread)
 
 
 def schedule(
@@ -181,6 +200,24 @@ def look(
     codes = each(chosen.fragments, one, as_json=False, command="schedule")
     undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
     return names + undecided, later
+
+
+def gains(
+    config: WarehouseConfig, names: Sequence[str], now: float, learned: Learned | None = None
+) -> Mapping[str, float]:
+    """Return what a second of the refresh of each fragment is expected to save, in row-hours; the
+    fragments of which nothing is expected are left out.
+
+    learned: as in `scheduled`.
+    """
+    store, found = Store.of(config), dict[str, float]()
+    for name in names if len(names) > 1 else ():
+        with contextlib.suppress(WarehouseUnavailable):
+            one = scheduled(config, store, config.fragments[name], now, None, learned=learned)
+            duration_s, _ = intervals.habits(store, name)
+            if one.decision.row_hours is not None and duration_s > 0:
+                found[name] = one.decision.row_hours / duration_s
+    return found
 
 
 def due(

@@ -12,7 +12,7 @@ from driftline.arrays import Bools
 from driftline.errors import UsageError
 from driftline.hours import DAYS
 
-from warehouse_agent.cli.schedule.claimed import DOUBTFUL, claimed
+from warehouse_agent.cli.schedule.claimed import DOUBTFUL, claimed, event_time
 from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.cli.schedule.plot import svg
 from warehouse_agent.config import Fragment, WarehouseConfig, select
@@ -71,8 +71,8 @@ def fitted(
     store = Store.of(config)
     memory = intervals.remembered(store, fragment.name, fragment.time_zone)
     times = None
-    if fragment.event_time is not None and memory.last is not None:
-        times = claimed(store, fragment, fragment.event_time, memory.last)
+    if (of := event_time(store, fragment)) is not None and memory.last is not None:
+        times = claimed(store, fragment, of, memory.last)
     by_counts = fit(memory, fragment.time_zone)
     by_times = None if times is None else times.found
     model = by_counts if by_times is None else by_times.model

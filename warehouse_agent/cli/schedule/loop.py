@@ -2,20 +2,22 @@
 
 SIGTERM ends it after the refresh that is at work; a second one abandons that as Ctrl-C does:
 nothing unproven is published. A fragment that failed waits longer each time, so that a source that
-is down is not asked without end.
+is down is not asked without end. A source that is closed for some hours is no failure: the history
+says until when, and then the fragment is due. A changed warehouse.toml is read before each look.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from driftline.errors import DriftlineError
 
-from warehouse_agent.cli.schedule.due import look
+from warehouse_agent.cli.schedule.configuration import Configuration
+from warehouse_agent.cli.schedule.due import gains, look
 from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.report import say_error
 from warehouse_agent.schedule.memory import Learned
@@ -73,29 +75,36 @@ class Loop:
 
 def run(
     config: WarehouseConfig,
-    chosen: Selection,
-    refresh: Callable[[Selection], Sequence[int]],
+    patterns: Sequence[str],
+    refresh: Callable[[WarehouseConfig, Selection, Mapping[str, float]], Sequence[int]],
 ) -> None:
-    """Refresh what is due of a selection until SIGTERM.
+    """Refresh what is due until SIGTERM; before each look, read a changed configuration again.
 
     Args:
-        refresh: refreshes a selection; returns the exit codes of its fragments, then others.
+        patterns: names and globs of fragments and views; none: all.
+        refresh: refreshes a selection, given what is gained by each fragment (`due.gains`); returns
+            the exit codes of its fragments, then others.
 
     Raises:
+        UsageError: a pattern matches nothing.
         BrokenPipeError: nobody reads the answers any more.
         KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
     """
-    learned = Learned()
+    learned, current = Learned(), Configuration(patterns, config)
 
     def looked(now: float) -> Looked:
-        due, later = look(config, chosen, datetime.fromtimestamp(now, UTC), learned)
+        current.renew()
+        moment = datetime.fromtimestamp(now, UTC)
+        due, later = look(current.config, current.chosen, moment, learned)
         return due, [(found.name, found.decision.at) for found in later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
-        selection = select(config, names, False, [view.name for view in chosen.left_out])
+        left_out = [view.name for view in current.chosen.left_out]
+        selection = select(current.config, names, False, left_out)
         in_order = {f.name: n for n, f in enumerate(selection.fragments)}
         try:
-            codes = refresh(selection)
+            gained = gains(current.config, [*in_order], time.time(), learned)
+            codes = refresh(current.config, selection, gained)
         except DriftlineError as error:
             say_error(error)
             return [error.exit_code] * len(names)

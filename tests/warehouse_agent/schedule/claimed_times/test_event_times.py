@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.warehouse_agent.schedule.test_week import ZONES, moments
 from tests.warehouse_agent.schedule.weeks import HOUR, MONDAY, THREE
 from warehouse_agent.schedule import fitness
-from warehouse_agent.schedule.event_times import EventModel, fitted, gathered
+from warehouse_agent.schedule.claimed_times.event_times import EventModel, fitted, gathered
 from warehouse_agent.schedule.structure import HOMOGENEOUS
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 

@@ -149,6 +149,7 @@ def _tested(
         deleted_per_row=0.0,
         intervals=len(events.at),
         shortest_h=0.0,
+        is_claimed=True,
     )
     judged, over = events.at[-JUDGED_MAX:], events.over[-JUDGED_MAX:]
     between = Week(zone).exposures(over[:-1].tolist(), judged[1:].tolist())

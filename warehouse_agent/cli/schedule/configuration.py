@@ -1,0 +1,74 @@
+"""The configuration of a command that runs for long: read again when its file has changed.
+
+What was deleted from the file is not refreshed any more; a refresh that is at work ends as it
+began, with what the file said then. A file that cannot be used is said once, and the one before it
+counts. [spark] counts when the process starts, because it has one session.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from driftline.errors import DriftlineError, UsageError
+
+from warehouse_agent.config import WarehouseConfig
+from warehouse_agent.report import say_error
+from warehouse_agent.views.inputs import load
+from warehouse_agent.views.selection import Selection, select
+
+
+@dataclass
+class Configuration:
+    """The newest usable configuration, and what the names of the command line mean in it.
+
+    Attributes:
+        patterns: names and globs; none: everything.
+        config: as the command read it first.
+    """
+
+    patterns: Sequence[str]
+    config: WarehouseConfig
+    chosen: Selection = field(init=False)
+    _body: bytes | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find what the patterns mean. Raises UsageError: one matches nothing."""
+        self.chosen = select(self.config, self.patterns, not self.patterns)
+        self._body = _read(self.config.file)
+
+    def renew(self) -> None:
+        """Read the file again if it has changed; say what is wrong with it on stderr."""
+        body = _read(self.config.file)
+        if body == self._body:
+            return
+        self._body = body
+        try:
+            config = load(self.config.file)
+            self.config, self.chosen = config, _chosen(config, self.patterns)
+        except DriftlineError as error:
+            say_error(error)
+            print("The configuration that was read before still counts.", file=sys.stderr)
+
+
+def _chosen(config: WarehouseConfig, patterns: Sequence[str]) -> Selection:
+    """Return what the patterns mean; say which mean nothing any more."""
+    left = []
+    for pattern in patterns:
+        try:
+            select(config, [pattern], False)
+            left.append(pattern)
+        except UsageError as gone:
+            say_error(gone)
+    if patterns and not left:
+        return Selection(())
+    return select(config, left, not patterns)
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:  # `load` says what is wrong
+        return None
