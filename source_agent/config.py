@@ -54,7 +54,12 @@ _RELATION = (
     "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
     "marker",
 )  # fmt: skip
-_MARKER = ("column", "late", "zone", "deleted", "xmin")
+_MARKER = ("column", "late", "zone", "deleted", "xmin", "versioned")
+# Markers that no column names, with the keys that they exclude.
+_WITHOUT_COLUMN = {
+    "xmin": ("column", "late", "zone", "versioned"),
+    "versioned": ("column", "zone"),
+}
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 ACTIVITY_S = 60.0  # between two questions of a client about activity
 _NEVER = "never"
@@ -325,12 +330,13 @@ def _marker(table: TomlTable) -> Marker | None:
     if zone is not None and not is_known_zone(zone):
         raise inner.error("zone", f"{zone!r} is no time zone.", 'Write "UTC", or "Europe/Vienna".')
     deleted = inner.optional_text("deleted")
-    if not inner.flag("xmin"):
-        return Marker(inner.text("column"), late_s, zone, deleted)
-    for key in ("column", "late", "zone"):
-        if inner.has(key):
-            raise inner.error(key, "It has no meaning beside `xmin`.", "Remove one.")
-    return Marker("", deleted=deleted)
+    for kind, others in _WITHOUT_COLUMN.items():
+        if inner.flag(kind):
+            for key in others:
+                if inner.has(key):
+                    raise inner.error(key, f"It has no meaning beside `{kind}`.", "Remove one.")
+            return Marker("", late_s, None, deleted, versioned=kind == "versioned")
+    return Marker(inner.text("column"), late_s, zone, deleted)
 
 
 def _files(table: TomlTable) -> Files | None:

@@ -31,6 +31,7 @@ _PROMISES: Final = {
     MarkerKind.TIME: "if every writer sets it, and no transaction lasts longer than `late`",
     MarkerKind.VERSION: "if every writer raises it, and transactions write one after the other",
     MarkerKind.XMIN: "needs no promise",
+    MarkerKind.VERSIONED: "if no transaction lasts longer than `late`",
 }
 _CHEAPER: Final = {
     MarkedRead.SCAN: "an index that begins with it would make it cheap",
@@ -57,14 +58,15 @@ class MarkerReport:
 
 def line(marker: Marker) -> str:
     """Return the line of source.toml that names a marker."""
-    given = {"column": marker.column} if marker.column else {}
+    is_named = marker.column and not marker.versioned
+    given = {"column": marker.column} if is_named else {}
     if marker.late_s is not None:
         given["late"] = f"{marker.late_s / 60:g}m"
     if marker.zone is not None:
         given["zone"] = marker.zone
     if marker.deleted is not None:
         given["deleted"] = marker.deleted
-    parts = [] if marker.column else ["xmin = true"]
+    parts = [] if is_named else ["versioned = true" if marker.versioned else "xmin = true"]
     parts += [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in given.items()]
     return f"marker = {{ {', '.join(parts)} }}"
 
@@ -77,7 +79,8 @@ def candidates(shape: Shape) -> list[Marker]:
     if not shape.marking:
         return []
     named = shape.relation.marker
-    taken = None if named is None else named.column
+    taken = None if named is None else (named.column, named.versioned)
+    unnamed = Marker(""), Marker("", LATE_S, versioned=True)
     found = [
         *(
             Marker(name, LATE_S, None if type == AWARE else "UTC")
@@ -90,7 +93,7 @@ def candidates(shape: Shape) -> list[Marker]:
             if type in INTEGERS and _COUNTED.search(name)
         ),
     ]
-    return [m for m in (Marker(""), *found[:COLUMNS_MAX]) if m.column != taken]
+    return [m for m in (*unnamed, *found[:COLUMNS_MAX]) if (m.column, m.versioned) != taken]
 
 
 def flags(shape: Shape) -> list[str]:

@@ -16,6 +16,8 @@ proven by it: inserted and deleted rows are found by their keys, only updates re
     xmin. It holds for tables and partition trees whose files are still the same.
  5. A version column has the hole that `late` closes for times: a number is given before its row is
     committed. It is for tables that are written by one transaction at a time.
+ 6. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
+    needs `late` as other times do. Updates of columns without versioning alone do not set it.
 
 Rejected: the start of the oldest open transaction in place of `late` (hidden from other logins),
 and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy tables were missed.
@@ -40,6 +42,7 @@ TIMES: Final = {DATE, "timestamp", AWARE}
 INTEGERS: Final = {"int2", "int4", "int8", "oid"}
 FLAGS: Final = INTEGERS | {"bool"}
 ONLY_THERE: Final = "Only PostgreSQL has xmin"
+NOT_VERSIONED: Final = "Only MariaDB has system-versioned tables"
 XIDS_MAX: Final = 1 << 30  # since a mark; numbers of 32 bits are compared, half of them are older
 CLOCKS_DIFFER_S: Final = 60.0  # a time is in the future if it is later than the clock by more
 LEAST_VERSION: Final = str(POSITION_MIN)  # of a relation without rows
@@ -53,21 +56,23 @@ class MarkerKind(Enum):
     TIME = "time"
     VERSION = "version"
     XMIN = "xmin"
+    VERSIONED = "versioned"
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
     """Description of what a relation keeps about its own changes, by its DBA.
 
-    `column`: set by every writer; empty: PostgreSQL's `xmin` takes its place. `late_s`: longer than
-    any transaction; for times alone. `zone`: of times that carry none. `deleted`: a flag of rows
-    that count as deleted.
+    `column`: set by every writer; empty: PostgreSQL's `xmin` or, if `versioned`, the row start of a
+    system-versioned table takes its place. `late_s`: longer than any transaction; for times alone.
+    `zone`: of times that carry none. `deleted`: a flag of rows that count as deleted.
     """
 
     column: str
     late_s: float | None = None
     zone: str | None = None
     deleted: str | None = None
+    versioned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class MarkedBy:
     """The marker of a relation as the database describes it.
 
     `type`: the kind of the column's declared type; `nullable`: rows with NULL are always new.
+    `marker` has the column that is read, also of a system-versioned table.
     """
 
     marker: Marker
@@ -82,10 +88,17 @@ class MarkedBy:
     type: str
     nullable: bool
 
+    @property
+    def is_time(self) -> bool:
+        """True if marks are times."""
+        return self.kind in {MarkerKind.TIME, MarkerKind.VERSIONED}
+
     def __str__(self) -> str:
         """Return it for people."""
         if self.kind is MarkerKind.XMIN:
             return "xmin"
+        if self.kind is MarkerKind.VERSIONED:
+            return f"system versioning ({self.marker.column})"
         return f"the {self.kind.value} column {self.marker.column}"
 
 
@@ -134,12 +147,20 @@ class Earlier:
 
 
 def marked_by(
-    relation: str, marker: Marker | None, columns: Mapping[str, Column], no_xmin: str = ONLY_THERE
+    relation: str,
+    marker: Marker | None,
+    columns: Mapping[str, Column],
+    *,
+    no_xmin: str = ONLY_THERE,
+    row_start: str = "",
+    not_versioned: str = NOT_VERSIONED,
 ) -> MarkedBy | None:
     """Return the marker of a relation, by the columns that the catalogue has; None: it has none.
 
     Args:
         no_xmin: why the relation has no `xmin`; empty: it has.
+        row_start: the column with the time at which a row version of the relation began.
+        not_versioned: why there is none; empty: there is.
 
     Raises:
         ConfigurationError: no such column, or one that cannot be used as the DBA says.
@@ -157,6 +178,13 @@ def marked_by(
             f"The column {marker.deleted!r} is {flag}, and a flag is a truth value or a number.",
             "Remove it, and say in `where` which rows count.",
         )
+    if marker.versioned:
+        if not_versioned:
+            remedy = "Name a `column`, or remove `marker`."
+            raise _refused(relation, "versioned", f"{not_versioned}.", remedy)
+        found = replace(marker, column=row_start)
+        _check_time(relation, found, AWARE)
+        return MarkedBy(found, MarkerKind.VERSIONED, AWARE, nullable=False)
     if not marker.column:
         if no_xmin:
             raise _refused(relation, "xmin", f"{no_xmin}.", "Name a `column`, or remove `marker`.")
@@ -223,7 +251,7 @@ def time_mark(marked: MarkedBy, as_of: str) -> str:
 
 def latest(marked: MarkedBy, as_of: str) -> str:
     """Return a mark that no row, or hardly any, is behind, to plan a read of the newest ones."""
-    if marked.kind is not MarkerKind.TIME:
+    if not marked.is_time:
         return str(POSITION_MAX)
     return time_mark(replace(marked, marker=replace(marked.marker, late_s=0.0)), as_of)
 

@@ -95,6 +95,19 @@ def quote(name: str, mark: str = '"') -> str:
     return mark + name.replace(mark, mark * 2) + mark
 
 
+def granted_columns(relation: Relation, *, hidden: str) -> tuple[str, ...]:
+    """Return the columns of a table that are read, each once; none: the file does not name them.
+
+    hidden: the column of the database that a marker without a `column` reads.
+    """
+    if relation.columns is None or relation.key is None:
+        return ()
+    marker = relation.marker
+    marking = () if marker is None else (marker.column or hidden, marker.deleted)
+    names = (*relation.key, *relation.columns, *marking)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
 def split_name(text: str, mark: str = '"') -> tuple[str, ...]:
     """Split a table's name on the dots outside quotes, and remove the quotes."""
     parts, pieces = [""], text.split(mark)

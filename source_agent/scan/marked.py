@@ -150,7 +150,7 @@ class Marked:
     def count_future(self) -> None:
         """Count the rows whose time is yet to come: they are read each time, and hide a mistake."""
         assert self._session is not None
-        if self.marked_by is not None and self.marked_by.kind is MarkerKind.TIME:
+        if self.marked_by is not None and self.marked_by.is_time:
             self.future = self._session.count_future(self.reader.shape)
 
     def note_sent(self, batch: Batch) -> None:
@@ -203,7 +203,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         return found
     body, mark = _body(now, reader.shape), asked.mark or asked.audited
     fits = _fitting(mark, body, reader.shape)
-    if found.marked_by.kind is MarkerKind.TIME and (running := session.running()) is not None:
+    if found.marked_by.is_time and (running := session.running()) is not None:
         before = _earlier(mark) if isinstance(fits, Mark) else None
         since = running.open_since(session.as_of, before)
         body |= _running(Earlier(running, session.as_of, since))

@@ -165,6 +165,14 @@ def test_what_a_marker_issues_is_a_template(
     assert {legacy.general(sql) for sql in issued} <= templates
 
 
+def test_what_has_no_versions_is_refused(legacy: Legacy) -> None:
+    filled(legacy)
+    one = relation(Marker("", late_s=60.0, versioned=True))
+    with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
+        session.describe(one)
+    assert refused.value.where == "t: marker.versioned"
+
+
 def test_what_has_no_xmin_is_refused(legacy: Legacy) -> None:
     filled(legacy)
     legacy.run("CREATE VIEW seen AS SELECT * FROM t")

@@ -63,8 +63,10 @@ def by_time(legacy: Legacy, more: str = "") -> str:
 class Stock:
     """A pair over the table `stock`, without Spark."""
 
-    def __init__(self, legacy: Legacy, folder: Path, marker: str, *, more: str = "") -> None:
-        legacy.execute(STOCK.format(**TYPES[legacy.engine]))
+    def __init__(
+        self, legacy: Legacy, folder: Path, marker: str, *, more: str = "", options: str = ""
+    ) -> None:
+        legacy.execute(f"{STOCK.format(**TYPES[legacy.engine])} {options}")
         legacy.execute("CREATE INDEX stock_updated ON stock (updated_at)")
         old = of(legacy, OLD)
         rows = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(ROWS)]
@@ -405,6 +407,35 @@ def test_xmin_shows_updates_that_no_column_shows(
         audit = made.refresh_when_due()
         assert audit.audit is not None
         assert (audit.audit["missed"], counts(audit)) == (0, (0, 1, 0))
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
+def test_system_versioning_shows_updates_that_no_column_shows(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    legacy = LEGACIES["mariadb"](request, tmp_path)
+    legacy.execute("SET timestamp = 978307200")  # the rows are those of 2001
+    by_versions = '{ versioned = true, late = "1m" }'
+    made = Stock(legacy, tmp_path / "pair", by_versions, options="WITH SYSTEM VERSIONING")
+    legacy.execute("SET timestamp = DEFAULT")
+    try:
+        made.refresh()
+        made.update([30, 33], 9, honest=False)
+        made.delete([60])
+        made.insert([61])
+        found = made.refresh()
+        assert (found.proof, counts(found), used(found)["rows"]) == ("keys", (1, 2, 1), 3)
+        made.check()
+        legacy.execute("SET timestamp = 978307200")  # a writer that sets its own clock
+        made.update([90], 10, honest=False)
+        assert counts(made.refresh()) == (0, 0, 0)
+        made.fragment('audit = "1s"')
+        audit = made.refresh_when_due()
+        assert audit.audit is not None
+        assert (audit.audit["missed"], audit.audit["keys"]) == (1, ["90"])
+        made.check()
     finally:
         made.pair.stop()
         legacy.close()

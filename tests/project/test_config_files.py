@@ -208,6 +208,11 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\nmarker = { column = "at", late = 5 }', "relations.r.marker.late", "string"),
         ('table = "t"\nmarker = { column = "at", zone = "No" }', "relations.r.marker.zone", "UTC"),
         ('table = "t"\nmarker = { xmin = true, late = "1m" }', "relations.r.marker.late", "beside"),
+        (
+            'table = "t"\nmarker = { versioned = true, column = "at" }',
+            "relations.r.marker.column",
+            "beside",
+        ),
         ("[limits]\nscans_at_once = 0", "limits.scans_at_once", "at least 1"),
         ("[limits]\nreaders = 0", "limits.readers", "at least 1"),
         ('[limits]\nquiet_hours = ["8-18"]', "limits.quiet_hours", "08:00-18:00"),

@@ -39,6 +39,7 @@ from source_agent.engines.mariadb.values import bound
 from source_agent.engines.markers import MarkerKind
 from source_agent.engines.relations import (
     PRESENCE,
+    granted_columns,
     join_name,
     null_key_sql,
     plan_of,
@@ -271,8 +272,7 @@ def grants(
         schema = parts[0] if len(parts) == 2 else database
         table = f"{quote(schema, MARK)}.{quote(parts[-1], MARK)}"
         columns = ""
-        if relation.columns is not None and relation.key is not None:
-            names = dict.fromkeys(relation.key + relation.columns)
+        if names := granted_columns(relation, hidden="row_start"):
             columns = f" ({', '.join(quote(n, MARK) for n in names)})"
         lines.append(f"GRANT SELECT{columns} ON {table} TO {account};")
     lines += [
@@ -317,7 +317,7 @@ def _marked(shape: Shape) -> list[str]:
         *(pages if plan_of(shape).pages else ()),
     ]
     found.append(EXPLAIN + marked_sql(shape))
-    found += [later_sql(shape)] if shape.marker.kind is MarkerKind.TIME else []
+    found += [later_sql(shape)] if shape.marker.is_time else []
     return [*found, greatest_sql(shape)] if shape.marker.kind is MarkerKind.VERSION else found
 
 

@@ -24,7 +24,7 @@ from driftline.references import OnDelete, Reference
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.mariadb.sql import EXPLAIN, MARK, empty_sql, probe_sql
 from source_agent.engines.mariadb.values import TEXT, Described, can_page, column, marking
-from source_agent.engines.markers import Marker, marked_by
+from source_agent.engines.markers import MarkedBy, Marker, marked_by
 from source_agent.engines.relations import (
     Access,
     arrange,
@@ -51,7 +51,7 @@ WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 
 ORDER BY 1"""
 COLUMNS = """
 SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, is_nullable,
-       character_set_name, collation_name
+       character_set_name, collation_name, generation_expression, extra
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
 INDEXES = """
@@ -104,6 +104,8 @@ _FIELD_TYPES: Final = {
     255: "geometry",
 }
 _UNSIGNED, _NOT_NULL, _BINARY_CHARSET = 32, 1, 63
+_ROW_START: Final = "row_start"  # of a table that declares no column for it
+_PERIOD: Final = {"ROW START", "ROW END"}  # expressions of such columns
 
 
 class Field(Protocol):
@@ -201,10 +203,10 @@ def describe(session: MariadbCatalogue, relation: Relation) -> Shape:
         raise unknown_table(relation, [str(r[0]) for r in session.ask(TABLES)])
     schema, name, kind, engine, count = rows[0]
     described = _of_catalogue(session.ask(COLUMNS, schema, name), is_stored=kind != "VIEW")
-    indexes = _indexes(session.ask(INDEXES, schema, name))
-    is_innodb = engine is not None and engine.lower() == "innodb" and kind != "VIEW"
+    indexes = _of_current(_indexes(session.ask(INDEXES, schema, name)), described)
+    is_innodb = _is_innodb(engine, kind)
     made = _describe(
-        session, relation, source, described, indexes, is_innodb, engine or "", int(count or 0)
+        session, relation, source, described, indexes, kind or "", engine or "", int(count or 0)
     )
     if (kind or "").upper() == VERSIONED:
         made = replace(made, notes=(*made.notes, "the server keeps old versions of its rows"))
@@ -224,10 +226,11 @@ def _describe(
     source: str,
     described: list[Described],
     indexes: Sequence[_Index] = (),
-    is_innodb: bool = False,
+    kind: str = "",
     engine: str = "",
     count: int = 0,
 ) -> Shape:
+    is_innodb = _is_innodb(engine, kind)
     known = [d.name for d in described]
     primary = next((i.columns for i in indexes if i.is_primary), ())
     order = arrange(relation, known, [c for c in primary if c is not None])
@@ -250,12 +253,45 @@ def _describe(
         pages=() if is_exact or not engine else pages,
         consistency=Consistency.EXACT if is_exact else Consistency.FUZZY,
         kept=_kept(relation.marker),
-        marker=marked_by(relation.name, relation.marker, marked),
+        marker=_marked(relation, kind, described, order.names),
         marking=marked,
     )
     described_shape = shape(relation, known, order, found, access)
     session.fields(probe_sql(described_shape))  # `where`, and the privileges on columns
     return described_shape
+
+
+def _is_innodb(engine: str | None, kind: str | None) -> bool:
+    return (engine or "").lower() == "innodb" and kind != "VIEW"
+
+
+def _marked(
+    relation: Relation, kind: str, described: Sequence[Described], published: Sequence[str]
+) -> MarkedBy | None:
+    """Return the marker of a relation. Raises ConfigurationError: it cannot be used."""
+    columns = {d.name: marking(d) for d in described}
+    start, why = _row_start(kind, described, published)
+    return marked_by(relation.name, relation.marker, columns, row_start=start, not_versioned=why)
+
+
+def _row_start(
+    kind: str, described: Sequence[Described], published: Sequence[str]
+) -> tuple[str, str]:
+    """Return the column with the time at which a row version began, or why none can be used."""
+    if kind != VERSIONED:
+        return "", "It is no table WITH SYSTEM VERSIONING"
+    start = next((d for d in described if d.generated == "ROW START"), None)
+    if start is not None and start.type != "timestamp":
+        why = "are those of transactions, in the order in which these began, not committed"
+        return "", f"The numbers in the column {start.name!r} {why}"
+    if any(d.is_unversioned for d in described):
+        for d in described:
+            is_computed = bool(d.generated) and d.generated not in _PERIOD
+            if d.name in published and (d.is_unversioned or is_computed):
+                why = "may change in an update that does not set the row start: it, or one that it"
+                why = f"{why} is computed from, is WITHOUT SYSTEM VERSIONING"
+                return "", f"The column {d.name!r} {why}; leave it out of `columns`"
+    return _ROW_START if start is None else start.name, ""
 
 
 def _kept(marker: Marker | None) -> str:
@@ -278,7 +314,7 @@ def _pages(unique: _Index | None, pageable: Sequence[str]) -> tuple[str, ...]:
 
 def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> list[Described]:
     found = []
-    for name, kind, written, precision, scale, nullable, charset, collation in rows:
+    for name, kind, written, precision, scale, nullable, charset, collation, made, more in rows:
         text = (written or "").lower()
         found.append(
             Described(
@@ -292,6 +328,8 @@ def _of_catalogue(rows: list[tuple[str | None, ...]], *, is_stored: bool) -> lis
                 text,
                 collation or "",
                 is_stored,
+                (made or "").upper(),
+                "WITHOUT SYSTEM VERSIONING" in (more or "").upper(),
             )
         )
     return found
@@ -332,6 +370,18 @@ def _indexes(rows: list[tuple[str | None, ...]]) -> list[_Index]:
     ]
 
 
+def _of_current(indexes: list[_Index], described: Sequence[Described]) -> list[_Index]:
+    """Return the indexes as they are of current rows: a table with versions has its row end, which
+    is the same for all of these, behind the columns of its unique keys."""
+    ends = {d.name for d in described if d.generated == "ROW END"}
+    return [
+        replace(i, columns=i.columns[:-1], descending=i.descending[:-1])
+        if len(i.columns) > 1 and i.columns[-1] in ends
+        else i
+        for i in indexes
+    ]
+
+
 def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
     """Return True if every table behind a query or view is known to be InnoDB.
 
@@ -342,5 +392,5 @@ def _reads_only_innodb(session: MariadbCatalogue, source: str) -> bool:
         session.ask(EXPLAIN + empty_sql(source))
     except DatabaseRefused:
         return False
-    engines = [(e or "").lower() for _, e, kind in session.ask(TABLES) if kind == "BASE TABLE"]
-    return all(engine == "innodb" for engine in engines)
+    stored = [row for row in session.ask(TABLES) if row[2] in {"BASE TABLE", VERSIONED}]
+    return all(_is_innodb(engine, kind) for _, engine, kind in stored)

@@ -91,7 +91,9 @@ class Described(NamedTuple):
     """A column as the catalogue or a result's metadata describes it; for BIT, `precision` is bits.
 
     `collation` is empty if it is not known. `is_stored`: it is a column of a table; how an
-    expression of a view or a query is compared, only the optimizer knows.
+    expression of a view or a query is compared, only the optimizer knows. `generated`: the
+    expression of a generated column, in capitals. `is_unversioned`: an update of it alone makes no
+    version of a row.
     """
 
     name: str
@@ -104,6 +106,8 @@ class Described(NamedTuple):
     written: str
     collation: str = ""
     is_stored: bool = False
+    generated: str = ""
+    is_unversioned: bool = False
 
 
 def column(relation: Relation, column: Described) -> ReadColumn:

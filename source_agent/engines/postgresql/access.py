@@ -45,6 +45,7 @@ from source_agent.engines.postgresql.sql import (
 )
 from source_agent.engines.relations import (
     PRESENCE,
+    granted_columns,
     join_name,
     null_key_sql,
     plan_of,
@@ -265,8 +266,7 @@ def grants(
         parts = split_name(relation.table)
         schemas[quote(parts[0]) if len(parts) > 1 else "public"] = None
         columns = ""
-        if relation.columns is not None and relation.key is not None:
-            names = dict.fromkeys(relation.key + relation.columns)
+        if names := granted_columns(relation, hidden="xmin"):
             columns = f" ({', '.join(map(quote, names))})"
         selects.append(f"GRANT SELECT{columns} ON {_identifier(relation.table)} TO {role};")
     lines = [
@@ -295,7 +295,7 @@ def _marked(shape: Shape) -> list[str]:
     found = [copy_of(sql) for sql in (marked_sql(shape), marked_sql(keys), scan_sql(keys))]
     if shape.marker.kind is MarkerKind.VERSION:
         found.append(greatest_sql(shape))
-    if shape.marker.kind is MarkerKind.TIME:
+    if shape.marker.is_time:
         found.append(copy_of(later_sql(shape)))
     if shape.marker.kind is not MarkerKind.XMIN:
         found.append(EXPLAIN + marked_sql(shape))

@@ -264,7 +264,7 @@ class PostgresqlSession(SnapshotSession):
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
                 return Mark(source, at)
-            if marked.kind is MarkerKind.TIME:
+            if marked.is_time:
                 return Mark(source, time_mark(marked, self.as_of))
             return Mark(source, self.ask(sql.greatest_sql(shape))[0][0] or LEAST_VERSION)
 

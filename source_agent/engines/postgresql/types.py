@@ -307,8 +307,9 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
     if select := _marked_sql(relation.marker, source.columns, source.sql):
         for name, oid, _ in session.row_description(select):
             columns[name] = NATIVE.get(oid, _OTHER), name not in source.not_null
-    no_xmin = "" if relation.marker.column else _no_xmin(session, relation, source)
-    return marked_by(relation.name, relation.marker, columns, no_xmin)
+    is_named = relation.marker.column or relation.marker.versioned
+    no_xmin = "" if is_named else _no_xmin(session, relation, source)
+    return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
 
 
 def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:

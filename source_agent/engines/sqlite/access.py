@@ -183,7 +183,7 @@ def templates(shape: Shape) -> list[str]:
         keys = shape.keys()
         texts += [marked_sql(shape), marked_sql(keys), scan_sql(keys)]
         texts.append(EXPLAIN_PLAN + marked_sql(shape))
-        if shape.marker.kind is MarkerKind.TIME:
+        if shape.marker.is_time:
             texts.append(later_sql(shape))
         texts += [*(_pages(keys) if plan.pages else ())]
         if shape.marker.kind is MarkerKind.VERSION:

@@ -39,7 +39,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import LEAST_VERSION, Mark, MarkerKind, future, latest, time_mark
+from source_agent.engines.markers import LEAST_VERSION, Mark, future, latest, time_mark
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -262,15 +262,14 @@ class SqliteSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         source = ":".join(self.identity().values())
-        if marked.kind is MarkerKind.TIME:
+        if marked.is_time:
             return Mark(source, time_mark(marked, self.as_of))
         greatest = self._value(shape, greatest_sql(shape))
         return Mark(source, str(greatest) if isinstance(greatest, int) else LEAST_VERSION)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
-        is_time = shape.marker.kind is MarkerKind.TIME
-        bound = mark.at if is_time else int(mark.at)
+        bound = mark.at if shape.marker.is_time else int(mark.at)
         return self._read(shape, iter([(marked_sql(shape), (bound,))]))
 
     def _value(self, shape: Shape, statement: str, *values: object) -> object:
@@ -289,7 +288,7 @@ class SqliteSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         bound = latest(marked, self.as_of)
-        values = (*plan_of(shape).values, bound if marked.kind is MarkerKind.TIME else int(bound))
+        values = (*plan_of(shape).values, bound if marked.is_time else int(bound))
         steps = [str(row[3]) for row in self.ask(EXPLAIN_PLAN + marked_sql(shape), *values)]
         return access.marked_read(steps, marked.marker.column)
 

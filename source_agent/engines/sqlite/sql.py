@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.markers import Marker, MarkerKind, behind
+from source_agent.engines.markers import Marker, behind
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 from source_agent.engines.sqlite.values import MARK
@@ -42,7 +42,7 @@ def marked_sql(shape: Shape) -> str:
     assert shape.marker is not None, "a relation without a marker has no mark"
     column = quote(shape.marker.marker.column, MARK)
     condition = behind(column, "?", shape.marker)
-    if shape.marker.kind is MarkerKind.TIME:
+    if shape.marker.is_time:
         condition = f"({condition} OR {column} < '')"
     return select_sql(shape, condition)
 

@@ -142,3 +142,18 @@ def test_the_login_needs_no_more_than_select(legacy: OfPostgreSQL) -> None:
     uri = url.replace("+psycopg", "")
     with psycopg.connect(uri, password=password) as reader, pytest.raises(psycopg.Error):
         reader.execute("UPDATE t SET v = 1")
+
+
+def test_grants_name_what_the_marker_reads(legacy: OfPostgreSQL) -> None:
+    """The script of grants suffices where columns are granted one by one."""
+    relation = Relation("t", table="t", key=("id",), columns=("id",), marker=Marker(""))
+    login = "reader_of_columns"
+    script = connect(legacy.url, None, Limits()).grants([relation], login=login, connections=2)
+    grant = next(line for line in script.splitlines() if line.startswith("GRANT SELECT"))
+    assert grant == f'GRANT SELECT ("id", "xmin") ON "t" TO "{login}";'
+    password = legacy.server.create_login(login)
+    legacy.run(grant)
+    url = legacy.server.tcp_url(login, legacy.database)
+    with closing(connect(url, password, Limits()).open()) as session:
+        shape = session.describe(relation)
+        assert flat(session.read_marked(shape, session.mark(shape))) == []
