@@ -54,11 +54,11 @@ _RELATION = (
     "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
     "marker",
 )  # fmt: skip
-_MARKER = ("column", "late", "zone", "deleted", "xmin", "versioned")
+_MARKER = ("column", "late", "zone", "deleted", "xmin", "versioned", "checksum")
 # Markers that no column names, with the keys that they exclude.
 _WITHOUT_COLUMN = {
-    "xmin": ("column", "late", "zone", "versioned"),
-    "versioned": ("column", "zone"),
+    "xmin": ("column", "late", "zone", "versioned", "checksum"),
+    "versioned": ("column", "zone", "checksum"),
 }
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 ACTIVITY_S = 60.0  # between two questions of a client about activity
@@ -336,7 +336,12 @@ def _marker(table: TomlTable) -> Marker | None:
                 if inner.has(key):
                     raise inner.error(key, f"It has no meaning beside `{kind}`.", "Remove one.")
             return Marker("", late_s, None, deleted, versioned=kind == "versioned")
-    return Marker(inner.text("column"), late_s, zone, deleted)
+    if not inner.has("checksum"):
+        return Marker(inner.text("column"), late_s, zone, deleted)
+    for key in ("column", "late", "zone"):
+        if inner.has(key):
+            raise inner.error(key, "It has no meaning beside `checksum`.", "Remove one.")
+    return Marker(inner.text("checksum"), deleted=deleted, checksum=True)
 
 
 def _files(table: TomlTable) -> Files | None:

@@ -28,6 +28,7 @@ PROTOCOLS = (PROTOCOL_VERSION,)  # all that this release speaks, ascending
 PROTOCOLS_UNNAMED = (1,)  # what a source speaks that names none
 
 SINCE = "since"
+CHECKSUM = "checksum"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
@@ -35,6 +36,7 @@ FEATURES: Mapping[str, str] = {
     "between": "tiles between two keys that are not one integer",
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
     SINCE: "rows behind a mark, beside the keys of all rows",
+    CHECKSUM: "rows compared by a checksum that the source maintains",
     "references": "foreign keys between published relations, said by every description",
     "keys": "parts of a relation whose rows are named by their keys",
 }

@@ -405,7 +405,7 @@ class Marker(_message.Message):
     COLUMN_FIELD_NUMBER: _builtins.int
     LATE_S_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"time", "version", "xmin" """
+    """"time", "version", "versioned", "xmin", "checksum" """
     column: _builtins.str
     """empty: none of the relation's"""
     late_s: _builtins.float
@@ -707,6 +707,7 @@ class Since(_message.Message):
     STRATA_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     """as the source gave it; empty: a mark is wanted, and all rows are compared"""
     sum: _builtins.bytes
@@ -717,6 +718,8 @@ class Since(_message.Message):
     """the database's hashes of our keys, added up: 8 bytes; empty: not made"""
     audited: _builtins.bytes
     """a mark: name rows that come although they are not behind it; empty: none"""
+    checksums: _builtins.bool
+    """`keys`, `sum` and `strata` are of keys with the checksums of their rows"""
     @_builtins.property
     def keys(self) -> Global___Sketch:
         """of our keys"""
@@ -730,10 +733,11 @@ class Since(_message.Message):
         strata: _builtins.bytes = ...,
         hashes: _builtins.bytes = ...,
         audited: _builtins.bytes = ...,
+        checksums: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "hashes", b"hashes", "keys", b"keys", "mark", b"mark", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "checksums", b"checksums", "hashes", b"hashes", "keys", b"keys", "mark", b"mark", "strata", b"strata", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1350,6 +1354,8 @@ class Marked(_message.Message):
     AUDITED_FIELD_NUMBER: _builtins.int
     FUTURE_FIELD_NUMBER: _builtins.int
     OPEN_S_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     """for the next exchange; empty: there is none"""
     why: _builtins.str
@@ -1374,6 +1380,10 @@ class Marked(_message.Message):
     """rows with a time that is yet to come"""
     open_s: _builtins.float
     """a transaction is known to be open for so long, which is longer than `late`"""
+    checksum: _builtins.str
+    """the column that has checksums of rows; empty: the marker is another"""
+    checksums: _builtins.bytes
+    """of the rows in `positions`: the mixed key and checksum, uint64 each"""
     def __init__(
         self,
         *,
@@ -1389,10 +1399,12 @@ class Marked(_message.Message):
         audited: _builtins.bool = ...,
         future: _builtins.int = ...,
         open_s: _builtins.float = ...,
+        checksum: _builtins.str = ...,
+        checksums: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "counted", b"counted", "future", b"future", "hashes", b"hashes", "mark", b"mark", "open_s", b"open_s", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "by_marker", b"by_marker", "checksum", b"checksum", "checksums", b"checksums", "counted", b"counted", "future", b"future", "hashes", b"hashes", "mark", b"mark", "open_s", b"open_s", "positions", b"positions", "row_hashes", b"row_hashes", "rows", b"rows", "unmarked", b"unmarked", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,14 +25,17 @@ COLUMNS_MAX: Final = 4  # that are suggested, of a table with many likely ones
 LATE_S: Final = 900.0  # an example: the DBA knows how long a transaction lasts
 _TIMED: Final = re.compile(r"(?i)updat|modif|chang|last|touch|mtime|ge(ae|ä)ndert")
 _COUNTED: Final = re.compile(r"(?i)version|revision|rowver|sequence|scn|lsn")
+_SUMMED: Final = re.compile(r"(?i)checksum|row_?hash|hash_?diff|(^|_)(md5|sha\d*|crc\d*)(_|$)")
 _DELETED: Final = re.compile(r"(?i)delet|remov|tombstone|gel(oe|ö)scht")
 
 _PROMISES: Final = {
     MarkerKind.TIME: "if every writer sets it, and no transaction lasts longer than `late`",
     MarkerKind.VERSION: "if every writer raises it, and transactions write one after the other",
     MarkerKind.XMIN: "needs no promise",
+    MarkerKind.CHECKSUM: "if it changes whenever a published value of its row does",
     MarkerKind.VERSIONED: "if no transaction lasts longer than `late`",
 }
+_SCANNED: Final = {MarkerKind.XMIN, MarkerKind.CHECKSUM}  # no index finds the rows
 _CHEAPER: Final = {
     MarkedRead.SCAN: "an index that begins with it would make it cheap",
     MarkedRead.INDEX: "an index with all published columns behind it would do alone",
@@ -59,7 +62,8 @@ class MarkerReport:
 def line(marker: Marker) -> str:
     """Return the line of source.toml that names a marker."""
     is_named = marker.column and not marker.versioned
-    given = {"column": marker.column} if is_named else {}
+    name = "checksum" if marker.checksum else "column"
+    given = {name: marker.column} if is_named else {}
     if marker.late_s is not None:
         given["late"] = f"{marker.late_s / 60:g}m"
     if marker.zone is not None:
@@ -92,6 +96,7 @@ def candidates(shape: Shape) -> list[Marker]:
             for name, (type, _) in shape.marking
             if type in INTEGERS and _COUNTED.search(name)
         ),
+        *(Marker(name, checksum=True) for name, _ in shape.marking if _SUMMED.search(name)),
     ]
     return [m for m in (*unnamed, *found[:COLUMNS_MAX]) if (m.column, m.versioned) != taken]
 
@@ -129,14 +134,15 @@ def read(session: Session, shape: Shape) -> MarkerReport | None:
         return None
     text, promise = line(marked.marker), _PROMISES[marked.kind]
     try:
-        way = session.marked_read(shape)
+        is_scan = marked.kind in _SCANNED
+        way = MarkedRead.SCAN if is_scan else session.marked_read(shape)
     except DriftlineError as error:
         if error.is_retryable:
             raise
         return MarkerReport(text, "not by this login", promise, error.message)
     if way is None:
         return MarkerReport(text, "in a way that this engine does not tell", promise)
-    note = "" if marked.kind is MarkerKind.XMIN else _CHEAPER.get(way, "")
+    note = "" if is_scan else _CHEAPER.get(way, "")
     if way is MarkedRead.INDEX and marked.nullable:
         note += ", and the column has to be NOT NULL"
     return MarkerReport(text, way.value, promise, note)

@@ -16,7 +16,10 @@ proven by it: inserted and deleted rows are found by their keys, only updates re
     xmin. It holds for tables and partition trees whose files are still the same.
  5. A version column has the hole that `late` closes for times: a number is given before its row is
     committed. It is for tables that are written by one transaction at a time.
- 6. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
+ 6. A checksum of each row, which the source maintains, takes the place of its values: keys and
+    checksums of all rows are compared, and there is nothing to be late. It is published, so that
+    the warehouse has the one that belongs to its values. Rows without one are always new.
+ 7. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
     needs `late` as other times do. Updates of columns without versioning alone do not set it.
 
 Rejected: the start of the oldest open transaction in place of `late` (hidden from other logins),
@@ -25,7 +28,7 @@ and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -57,6 +60,7 @@ class MarkerKind(Enum):
     VERSION = "version"
     XMIN = "xmin"
     VERSIONED = "versioned"
+    CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Marker:
 
     `column`: set by every writer; empty: PostgreSQL's `xmin` or, if `versioned`, the row start of a
     system-versioned table takes its place. `late_s`: longer than any transaction; for times alone.
-    `zone`: of times that carry none. `deleted`: a flag of rows that count as deleted.
+    `zone`: of times that carry none. `deleted`: a flag of rows that count as deleted. `checksum`:
+    the column has a checksum of each row.
     """
 
     column: str
@@ -73,6 +78,7 @@ class Marker:
     zone: str | None = None
     deleted: str | None = None
     versioned: bool = False
+    checksum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,8 @@ def marked_by(
     if marker is None:
         return None
     known = list(columns)
-    for setting, name in (("column", marker.column), ("deleted", marker.deleted)):
+    named = "checksum" if marker.checksum else "column"
+    for setting, name in ((named, marker.column), ("deleted", marker.deleted)):
         if name and name not in columns:
             raise _refused(relation, setting, f"There is no column {name!r}.", nearest(name, known))
     if marker.deleted is not None and (flag := columns[marker.deleted][0]) not in FLAGS:
@@ -190,6 +197,8 @@ def marked_by(
             raise _refused(relation, "xmin", f"{no_xmin}.", "Name a `column`, or remove `marker`.")
         return MarkedBy(marker, MarkerKind.XMIN, "xid", nullable=False)
     type, nullable = columns[marker.column]
+    if marker.checksum:
+        return MarkedBy(marker, MarkerKind.CHECKSUM, type, nullable)
     if type in TIMES:
         _check_time(relation, marker, type)
         return MarkedBy(marker, MarkerKind.TIME, type, nullable)
@@ -239,6 +248,36 @@ def _refused(relation: str, setting: str, what: str, remedy: str) -> Configurati
     return ConfigurationError(what, remedy=remedy, where=f"{relation}: marker.{setting}")
 
 
+def refuse_unpublished(relation: str, marked: MarkedBy | None, values: Sequence[str]) -> None:
+    """Raise ConfigurationError if a checksum is not among the published columns behind the key."""
+    if marked is None or marked.kind is not MarkerKind.CHECKSUM or marked.marker.column in values:
+        return
+    raise _refused(
+        relation,
+        "checksum",
+        f"The column {marked.marker.column!r} is in the key, or is not published, and the warehouse"
+        " needs the checksum that belongs to its values.",
+        "Add it to `columns`, or remove `marker`.",
+    )
+
+
+def mark_at(marked: MarkedBy, as_of: str) -> str | None:
+    """Return the mark of a snapshot; None: it is the greatest version, which has to be read.
+
+    as_of: see `time_mark`.
+    """
+    if marked.kind is MarkerKind.CHECKSUM:
+        return ""
+    return time_mark(marked, as_of) if marked.is_time else None
+
+
+def bounds(marked: MarkedBy, mark: Mark) -> tuple[object, ...]:
+    """Return the values of the condition of `behind`, in its order."""
+    if marked.kind is MarkerKind.CHECKSUM:
+        return ()
+    return (mark.at if marked.is_time else int(mark.at),)
+
+
 def time_mark(marked: MarkedBy, as_of: str) -> str:
     """Return the mark of a snapshot that was taken at `as_of` or later, in the column's own form.
 
@@ -280,7 +319,10 @@ def offsets(zone: str, at: datetime) -> list[timedelta]:
 
 
 def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> str:
-    """Return the condition of rows behind a mark; column and bound are SQL."""
+    """Return the condition of rows behind a mark; column and bound are SQL. Behind a mark of
+    checksums are only rows that have none."""
+    if marked.kind is MarkerKind.CHECKSUM:
+        return f"({column} IS NULL)"
     sql = f"{column} {greater} {bound}"
     return f"({sql} OR {column} IS NULL)" if marked.nullable else f"({sql})"
 

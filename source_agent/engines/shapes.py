@@ -15,7 +15,7 @@ from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
 from source_agent.engines.markers import Column as MarkingColumn
-from source_agent.engines.markers import MarkedBy, Marker
+from source_agent.engines.markers import MarkedBy, Marker, MarkerKind
 from source_agent.engines.row_security import RowSecurity
 
 
@@ -180,6 +180,27 @@ class Shape:
             recipe=Recipe(self.recipe.key, keys),
             comparable=self.comparable[:keys],
             plan=replace(plan, reads=plan.reads[:keys], forms=plan.forms[:keys], row_hash=""),
+        )
+
+    def narrow(self) -> Shape:
+        """Return the relation with what a comparison by its marker reads of all rows: the key, and
+        a checksum if that is the marker."""
+        plan, marker, keys = self.plan, self.marker, self.recipe.key_columns
+        if marker is None or marker.kind is not MarkerKind.CHECKSUM:
+            return self.keys()
+        assert plan is not None, "a relation is read by the engine that described it"
+        place = [column.name for column in self.recipe.columns].index(marker.marker.column)
+        read = min(place, len(plan.reads) - 1)  # a template has one slot for all other columns
+        return replace(
+            self,
+            recipe=Recipe((*self.recipe.key, self.recipe.columns[place]), keys),
+            comparable=(*self.comparable[:keys], self.comparable[place]),
+            plan=replace(
+                plan,
+                reads=(*plan.reads[:keys], plan.reads[read]),
+                forms=(*plan.forms[:keys], plan.forms[place]),
+                row_hash="",
+            ),
         )
 
     def may_be_null_in(self, first: Positions) -> bool:

@@ -9,6 +9,8 @@ the keys of all rows are compared with those of the warehouse, whatever the mark
     of its own), no key vanished and none is read.
  3. Else the keys are read and sketched. Keys that only one side has are decoded from the difference
     as in a sketch of rows; those that did not come by the marker are sent, or have no row.
+ 4. Where the marker is a checksum of each row, it is read and sketched with the key, so that keys
+    whose checksums differ are decoded too; behind the mark are only rows without a checksum.
 
 Nothing is sent before the keys are decoded, so a comparison that cannot be finished in this way can
 still go on as one of all rows; so does one whose mark does not fit (`scan.marked`).

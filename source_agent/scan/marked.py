@@ -6,24 +6,26 @@ that does not fit is not used: all rows are compared, and the warehouse is told 
 
  1. The next mark is read before any row: what changes between two reads of a session without
     snapshots is behind it.
- 2. Keys are represented by their positions (`key_digests`), so reading them hashes nothing.
+ 2. Keys are represented by their positions (`key_digests`), so reading them hashes nothing. Where
+    the marker is a checksum, its hash stands beside them, and a row whose checksum is the
+    warehouse's counts as unchanged.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
-from driftline.columns import Block
-from driftline.digests import Digest
+from driftline.columns import Block, value_spans
+from driftline.digests import Digest, Salt
 from driftline.errors import DatabaseRefused, DriftlineError
-from driftline.key_digests import mixed_keys
+from driftline.key_digests import checksum_hashes, mixed_keys
 from driftline.keys import positions
 from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
 
@@ -38,21 +40,28 @@ _NO_MARKER: Final = "the source's DBA names no marker of this relation"
 
 
 class KeyReader(Reader):
-    """A `Reader` of the keys alone; positions take the place of fingerprints."""
+    """A `Reader` of keys, and of checksums if they are the marker; positions and hashes of the
+    checksums take the place of fingerprints."""
 
     def _batch(self, block: Block, rows: Rows) -> Batch:  # noqa: ARG002 - keys are not hashed
         where = positions(block, self.recipe, self._seed)
-        return Batch(block, where, mixed_keys(where, self.salt))
+        found = None
+        if len(self.recipe.columns) > self.recipe.key_columns:
+            found = _checksums(block, self.recipe.key_columns, self.salt)
+        return Batch(block, where, mixed_keys(where, self.salt, found))
 
     def split(self) -> None:
         """Return None: there is nothing to hash that processes could share."""
 
 
-def key_reader(session: Session, reader: Reader) -> KeyReader:
-    """Return a reader of the keys of another reader's rows."""
+def key_reader(session: Session, reader: Reader, shape: Shape | None = None) -> KeyReader:
+    """Return a reader of what a comparison by the marker reads of another reader's rows.
+
+    shape: of these rows; None: that of the other reader.
+    """
     return KeyReader(
         session,
-        reader.shape.keys(),
+        (shape or reader.shape).narrow(),
         fragment_key=reader.fragment_key,
         salt=reader.salt,
         tally=reader.tally,
@@ -119,7 +128,7 @@ class Marked:
     open_s: float = 0.0
     _session: Session | None = None
     _behind: Positions | None = None  # the audited mark, int64 ascending
-    _unmarked: list[tuple[Positions, U64]] = field(default_factory=list)
+    _unmarked: list[tuple[Positions, U64, U64]] = field(default_factory=list)
     _unmarked_rows: int = 0
 
     @property
@@ -127,10 +136,19 @@ class Marked:
         """The marker, as the database describes it; None: there is none."""
         return self.reader.shape.marker
 
+    @property
+    def checksum(self) -> str:
+        """The column with a checksum of each row, if that is the marker; else empty."""
+        marked = self.marked_by
+        is_checksum = marked is not None and marked.kind is MarkerKind.CHECKSUM
+        return marked.marker.column if marked is not None and is_checksum else ""
+
     def read(self) -> Batches:
         """Yield the rows behind the mark."""
         assert self.theirs is not None, "a mark that does not fit is not read from"
         assert self._session is not None
+        if self.checksum and self.marked_by is not None and not self.marked_by.nullable:
+            return  # every row has one
         rows = self._session.read_marked(self.reader.shape, self.theirs)
         for batch in self.reader.batches(rows):
             self.rows += len(batch.positions)
@@ -162,13 +180,19 @@ class Marked:
         room = UNMARKED_ROWS_MAX - min(self._unmarked_rows, UNMARKED_ROWS_MAX)
         self._unmarked_rows += count
         if count and room:
-            found = batch.positions[chosen][:room], batch.mixed.m0[chosen][:room]
-            self._unmarked.append(found)
+            where, hashes = batch.positions[chosen][:room], batch.mixed.m0[chosen][:room]
+            narrow = np.zeros(0, np.uint64)
+            if self.checksum:
+                names = [column.name for column in self.reader.recipe.columns]
+                found = _checksums(batch.block, names.index(self.checksum), self.reader.salt)
+                narrow = mixed_keys(where, self.reader.salt, found[chosen][:room]).m0
+            self._unmarked.append((where, hashes, narrow))
 
     def message(self, *, by_marker: bool) -> pb.Marked:
         """Return how the marker was used, for the end of an exchange."""
         plan, named = self.reader.shape.plan, list(zip(*self._unmarked, strict=True))
-        where, hashes = named or ([np.zeros(0, np.int64)], [np.zeros(0, np.uint64)])
+        none = np.zeros(0, np.uint64)
+        where, hashes, narrow = named or ([none.view(np.int64)], [none], [none])
         return pb.Marked(
             mark=self.next,
             why=self.why,
@@ -182,6 +206,8 @@ class Marked:
             audited=self._behind is not None,
             future=self.future,
             open_s=self.open_s,
+            checksum=self.checksum if self.next else "",
+            checksums=np.concatenate(narrow).astype("<u8").tobytes(),
         )
 
 
@@ -190,10 +216,10 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
 
     For an audit, the keys behind the audited mark are read.
     """
+    if why := _unusable(reader.shape):
+        bare = replace(reader.shape, marker=None)
+        return Marked(reader, key_reader(session, reader, bare), why=why)
     found = Marked(reader, key_reader(session, reader), _session=session)
-    if found.marked_by is None:
-        found.why = _NO_MARKER
-        return found
     try:
         now = session.mark(reader.shape)
     except DriftlineError as error:
@@ -203,17 +229,21 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         return found
     body, mark = _body(now, reader.shape), asked.mark or asked.audited
     fits = _fitting(mark, body, reader.shape)
-    if found.marked_by.is_time and (running := session.running()) is not None:
+    marked = reader.shape.marker
+    assert marked is not None, "a relation without a marker has no mark"
+    if marked.is_time and (running := session.running()) is not None:
         before = _earlier(mark) if isinstance(fits, Mark) else None
         since = running.open_since(session.as_of, before)
         body |= _running(Earlier(running, session.as_of, since))
-        found.open_s = _too_long(since, session.as_of, found.marked_by)
+        found.open_s = _too_long(since, session.as_of, marked)
     found.next = json.dumps(body, separators=(",", ":")).encode()
     if len(found.next) > MARK_BYTES_MAX:
         found.next, found.why = b"", "the mark is too long: the table has too many partitions"
         return found
     if not isinstance(fits, Mark):
         found.why = fits
+    elif asked.mark and bool(found.checksum) is not asked.checksums:
+        found.why = "the warehouse's agent is older than checksums"
     elif asked.mark:
         found.theirs = fits
     else:
@@ -223,6 +253,23 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
     if found.theirs is None:
         found.count_future()  # else once it is known that rows are behind the mark
     return found
+
+
+def _unusable(shape: Shape) -> str:
+    """Return why a relation has no marks; empty: it has."""
+    marked = shape.marker
+    if marked is None:
+        return _NO_MARKER
+    chosen = {column.name for column in shape.recipe.columns}
+    if marked.kind is MarkerKind.CHECKSUM and marked.marker.column not in chosen:
+        return "the checksum is not among the columns that the warehouse chose"
+    return ""
+
+
+def _checksums(block: Block, place: int, salt: Salt) -> U64:
+    """Return the hash of the checksum of each row, which is the column at `place`, uint64 [n]."""
+    starts, lengths = value_spans(block, place + 1)[-1]
+    return checksum_hashes(block.buffer, starts, lengths, salt)
 
 
 def _body(mark: Mark, shape: Shape) -> dict[str, object]:

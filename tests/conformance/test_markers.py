@@ -11,6 +11,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+from driftline import wire_pb2 as pb
+from driftline.derivations import Derivation
 from driftline.digests import MASK64, Salt
 from driftline.errors import ConfigurationError
 from driftline.key_digests import hash_seed, hashed
@@ -19,12 +21,15 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.markers import Mark, Marker, MarkerKind
 from source_agent.engines.shapes import Relation
+from source_agent.scan.marked import begin
+from source_agent.scan.reader import Reader, Tally
 from tests.harness.legacies import KINDS
 
 TIMES = {"postgresql": "timestamp(6)", "mariadb": "datetime(6)", "sqlite": "DATETIME"}
 WRITTEN = ["2026-03-01 10:00:00", "2026-03-01 10:00:00.5", "2026-03-01 10:00:01", None]
 BY_TIME = Marker("at", late_s=60.0, zone="UTC")
 BY_VERSION = Marker("version")
+BY_CHECKSUM = Marker("note", checksum=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -61,6 +66,8 @@ def test_rows_at_the_mark_are_behind_it(legacy: Legacy) -> None:
     assert behind(legacy, BY_TIME, "2026-03-01 10:00:01") == [2, 3]
     assert behind(legacy, BY_TIME, "2026-03-01 10:00:02") == [3]
     assert behind(legacy, BY_VERSION, "2") == [2, 3, 10]
+    legacy.run("UPDATE t SET note = NULL WHERE id = 2")
+    assert behind(legacy, BY_CHECKSUM, "") == [2]
 
 
 def test_flagged_rows_are_gone(legacy: Legacy) -> None:
@@ -113,6 +120,9 @@ def test_times_in_the_future_are_counted_by_the_clock_of_the_writers(
         (Marker("version", zone="UTC"), "zone"),
         (Marker("version", deleted="note"), "deleted"),
         (Marker("version", deleted="nowhere"), "deleted"),
+        (Marker("nowhere", checksum=True), "checksum"),
+        (Marker("version", checksum=True), "checksum"),
+        (Marker("id", checksum=True), "checksum"),
     ],
 )
 def test_what_cannot_be_a_marker_is_refused(legacy: Legacy, marker: Marker, setting: str) -> None:
@@ -140,7 +150,32 @@ def test_a_database_that_hashes_keys_hashes_them_as_we_do(legacy: Legacy) -> Non
     assert found == (300, hashed(buffer, starts, 2, salt) & MASK64)
 
 
-@pytest.mark.parametrize("marker", [BY_TIME, BY_VERSION, Marker("version", deleted="gone")])
+def test_a_scan_by_a_checksum_reads_two_columns(legacy: Legacy) -> None:
+    filled(legacy)
+    with session_of(legacy) as session:
+        narrow = session.describe(relation(BY_CHECKSUM)).narrow()
+        rows = [decoded(row, narrow) for row in flat(session.scan(narrow))]
+    assert [column.name for column in narrow.recipe.columns] == ["id", "note"]
+    assert sorted(rows)[:2] == [["0", "row 0"], ["1", "row 1"]]
+
+
+def test_a_choice_without_the_checksum_has_no_mark(legacy: Legacy) -> None:
+    filled(legacy)
+    described = Relation("t", table="t", columns=("id", "version", "note"), marker=BY_CHECKSUM)
+    with session_of(legacy) as session:
+        shape = session.describe(described)
+        for names, why in ((("id", "note"), ""), (("id", "version"), "not among the columns")):
+            chosen = session.derive(shape, Derivation(names))
+            reader = Reader(
+                session, chosen, fragment_key=bytes(32), salt=Salt.fresh(), tally=Tally()
+            )
+            found = begin(session, reader, pb.Since())
+            assert (bool(found.next), why in found.why) == (not why, True)
+
+
+@pytest.mark.parametrize(
+    "marker", [BY_TIME, BY_VERSION, Marker("version", deleted="gone"), BY_CHECKSUM]
+)
 def test_what_a_marker_issues_is_a_template(
     legacy: Legacy, monkeypatch: pytest.MonkeyPatch, marker: Marker
 ) -> None:
@@ -154,7 +189,7 @@ def test_what_a_marker_issues_is_a_template(
             mark = session.mark(shape)
             flat(session.read_marked(shape, mark))
             flat(session.read_marked(shape.keys(), mark))
-            flat(session.scan(shape.keys()))
+            flat(session.scan(shape.narrow()))
             session.hash_keys(shape, 5)
             session.marked_read(shape)
             session.running()

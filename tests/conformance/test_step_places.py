@@ -268,10 +268,10 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
     sums = key_sums.reduced(copy, uniform(64), Sketch(embedding, 40), hashes=True)
     some = np.sort(positions_of(made, range(0, 9, 2)))
     ks = np.unique(embedding.embed(positions_of(made, range(1, 9, 2)), SALT)[0])
-    listing, digest = key_sums.replaced(copy, some, embedding, ks)
+    gone = key_sums.replaced(copy, some, embedding, ks)
     found: dict[str, Any] = {
         "sums of keys": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.keys, sums.hashes),
-        "replaced": (listed(listing), digest),
+        "replaced": (listed(gone.rows), gone.digest, gone.keys),
     }
     if made.recipe.integer_key:
         return found

@@ -209,6 +209,11 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\nmarker = { column = "at", zone = "No" }', "relations.r.marker.zone", "UTC"),
         ('table = "t"\nmarker = { xmin = true, late = "1m" }', "relations.r.marker.late", "beside"),
         (
+            'table = "t"\nmarker = { checksum = "sum", late = "1m" }',
+            "relations.r.marker.late",
+            "beside",
+        ),
+        (
             'table = "t"\nmarker = { versioned = true, column = "at" }',
             "relations.r.marker.column",
             "beside",

@@ -283,8 +283,9 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     def refreshed(
         config: WarehouseConfig, selection: Selection, gains: Mapping[str, float]
     ) -> list[int]:
-        known = {"as_json": as_json, "spark": spark, "is_scheduled": True, "gains": gains}
-        return commands.refresh(config, selection, **known)
+        return commands.refresh(
+            config, selection, as_json=as_json, spark=spark, is_scheduled=True, gains=gains
+        )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     loop.run(config, patterns, refreshed)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.errors import DatabaseUnavailable, SourceUnreachable, WarehouseUnavailable
-from driftline.negotiation import SINCE
 from driftline.peer_text import one_line
 
 from warehouse_agent.config import Fragment, Proof
@@ -231,9 +230,9 @@ def _marker_state(
     """
     if fragment.proof is not Proof.KEYS:
         return None
-    is_known = reply is None or SINCE in reply.features
-    found = marks.state(noted, base, audit_s=fragment.audit_s, is_known=is_known)
-    if is_known and reply is not None and not reply.description.HasField("marker"):
+    features = None if reply is None else reply.features
+    found = marks.state(noted, base, audit_s=fragment.audit_s, features=features)
+    if found.is_known and reply is not None and not reply.description.HasField("marker"):
         return replace(found, mark=b"", why="the source's DBA names no marker of this relation")
     return found
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from driftline import wire_pb2 as pb
+from driftline.negotiation import CHECKSUM, SINCE
 
 from warehouse_agent.planning.markers.state import Audit, MarkerState
 from warehouse_agent.planning.notes import number
@@ -38,6 +39,7 @@ class Marking:
     changes: int = 0
     again: int = 0
     warnings: tuple[str, ...] = ()
+    checksum: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON."""
@@ -49,6 +51,7 @@ class Marking:
             "changes": self.changes,
             "again": self.again,
             "warnings": list(self.warnings),
+            "checksum": self.checksum,
         }
 
     @classmethod
@@ -57,6 +60,7 @@ class Marking:
         if not isinstance(body, Mapping):
             return cls()
         mark, why, told = body.get("mark"), body.get("why"), body.get("warnings")
+        checksum = body.get("checksum")
         try:
             data = base64.b64decode(mark, validate=True) if isinstance(mark, str) else b""
         except (binascii.Error, ValueError):
@@ -69,6 +73,7 @@ class Marking:
             int(number(body, "changes") or 0),
             int(number(body, "again") or 0),
             tuple(map(str, told)) if isinstance(told, list) else (),
+            checksum if isinstance(checksum, str) else "",
         )
 
 
@@ -104,7 +109,7 @@ def state(
     version: Snapshot | None,
     *,
     audit_s: float,
-    is_known: bool,
+    features: Collection[str] | None,
     is_trusted: bool = False,
 ) -> MarkerState:
     """Return what is known of a fragment's marker.
@@ -112,16 +117,21 @@ def state(
     Args:
         version: the published one.
         audit_s: seconds between two audits.
-        is_known: the source knows of markers.
+        features: of the source; None: they are not known.
         is_trusted: somebody confirms the marker, whatever earlier audits found.
     """
     found = Marking() if version is None else marking(notes, version)
     audit = found.audit
     if audit is not None and is_trusted:
         audit = Audit(audit.at, audit.since, audit.changes, audit.missed, audit.keys)
+    is_known = features is None or SINCE in features
+    if not is_known:
+        found = replace(found, mark=b"", why="the source's agent is older than markers")
+    elif features is not None and found.checksum and CHECKSUM not in features:
+        found = replace(found, mark=b"", why="the source's agent is older than checksums")
     return MarkerState(
-        found.mark if is_known else b"",
-        found.why if is_known else "the source's agent is older than markers",
+        found.mark,
+        found.why,
         found.hashes,
         audit,
         audit_s,
@@ -129,4 +139,5 @@ def state(
         found.changes,
         found.again,
         number(notes, KEYS_PER_S),
+        found.checksum,
     )

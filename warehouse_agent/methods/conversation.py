@@ -22,10 +22,11 @@ from driftline.derivations import Derivation
 from driftline.digests import Digest, Salt
 from driftline.errors import MalformedMessage
 from driftline.fingerprints import position_seed
+from driftline.key_digests import checksum_hashes, mixed_keys
 from driftline.key_order import KeyRange
 from driftline.keys import positions, received
 from driftline.named_keys import KeyMap
-from driftline.negotiation import SINCE, Agreement
+from driftline.negotiation import CHECKSUM, SINCE, Agreement
 from driftline.ranges import Partition
 from driftline.types import Recipe
 
@@ -126,7 +127,7 @@ class Talk:
             since = pb.Since(audited=terms.audited)
         opening = pb.Open(
             protocol=agreed.protocol,
-            features=(*agreed.features, *_features(terms, grouping)),
+            features=(*agreed.features, *_features(terms, grouping, since)),
             relation=terms.relation,
             recipe=terms.recipe.id,
             fragment_key=terms.fragment_key,
@@ -184,9 +185,9 @@ class Talk:
         self._keys = ShippedKeys(self.terms, embedding, among)
         return self._keys
 
-    def collect_positions(self) -> ShippedPositions:
-        """Collect the positions of the rows that come from now on."""
-        self._keys = found = ShippedPositions(self.terms)
+    def collect_positions(self, checksum: str) -> ShippedPositions:
+        """Collect the positions of the rows that come from now on, with the column `checksum`."""
+        self._keys = found = ShippedPositions(self.terms, checksum)
         return found
 
     def stop_collecting(self) -> None:
@@ -237,7 +238,7 @@ class Talk:
             held_back_s=done.held_back_s,
             row_security=PolicyDigests.from_message(done),
             activity=from_message(done.activity) if done.HasField("activity") else None,
-            marker=_marker_use(done) if self.terms.marks else None,
+            marker=_marker_use(done, self.terms.recipe) if self.terms.marks else None,
         )
 
     def end(self, reply: pb.Reply) -> pb.Finished:
@@ -285,30 +286,43 @@ class ShippedKeys:
 
 
 class ShippedPositions:
-    """The positions of the rows that came."""
+    """The positions of the rows that came; `digest` of their keys, and of their checksums, which
+    are the column of that name in the recipe; empty: none."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, checksum: str) -> None:
         self._terms = terms
+        names = [column.name for column in terms.recipe.columns]
+        self._checksum = names.index(checksum) if checksum else None
         self._positions: list[Positions] = []
+        self.digest = Digest()
 
     def take(self, frame: bytes) -> None:
         """Add the rows of a frame. Raises FrameDamaged."""
-        terms = self._terms
-        keys = join(received(frames.decode(frame).columns, terms.recipe))
-        self._positions.append(positions(keys, terms.recipe, position_seed(terms.fragment_key)))
+        terms, columns, checksums = self._terms, frames.decode(frame).columns, None
+        keys = join(received(columns, terms.recipe))
+        where = positions(keys, terms.recipe, position_seed(terms.fragment_key))
+        if self._checksum is not None:
+            values = columns[self._checksum]
+            checksums = checksum_hashes(values.data, values.starts, values.lengths, terms.salt)
+        self._positions.append(where)
+        self.digest += mixed_keys(where, terms.salt, checksums).digest()
 
     def ascending(self) -> Positions:
         """Return all positions, int64 [n] ascending."""
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self._positions]))
 
 
-def _marker_use(done: pb.Finished) -> MarkerUse | None:
+def _marker_use(done: pb.Finished, recipe: Recipe) -> MarkerUse | None:
     """Return how the source used the marker. Raises MalformedMessage."""
     if not done.HasField("since"):
         return None
     said = done.since
+    if said.checksum and said.checksum not in {column.name for column in recipe.columns}:
+        raise MalformedMessage("The source names a checksum that is no column of the relation.")
     where = np.frombuffer(said.positions, "<i8").astype(np.int64)
-    hashes = np.frombuffer(said.row_hashes, "<u8").astype(np.uint64)
+    hashes, checksums = (
+        np.frombuffer(data, "<u8").astype(np.uint64) for data in (said.row_hashes, said.checksums)
+    )
     return MarkerUse(
         mark=said.mark,
         why=said.why,
@@ -321,14 +335,17 @@ def _marker_use(done: pb.Finished) -> MarkerUse | None:
         positions=where,
         row_hashes=hashes,
         warnings=warnings(said.future, said.open_s),
+        checksum=said.checksum,
+        checksums=checksums,
     )
 
 
-def _features(terms: Terms, grouping: pb.Grouping | None) -> list[str]:
+def _features(terms: Terms, grouping: pb.Grouping | None, since: pb.Since | None) -> list[str]:
     """Return the features that an exchange cannot do without."""
     needed = {key_order.FEATURE: isinstance(terms.within, KeyRange)}
     needed[derivations.FEATURE] = terms.derivation is not None
     needed[SINCE] = terms.marks
+    needed[CHECKSUM] = since is not None and since.checksums
     needed[named_keys.FEATURE] = grouping is not None and grouping.HasField("keys")
     return [feature for feature, is_needed in needed.items() if is_needed]
 

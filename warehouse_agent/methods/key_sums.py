@@ -1,25 +1,27 @@
 """Sums over our keys, task by task, and the rows that a refresh by a marker replaces.
 
 Beside the sums over ranges of rows, one pass over the files adds up the cells of a sketch of keys,
-the digest of all keys and, if the source's database hashes keys, the sum of these hashes. Sums are
-modular, so neither order nor tasks matter. `key_digests` has the formulas.
+the digest of all keys and, if the source's database hashes keys, the sum of these hashes. Where the
+marker is a checksum of each row, it is added up with the key. Sums are modular, so neither order
+nor tasks matter. `key_digests` has the formulas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from driftline.arrays import U64, Integers
-from driftline.digests import MASK64, MASK128, Digest, Salt, mix
-from driftline.key_digests import hashed, mixed_keys
+from driftline.digests import MASK64, MASK128, Digest, Mixed, Salt, mix
+from driftline.key_digests import checksum_hashes, hashed, mixed_keys
 from driftline.ranges import Partition, RangeSums
 from driftline.sketches import HASHES, Cells, Embedding
 from driftline.types import INTEGER_WIDTHS
 
+from warehouse_agent.columns.arrow import from_arrow
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.planning.sketch_size import Sketch
@@ -28,6 +30,7 @@ from warehouse_agent.tasks.digests import (
     Adder,
     Listing,
     PartialSums,
+    Place,
     added,
     check_rows,
     keys_of,
@@ -35,6 +38,7 @@ from warehouse_agent.tasks.digests import (
 )
 from warehouse_agent.tasks.digests import numbers as numbers_of
 from warehouse_agent.tasks.scan import Piece
+from warehouse_agent.tasks.steps import Steps
 
 _WORDS = 5  # behind those of ranges: the digest of keys in four parts of 32 bits, and the hashes
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -51,46 +55,93 @@ class KeySums:
     hashes: int
 
 
-def reduced(copy: WorkingCopy, partition: Partition, sketch: Sketch, *, hashes: bool) -> KeySums:
+def reduced(
+    copy: WorkingCopy,
+    partition: Partition,
+    sketch: Sketch,
+    *,
+    hashes: bool = False,
+    checksum: str = "",
+) -> KeySums:
     """Return the sums over the rows of a working copy; one step.
 
-    hashes: also add up what the source's database makes of keys.
+    hashes: also add up what the source's database makes of keys; checksum: see `MarkerState`.
     Raises WarehouseUnavailable: a file cannot be read, or does not hold what the log says.
     """
-    words = 2 * partition.ranges
+    words, layout = 2 * partition.ranges, copy.layout
     found = added(
         copy.steps,
         copy.files,
-        copy.layout,
-        _sums(copy.layout, partition, sketch, copy.salt, hashes=hashes),
+        layout,
+        _sums(_Mixed(layout, copy.salt, checksum), partition, sketch, hashes=hashes),
         words=words + _WORDS,
         elements=2 * HASHES * sketch.third + 1,
-        keyed=hashes and not copy.layout.recipe.integer_key,
+        keyed=hashes and not layout.recipe.integer_key,
+        beside=_beside(layout, checksum),
     )
     check_rows(copy.files, found.total.count)
-    a, b, c, d, total = (int(word) for word in found.words[words:])
-    keys = Digest(found.total.count, ((a + (b << 32) << 64) + c + (d << 32)) & MASK128)
+    keys, total = _keys_of(found, words), int(found.words[-1])
     ranges = RangeSums.from_words(found.total, found.words[:words])
     return KeySums(ranges, Cells.from_sums(found.elements), keys, total & MASK64)
 
 
-def _sums(
-    layout: Layout, partition: Partition, sketch: Sketch, salt: Salt, *, hashes: bool
-) -> Adder:
+def _keys_of(found: PartialSums, words: int) -> Digest:
+    """Return the digest of the keys, whose words follow the first `words`."""
+    a, b, c, d = (int(word) for word in found.words[words : words + 4])
+    return Digest(found.total.count, ((a + (b << 32) << 64) + c + (d << 32)) & MASK128)
+
+
+def _beside(layout: Layout, checksum: str) -> tuple[str, ...]:
+    """Return the published name of the checksum, if there is one."""
+    return (layout.names[_place(layout, checksum)],) if checksum else ()
+
+
+def _place(layout: Layout, checksum: str) -> int:
+    return [column.name for column in layout.recipe.columns].index(checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """Mix the keys of rows, and their checksums if these are the marker."""
+
+    layout: Layout
+    salt: Salt
+    checksum: str
+
+    def __call__(self, batch: pa.RecordBatch, where: Integers) -> Mixed:
+        """Return the mixed keys of a batch with positions `where`, int64 [n]."""
+        if not self.checksum:
+            return mixed_keys(where, self.salt)
+        place = _place(self.layout, self.checksum)
+        column, carrier = self.layout.recipe.columns[place], self.layout.carriers[place]
+        values = from_arrow(column, batch.column(self.layout.names[place]), carrier)
+        hashes = checksum_hashes(values.data, values.starts, values.lengths, self.salt)
+        return mixed_keys(where, self.salt, hashes)
+
+
+def _words(keys: Mixed) -> list[np.uint64]:
+    """Return the sums of both halves of mixed keys, each of its low and high 32 bits."""
+    found = []
+    for half in (keys.m0, keys.m1):
+        found += [(half & _LOW).sum(dtype=np.uint64), (half >> _HALF).sum(dtype=np.uint64)]
+    return found
+
+
+def _sums(mixed: _Mixed, partition: Partition, sketch: Sketch, *, hashes: bool) -> Adder:
+    salt = mixed.salt
+
     def run(pieces: Iterator[Piece]) -> PartialSums:
         sums, cells = RangeSums(partition.ranges), Cells(sketch.third)
         more = np.zeros(_WORDS, np.uint64)
         for piece in pieces:
             where, hi, lo = (numbers_of(piece.batch, i) for i in range(3))
             sums.add(partition.indices(where), mix(salt, hi.view(np.uint64), lo.view(np.uint64)))
-            keys = mixed_keys(where, salt)
+            keys = mixed(piece.batch, where)
             ks, _ = sketch.embedding.embed(where, salt)
             cells.add(ks, keys.m0, salt)
-            for i, half in enumerate((keys.m0, keys.m1)):
-                more[2 * i] += (half & _LOW).sum(dtype=np.uint64)
-                more[2 * i + 1] += (half >> _HALF).sum(dtype=np.uint64)
-            if hashes:
-                more[4:] += np.uint64(_hashed(layout, piece.batch, where, salt))  # modulo 2^64
+            more[:4] += np.array(_words(keys), np.uint64)
+            if hashes:  # modulo 2^64
+                more[4:] += np.uint64(_hashed(mixed.layout, piece.batch, where, salt))
         words = np.concatenate([sums.words(), more])
         return PartialSums(sums.total, words, cells.sums())
 
@@ -124,32 +175,79 @@ def chosen(
     return np.where(found, np.int64(0), np.int64(-1))
 
 
-def replaced(
-    copy: WorkingCopy, positions: Integers, embedding: Embedding, ks: U64
-) -> tuple[Listing, Digest]:
-    """Return our rows that are replaced, and their digest; at most two steps.
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Our rows that are replaced; their digest, and that of their keys and checksums."""
 
-    positions, ks: of keys that came or differ, int64 [n] and uint64 [m] ascending.
+    rows: Listing
+    digest: Digest = field(default_factory=Digest)
+    keys: Digest = field(default_factory=Digest)
+
+
+def replaced(
+    copy: WorkingCopy, positions: Integers, embedding: Embedding, ks: U64, *, checksum: str = ""
+) -> Replaced:
+    """Return our rows that are replaced; at most two steps.
+
+    positions, ks: of keys that came or differ, int64 [n] and uint64 [m] ascending; checksum: as in
+    `reduced`.
     """
     place = partial(chosen, positions=positions, embedding=embedding, salt=copy.salt, ks=ks)
     with copy.phase("list"):
         listing = list_rows(copy.steps, copy.files, copy.layout, place, copy.salt)
         files = [copy.files[i] for i in np.unique(listing.file).tolist()]
         if not files:
-            return listing, Digest()
-        return listing, _digest(copy, files, place)
+            return Replaced(listing)
+        return _digests(copy, listing, files, place, checksum)
 
 
-def _digest(copy: WorkingCopy, files: Sequence[DataFile], place: partial[Integers]) -> Digest:
-    salt = copy.salt
+def _digests(
+    copy: WorkingCopy,
+    listing: Listing,
+    files: Sequence[DataFile],
+    place: partial[Integers],
+    checksum: str,
+) -> Replaced:
+    salt, mixed = copy.salt, _Mixed(copy.layout, copy.salt, checksum)
 
     def run(pieces: Iterator[Piece]) -> PartialSums:
-        found = Digest()
+        found, words = Digest(), np.zeros(4, np.uint64)
         for piece in pieces:
-            where, hi, lo = (numbers_of(piece.batch, i) for i in range(3))
-            keep = place(where) >= 0
-            lanes = hi[keep].view(np.uint64), lo[keep].view(np.uint64)
-            found += mix(salt, *lanes).digest()
-        return PartialSums(found, np.zeros(1, np.uint64), np.zeros(1, np.uint64))
+            keep = place(numbers_of(piece.batch, 0)) >= 0
+            batch = piece.batch.filter(pa.array(keep))
+            where, hi, lo = (numbers_of(batch, i) for i in range(3))
+            found += mix(salt, hi.view(np.uint64), lo.view(np.uint64)).digest()
+            words += np.array(_words(mixed(batch, where)), np.uint64)
+        return PartialSums(found, words, np.zeros(1, np.uint64))
 
-    return added(copy.steps, files, copy.layout, run, words=1, elements=1).total
+    found = added(
+        copy.steps,
+        files,
+        copy.layout,
+        run,
+        words=4,
+        elements=1,
+        beside=_beside(copy.layout, checksum),
+    )
+    return Replaced(listing, found.total, _keys_of(found, 0))
+
+
+def list_checksums(
+    steps: Steps,
+    files: Sequence[DataFile],
+    layout: Layout,
+    place: Place,
+    salt: Salt,
+    checksum: str,
+) -> Listing:
+    """List the rows for whose position `place` is not negative; their hashes are those of the mixed
+    key and checksum. One step."""
+    return list_rows(
+        steps,
+        files,
+        layout,
+        place,
+        salt,
+        beside=_beside(layout, checksum),
+        mixed=_Mixed(layout, salt, checksum),
+    )

@@ -6,7 +6,8 @@ has them. If it cannot use the mark, it says so and the comparison goes on as on
 
 Rows of ours are replaced where a row with their key came, or below a key that differs. What is
 proven: the keys of the result are the source's, added up here from positions before anything is
-written; its rows are ours without those replaced, and the rows that came (`finish`).
+written; its rows are ours without those replaced, and the rows that came (`finish`). Where the
+marker is a checksum of each row, it is compared and proven with the key.
 
 Rejected: to keep rows that came and had not changed out of the result. They are few, those of the
 last minutes, and written again with the others; if nothing else came, nothing is written.
@@ -21,10 +22,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 from driftline import wire_pb2 as pb
-from driftline.arrays import Bools, Positions
+from driftline.arrays import Bools
 from driftline.digests import Digest
 from driftline.errors import MalformedMessage, ProofFailed
-from driftline.key_digests import HASH_BYTES, mixed_keys
+from driftline.key_digests import HASH_BYTES
 from driftline.limits import CELLS_PER_MESSAGE, SKETCH_KEYS_MAX
 from driftline.ranges import Partition, strata
 from driftline.sketches import CELL_BYTES, Grid, unpack
@@ -80,8 +81,9 @@ class SinceOpening:
 
 
 def _sized(known: Known, expected: Expected | None) -> Sketch:
-    """Return the sketch of our keys, for the rows that are expected to come or to go."""
-    if expected is not None:
+    """Return the sketch of our keys, for the rows that are expected to come or to go; where they
+    have checksums, for all rows that are expected to change."""
+    if expected is not None and not _marker(known).checksum:
         moved = [replace(run, updated=0) for run in known.runs]
         expected = record.changes_expected(moved, known.ours, known.now)
     return sized(known, expected)
@@ -128,7 +130,9 @@ class SincePlan:
 
     def reduce(self, copy: WorkingCopy) -> SinceSide:
         """Add up keys and rows of the working copy; one step."""
-        sums = key_sums.reduced(copy, self.partition, self.sketch, hashes=self.marker.hashes)
+        hashes, checksum = self.marker.hashes, self.marker.checksum
+        partition, sketch = self.partition, self.sketch
+        sums = key_sums.reduced(copy, partition, sketch, hashes=hashes, checksum=checksum)
         ranges = RangeSide(self.partition, sums.ranges, copy, self.costs)
         return SinceSide(ranges, self.sketch, sums, self.marker, copy)
 
@@ -163,10 +167,11 @@ class SinceSide:
             sum=self.sums.keys.sum_bytes(),
             strata=strata(cells.r, salt).tobytes(),
             hashes=hashes,
+            checksums=bool(self.marker.checksum),
         )
         slots = strata(self.ranges.sums.short_digests(), salt).tobytes()
         talk.open(self.compared, self.ranges.partition, strata=slots, since=since)
-        shipped, grid = talk.collect_positions(), self.sketch.sent
+        shipped, grid = talk.collect_positions(self.marker.checksum), self.sketch.sent
         if grid is None:
             return self._answer(talk, None, shipped)
         return self._send_cells(talk, grid, before=None, stuck=np.zeros(0, np.bool_), to=shipped)
@@ -216,20 +221,19 @@ class SinceSide:
         ks = unpack(deleted.ks, span=span, count_max=min(self.sketch.cells, SKETCH_KEYS_MAX))
         done, where, came = talk.end(talk.receive()), shipped.ascending(), talk.came
         talk.stop_collecting()
-        rows, gone = key_sums.replaced(self.copy, where, self.sketch.embedding, ks)
-        self._prove_keys(done, where, rows.positions)
-        difference = Equal() if came == gone else ListedRows(rows)
-        found = talk.outcome(done, difference, Method.SINCE, self.compared - gone + came)
+        gone = key_sums.replaced(
+            self.copy, where, self.sketch.embedding, ks, checksum=self.marker.checksum
+        )
+        self._prove_keys(done, self.sums.keys - gone.keys + shipped.digest)
+        difference = Equal() if came == gone.digest else ListedRows(gone.rows)
+        found = talk.outcome(done, difference, Method.SINCE, self.compared - gone.digest + came)
         if not found.by_marker:  # a version made so must never be called total
             raise MalformedMessage("The source does not say that it read rows by the marker.")
         return found
 
-    def _prove_keys(self, done: pb.Finished, came: Positions, gone: Positions) -> None:
-        """Raise ProofFailed if our keys, without those gone and with those that came, are not the
-        source's. came, gone: positions, int64 [n] each."""
-        salt = self.copy.salt
+    def _prove_keys(self, done: pb.Finished, ours: Digest) -> None:
+        """Raise ProofFailed if the keys of the result, `ours`, are not the source's."""
         theirs = Digest(done.count, int.from_bytes(done.sum, "little"))
-        ours = self.sums.keys - mixed_keys(gone, salt).digest() + mixed_keys(came, salt).digest()
         if ours != theirs:
             raise ProofFailed(
                 f"The result would have {ours.count:,} keys and the source has {theirs.count:,}, or"

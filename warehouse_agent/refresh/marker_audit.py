@@ -3,7 +3,8 @@
 A comparison of all rows is made against the version as it stands. A row that differs although it is
 not behind the version's mark was missed by the marker: a refresh by it would have left the row as
 it was. The source names such rows by position and row hash; here those are counted that we have
-with another hash, so rows that are new to us, and equal ones that came by chance, are none.
+with another hash, so rows that are new to us, and equal ones that came by chance, are none. If the
+marker is a checksum of each row, only rows that have the checksum that we have were missed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from driftline.types import Column
 
 from warehouse_agent.columns.layout import POSITION, Layout
 from warehouse_agent.history.marks import Marking
+from warehouse_agent.methods import key_sums
 from warehouse_agent.planning.markers.state import AUDITS_MISSED, KEYS_SHOWN, Audit, MarkerState
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.refresh.prepare import Prepared
@@ -35,11 +37,11 @@ def marking(job: Job, p: Prepared, found: Outcome) -> Marking | None:
     state, used = p.known.marker, found.marker
     if state is None:
         return None
-    mark = (
-        Marking()
-        if used is None
-        else Marking(used.mark, used.why, used.hashes, warnings=used.warnings)
-    )
+    mark = Marking()
+    if used is not None:
+        mark = Marking(
+            used.mark, used.why, used.hashes, warnings=used.warnings, checksum=used.checksum
+        )
     if not mark.why and not mark.mark:
         mark = replace(mark, why=state.why)
     if found.by_marker:
@@ -97,6 +99,10 @@ def _missed(job: Job, p: Prepared, used: MarkerUse) -> tuple[int, tuple[str, ...
 
     listing = digests.list_rows(job.steps, p.files, p.layout, place, p.salt)
     differs = listing.hashes != hashes[listing.ranges]
+    if used.checksum:
+        ours = key_sums.list_checksums(job.steps, p.files, p.layout, place, p.salt, used.checksum)
+        same = used.checksums[order][ours.ranges] == ours.hashes
+        differs &= np.isin(listing.positions, ours.positions[same])
     count = int(np.count_nonzero(differs))
     named = _Named(listing.positions[differs][:KEYS_SHOWN], listing.file[differs][:KEYS_SHOWN])
     return round(count * used.unmarked / len(where)), named.keys(p.files, p.layout)

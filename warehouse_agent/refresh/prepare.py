@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -52,6 +52,7 @@ from warehouse_agent.tasks.row_statistics import Stamp
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 
 Describe = Callable[[str], pb.DescribeReply]
+Features = Collection[str]  # of a source
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def expect_spark(steps: Steps, store: Store, name: str) -> None:
 
 
 def prepare(
-    job: Job, describe: Describe, allowance: Allowance | None = None, *, knows_marks: bool = False
+    job: Job, describe: Describe, allowance: Allowance | None = None, *, features: Features = ()
 ) -> Prepared:
     """Read the published version, build the working copy and reduce it.
 
@@ -104,7 +105,7 @@ def prepare(
         describe: asks the source for a relation, once at most: for a first load, where a changed
             schema is accepted, or where views need other columns or rows.
         allowance: what the source allows to be read; None: it did not say.
-        knows_marks: the source gives marks, if it is asked for them.
+        features: of the source.
 
     Raises: as its steps do, and
         NotNow, LimitExceeded, ConfigurationError: this refresh would be refused (`Known.refusal`).
@@ -140,7 +141,7 @@ def prepare(
         runs=tuple(earlier),
         tiled=tiles.tiled if tiles else None,
         rows_lost=lost,
-        marker=_marker(job, base, layout, is_known=knows_marks),
+        marker=_marker(job, base, layout, features=features),
     )
     known.check_allowed()
     changes = record.changes_expected(earlier, rows, now)
@@ -177,7 +178,7 @@ def _expect_steps(
 
 
 def _marker(
-    job: Job, base: Snapshot | None, layout: Layout, *, is_known: bool
+    job: Job, base: Snapshot | None, layout: Layout, *, features: Features
 ) -> MarkerState | None:
     """Return what is known of the marker; None: all rows are to be proven."""
     if job.fragment.proof is not Proof.KEYS:
@@ -186,7 +187,7 @@ def _marker(
         job.remembered(),
         base,
         audit_s=job.fragment.audit_s,
-        is_known=is_known,
+        features=features,
         is_trusted=job.options.trust_marker,
     )
     failed = job.report.error  # of the attempt before

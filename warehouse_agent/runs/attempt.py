@@ -24,7 +24,6 @@ from driftline.errors import (
     ValueDoesNotFit,
     WarehouseUnavailable,
 )
-from driftline.negotiation import SINCE
 
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.events import (
@@ -101,7 +100,7 @@ class Attempt:
                     link.relations()  # what to compare depends on what it allows, and knows
                 allowance = link.allowance(job.fragment.relation)
                 describe = partial(_describe, link, job, described.get(job.name))
-                p = prepare(job, describe, allowance, knows_marks=SINCE in link.features)
+                p = prepare(job, describe, allowance, features=link.features)
                 reporting.prepared(job.report, p)
                 Point.PREPARED.reach()
                 self._prepared.append((job, p))

@@ -95,6 +95,8 @@ class MarkerUse:
     read. `audited`: the audited mark could be used, and of the `unmarked` rows that came although
     they are not behind it, some have their positions, int64 [n], and row hashes, uint64 [n], here.
     `warnings`: signs that a promise about the marker is not kept, as text.
+    `checksum`: the column that is the marker, empty if that is another one; `checksums`: of the
+    named rows, the mixed key and checksum, uint64 [n].
     """
 
     mark: bytes
@@ -107,6 +109,8 @@ class MarkerUse:
     unmarked: int
     positions: Integers
     row_hashes: U64
+    checksum: str
+    checksums: U64
     warnings: tuple[str, ...] = ()
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from driftline.arrays import U64, Bools, Integers
-from driftline.digests import Digest, Salt, mix
+from driftline.digests import Digest, Mixed, Salt, mix
 from driftline.errors import WarehouseUnavailable
 from driftline.key_order import KeyOrder, Keys
 from driftline.named_keys import KeyMap
@@ -50,6 +50,7 @@ Files = Sequence[DataFile]
 Place = Callable[[Integers], Integers]  # from positions, int64 [n], to int64 [n]
 Inside = Callable[[pa.RecordBatch], Bools]  # from a batch with keys to bool [rows]
 Adder = Callable[[Iterator[Piece]], "PartialSums"]
+Mixing = Callable[[pa.RecordBatch, Integers], Mixed]  # from a batch and its positions, int64 [n]
 
 TASKS_MAX = 64  # whose sums are added up
 # All sums that the driver adds up. Six tasks at the largest size are still faster than a source.
@@ -212,6 +213,7 @@ def added(
     words: int,
     elements: int = 0,
     keyed: bool = False,
+    beside: Sequence[str] = (),
 ) -> PartialSums:
     """Return the sums over all rows of files; one step.
 
@@ -219,6 +221,7 @@ def added(
         function: adds up the lanes of a task's rows.
         words, elements: numbers of its sums.
         keyed: True if it needs the keys beside the lanes.
+        beside: published names of data columns that it needs behind these.
 
     Raises:
         WarehouseUnavailable: a file cannot be read.
@@ -238,7 +241,7 @@ def added(
     found = scan(
         steps,
         files,
-        layout.keyed_schema if keyed else layout.lane_schema,
+        _with(layout, layout.keyed_schema if keyed else layout.lane_schema, beside),
         run,
         _SLICES,
         size=read,
@@ -309,6 +312,8 @@ def list_rows(
     within: tuple[int, int] | None = None,
     inside: Inside | None = None,
     near: Callable[[DataFile], bool] | None = None,
+    beside: Sequence[str] = (),
+    mixed: Mixing | None = None,
 ) -> Listing:
     """List the rows for whose position `place` is not negative; one step.
 
@@ -316,12 +321,15 @@ def list_rows(
         within: files without keys from `within[0]` to `within[1]` are not read; None reads all.
         inside: decides by their keys which rows are listed; None: all of these.
         near: decides which files are read; None: all of these.
+        beside: as in `added`.
+        mixed: makes the hashes that are listed; None: those of the rows.
     """
     numbered = {f.path: i for i, f in enumerate(files)}
     some = files if near is None else [f for f in files if near(f)]
     some = some if within is None else [f for f in some if f.meets(*within)]
-    function, size = _list(place, salt, numbered, inside), size_of_digests(some)
+    function, size = _list(place, salt, numbered, inside, mixed), size_of_digests(some)
     lanes = layout.lane_schema if inside is None else layout.keyed_schema
+    lanes = _with(layout, lanes, beside)
     table = scan(steps, some, lanes, function, _LISTED, size=size, in_groups=True)
     return Listing(
         table["range"].to_numpy(),
@@ -329,6 +337,12 @@ def list_rows(
         table["hash"].to_numpy().view(np.uint64),
         table["file"].to_numpy(),
     )
+
+
+def _with(layout: Layout, lanes: pa.Schema, beside: Sequence[str]) -> pa.Schema:
+    """Return a schema and data columns behind it; each column once."""
+    more = [layout.file_schema.field(name) for name in beside if name not in lanes.names]
+    return pa.schema([*lanes, *more])
 
 
 def below(where: Integers, embedding: KeyMap, salt: Salt, ks: npt.NDArray[np.uint64]) -> Integers:
@@ -389,7 +403,13 @@ def _sums(partition: Partition, salt: Salt, sketch: Sketch | None) -> Adder:
     return run
 
 
-def _list(place: Place, salt: Salt, numbered: dict[str, int], inside: Inside | None) -> Function:
+def _list(
+    place: Place,
+    salt: Salt,
+    numbered: dict[str, int],
+    inside: Inside | None,
+    mixed: Mixing | None,
+) -> Function:
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             where, hi, lo = (numbers(piece.batch, i) for i in range(3))
@@ -400,7 +420,10 @@ def _list(place: Place, salt: Salt, numbered: dict[str, int], inside: Inside | N
             keep = np.flatnonzero(is_chosen)
             if not len(keep):
                 continue
-            hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
+            if mixed is None:
+                hashes = mix(salt, hi[keep].view(np.uint64), lo[keep].view(np.uint64)).m0
+            else:
+                hashes = mixed(piece.batch.take(pa.array(keep)), where[keep]).m0
             yield pa.RecordBatch.from_arrays(
                 [
                     pa.array(at[keep]),

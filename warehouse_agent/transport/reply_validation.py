@@ -153,6 +153,7 @@ def _check_marked(marked: pb.Marked) -> None:
         raise MalformedMessage(f"The source names a transaction of {marked.open_s:g} s.")
     named = len(marked.positions)
     is_named = named == len(marked.row_hashes) and named % 8 == 0 and named // 8 <= marked.unmarked
+    is_named &= len(marked.checksums) == (named if marked.checksum else 0)
     if not is_named or named > 8 * UNMARKED_ROWS_MAX:
         raise MalformedMessage("The rows that an audit names are malformed.")
     if len(marked.mark) > MARK_BYTES_MAX:

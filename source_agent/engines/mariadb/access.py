@@ -308,12 +308,12 @@ def _marked(shape: Shape) -> list[str]:
     """List the SQL texts by which changes are found by a marker."""
     if shape.marker is None:
         return []
-    keys = shape.keys()
-    pages = [page_sql(keys, is_first=first) for first in (True, False)]
+    narrow = shape.narrow()
+    pages = [page_sql(narrow, is_first=first) for first in (True, False)]
     found = [
         marked_sql(shape),
-        marked_sql(keys),
-        scan_sql(keys),
+        marked_sql(shape.keys()),
+        scan_sql(narrow),
         *(pages if plan_of(shape).pages else ()),
     ]
     found.append(EXPLAIN + marked_sql(shape))

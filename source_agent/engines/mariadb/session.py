@@ -57,7 +57,7 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.markers import LEAST_VERSION, Mark, future, latest, time_mark
+from source_agent.engines.markers import LEAST_VERSION, Mark, bounds, future, latest, mark_at
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -192,16 +192,15 @@ class MariadbSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         source = ":".join(self.identity().values())
-        if marked.is_time:  # the session's own time zone is UTC
-            return Mark(source, time_mark(marked, self.as_of).removesuffix("+00"))
+        if (at := mark_at(marked, self.as_of)) is not None:  # the session's time zone is UTC
+            return Mark(source, at.removesuffix("+00"))
         greatest = self._value(shape, greatest_sql(shape))
         return Mark(source, LEAST_VERSION if greatest is None else greatest.decode())
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
         self.note_consistency(shape)
-        bound = mark.at if shape.marker.is_time else int(mark.at)
-        yield from self._read(shape, marked_sql(shape), (bound,))
+        yield from self._read(shape, marked_sql(shape), bounds(shape.marker, mark))
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"

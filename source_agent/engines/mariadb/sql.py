@@ -12,7 +12,7 @@ from typing import Final
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.markers import behind
+from source_agent.engines.markers import MarkerKind, behind
 from source_agent.engines.relations import null_key_sql, plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
@@ -55,8 +55,11 @@ def range_sql(shape: Shape) -> str:
 def marked_sql(shape: Shape) -> str:
     """Return the SELECT of the rows behind a mark."""
     assert shape.marker is not None, "a relation without a marker has no mark"
-    column = quote(shape.marker.marker.column, MARK).replace("%", "%%")
-    return _placed(shape, select_sql(shape, "\0"), behind(column, "%s", shape.marker))
+    column = quote(shape.marker.marker.column, MARK)
+    if shape.marker.kind is MarkerKind.CHECKSUM:  # without values
+        return bound_sql(shape, select_sql(shape, behind(column, "", shape.marker)))
+    condition = behind(column.replace("%", "%%"), "%s", shape.marker)
+    return _placed(shape, select_sql(shape, "\0"), condition)
 
 
 def later_sql(shape: Shape) -> str:

@@ -292,7 +292,8 @@ def _marked(shape: Shape) -> list[str]:
     if shape.marker is None:
         return []
     keys = shape.keys()
-    found = [copy_of(sql) for sql in (marked_sql(shape), marked_sql(keys), scan_sql(keys))]
+    read = (marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow()))
+    found = [copy_of(sql) for sql in read]
     if shape.marker.kind is MarkerKind.VERSION:
         found.append(greatest_sql(shape))
     if shape.marker.is_time:

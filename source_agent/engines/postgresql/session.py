@@ -39,7 +39,7 @@ from source_agent.engines.markers import (
     Running,
     future,
     latest,
-    time_mark,
+    mark_at,
 )
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
@@ -264,8 +264,8 @@ class PostgresqlSession(SnapshotSession):
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
                 return Mark(source, at)
-            if marked.is_time:
-                return Mark(source, time_mark(marked, self.as_of))
+            if (at := mark_at(marked, self.as_of)) is not None:
+                return Mark(source, at)
             return Mark(source, self.ask(sql.greatest_sql(shape))[0][0] or LEAST_VERSION)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:

@@ -22,7 +22,7 @@ from source_agent.engines import relations
 from source_agent.engines.foreign_keys import ForeignKey, references
 from source_agent.engines.interface import MarkedRead
 from source_agent.engines.markers import Column as MarkingColumn
-from source_agent.engines.markers import MarkedBy, Marker, marked_by
+from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, marked_by
 from source_agent.engines.postgresql import hashes
 from source_agent.engines.postgresql.replaced import replaced
 from source_agent.engines.postgresql.sql import EXPLAIN, LEAVES, kept_sql, range_sql
@@ -247,7 +247,7 @@ def describe(session: PostgresqlCatalogue, relation: Relation) -> Shape:
         key_indexed=_key_indexed(session, source, order.key),
         rows_expected=source.rows,
         row_hash=row_hash,
-        key_hash="" if marked is None else hashes.key_hash(session.ask, found[: len(order.key)]),
+        key_hash=hashes.key_hash(session.ask, found[: len(order.key)]) if _counts(marked) else "",
         kept=kept_sql(relation.marker),
         marker=marked,
         marking=source.marking,
@@ -310,6 +310,11 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
     is_named = relation.marker.column or relation.marker.versioned
     no_xmin = "" if is_named else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
+
+
+def _counts(marked: MarkedBy | None) -> bool:
+    """Return True if the database may tell by hashes of all keys that none vanished."""
+    return marked is not None and marked.kind is not MarkerKind.CHECKSUM
 
 
 def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:

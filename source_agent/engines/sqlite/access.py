@@ -180,12 +180,12 @@ def templates(shape: Shape) -> list[str]:
         texts += [key_sql(shape), *(between_sql(shape, within) for within in PRESENCE)]
         texts += [null_in_key_sql(shape, place) for place in nullable]
     if shape.marker is not None:
-        keys = shape.keys()
-        texts += [marked_sql(shape), marked_sql(keys), scan_sql(keys)]
+        narrow = shape.narrow()
+        texts += [marked_sql(shape), marked_sql(shape.keys()), scan_sql(narrow)]
         texts.append(EXPLAIN_PLAN + marked_sql(shape))
         if shape.marker.is_time:
             texts.append(later_sql(shape))
-        texts += [*(_pages(keys) if plan.pages else ())]
+        texts += [*(_pages(narrow) if plan.pages else ())]
         if shape.marker.kind is MarkerKind.VERSION:
             texts.append(greatest_sql(shape))
     return texts

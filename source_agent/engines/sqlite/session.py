@@ -39,7 +39,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import LEAST_VERSION, Mark, future, latest, time_mark
+from source_agent.engines.markers import LEAST_VERSION, Mark, bounds, future, latest, mark_at
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -262,15 +262,15 @@ class SqliteSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         source = ":".join(self.identity().values())
-        if marked.is_time:
-            return Mark(source, time_mark(marked, self.as_of))
+        if (at := mark_at(marked, self.as_of)) is not None:
+            return Mark(source, at)
         greatest = self._value(shape, greatest_sql(shape))
         return Mark(source, str(greatest) if isinstance(greatest, int) else LEAST_VERSION)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"
-        bound = mark.at if shape.marker.is_time else int(mark.at)
-        return self._read(shape, iter([(marked_sql(shape), (bound,))]))
+        values = bounds(shape.marker, mark)
+        return self._read(shape, iter([(marked_sql(shape), values)]))
 
     def _value(self, shape: Shape, statement: str, *values: object) -> object:
         """Return the one value of a SELECT over a whole relation."""

@@ -99,6 +99,7 @@ class MarkerState:
         changes: rows that were found changed since the last audit.
         again: rows that came by the mark the last time although they had not changed.
         keys_per_s: how fast the source found changes by the marker, in rows of the table a second.
+        checksum: the column that is the marker; empty: that is another one.
     """
 
     mark: bytes
@@ -110,6 +111,7 @@ class MarkerState:
     changes: int = 0
     again: int = 0
     keys_per_s: float | None = None
+    checksum: str = ""
 
     def refused(self, now: datetime) -> str:
         """Return why the marker is not used now; empty: it may be."""
