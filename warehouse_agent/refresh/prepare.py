@@ -54,6 +54,8 @@ from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps
 Describe = Callable[[str], pb.DescribeReply]
 Features = Collection[str]  # of a source
 
+AGAIN_BYTES = 32 << 20  # of staged frames: fewer come again rather than that a marker is not used
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -118,6 +120,7 @@ def prepare(
     fragment_key = _fragment_key(job, base)
     earlier, now = record.runs(job.store, job.name), datetime.now(UTC)
     stamp = _stamp(base, earlier, now)
+    marker = _marker(job, base, layout, features=features)
     files, tiles, budget, lost, asked = base.sound if base else (), None, None, 0, None
     partition: Partition
     # A pass compares a published version: a first load and other columns take one exchange.
@@ -141,7 +144,7 @@ def prepare(
         runs=tuple(earlier),
         tiled=tiles.tiled if tiles else None,
         rows_lost=lost,
-        marker=_marker(job, base, layout, features=features),
+        marker=marker,
     )
     known.check_allowed()
     changes = record.changes_expected(earlier, rows, now)
@@ -195,8 +198,26 @@ def _marker(
         return replace(found, mark=b"", why="the proof of another attempt failed")
     is_same = base is None or not schema_change.differs(layout, base.layout)
     if is_same and not job.options.accept_schema:
-        return found
+        return _beside_staged(job, base, found)
     return replace(found, mark=b"", why="the columns or rows of the relation changed")
+
+
+def _beside_staged(job: Job, base: Snapshot | None, found: MarkerState) -> MarkerState:
+    """Return the marker as it may be used beside what unfinished exchanges staged.
+
+    Staged rows may be of another relation, database or instant, and only a comparison of all rows
+    would notice: a refresh by a marker compares keys, and an audit is of the version as it stands.
+    So they are dropped, and come again. Many, and those that replace lost files, are kept for the
+    sake of progress, and the mark is not used.
+    """
+    if base is None or not found.mark:
+        return found
+    staged = job.staging.frame_bytes()
+    if staged > (0 if base.lost else AGAIN_BYTES):
+        return replace(found, mark=b"", why="rows that a cut exchange staged are compared again")
+    if staged:
+        job.staging.clear()
+    return found
 
 
 def _known(
@@ -349,7 +370,7 @@ def _take_up(
     if is_part and base and row_security.may_hide(base, job.remembered()):
         job.staging.clear()
         return files
-    if not is_part:  # all rows are compared again, whatever relation they came from
+    if not is_part:  # all rows are compared, whatever relation these are of (`_beside_staged`)
         wanted = {key: wanted[key] for key in ("base_version", "recipe")}
     folders = job.staging.leftovers(wanted)
     if not folders:
