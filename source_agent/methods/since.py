@@ -92,6 +92,7 @@ class SinceRead:
             keys = replace(scan, reader=marked.keys, ours=given.ours, pool=None)
             decoded = yield from sketch.decode(keys, recv, received)
             if isinstance(decoded, Handover):
+                marked.audit(behind.positions)
                 return self._handed_over(scan, decoded.request)
             found = self._unexplained(decoded, behind, scan)
         yield from self._send(scan, marked, behind, found)

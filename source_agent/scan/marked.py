@@ -165,6 +165,13 @@ class Marked:
         self.counted = found is not None
         return found
 
+    def audit(self, behind: Positions) -> None:
+        """Name rows that are sent from now on and are not behind the mark.
+
+        behind: the positions of those that are, int64 [n] ascending.
+        """
+        self._behind = behind
+
     def count_future(self) -> None:
         """Count the rows whose time is yet to come: they are read each time, and hide a mistake."""
         assert self._session is not None
@@ -249,7 +256,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
     else:
         rows = session.read_marked(reader.shape.keys(), fits)
         where = [batch.positions for batch in found.keys.batches(rows)]
-        found._behind = np.sort(np.concatenate([np.zeros(0, np.int64), *where]))
+        found.audit(np.sort(np.concatenate([np.zeros(0, np.int64), *where])))
     if found.theirs is None:
         found.count_future()  # else once it is known that rows are behind the mark
     return found

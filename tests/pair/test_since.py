@@ -189,7 +189,7 @@ def test_updates_by_the_marker_and_keys_without_it(stock: Stock) -> None:
     found = stock.refresh()
     assert (found.version, found.proof, found.method) == (2, "keys", "since")
     assert counts(found) == (2, 0, 3)
-    told = {"used": True, "why": None, "rows": 20, "keys_counted": False}
+    told = {"used": True, "why": None, "rows": 20, "keys_counted": False, "audited": False}
     assert used(found) == told | {"warnings": []}
     stock.check()
     # What came is read again for a minute, and changes nothing.

@@ -122,7 +122,8 @@ def text_of(report: Report) -> str:
         extra += f", all rows compared: {marker['why']}"
     if marker is not None:
         extra += "".join(f"; {warning}" for warning in marker["warnings"])
-    if (audit := report.audit) is not None and audit["missed"] and not (marker or {}).get("used"):
+    audit, is_new = report.audit, marker is not None and marker.get("audited")
+    if audit is not None and audit["missed"] and is_new:
         extra += f"; the marker had missed {counted(audit['missed'], 'changed row')}"
         extra += f" ({', '.join(audit['keys'])})"
     if report.repaired_files:

@@ -5,6 +5,9 @@ not behind the version's mark was missed by the marker: a refresh by it would ha
 it was. The source names such rows by position and row hash; here those are counted that we have
 with another hash, so rows that are new to us, and equal ones that came by chance, are none. If the
 marker is a checksum of each row, only rows that have the checksum that we have were missed.
+
+A comparison of all rows for which the source could not use the mark says nothing of the marker:
+what the audit before found stays, and only its time is new.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ def with_changes(marking: Marking | None, found: Outcome, changed: int) -> Marki
     if found.by_marker:
         again = max(found.came.count - changed, 0)
         return replace(marking, changes=marking.changes + changed, again=again)
-    audit = marking.audit
-    if audit is None or audit.since is None:
+    audit, used = marking.audit, found.marker
+    if audit is None or used is None or not used.audited:  # nobody knows what was missed
         return marking
     return replace(marking, audit=replace(audit, changes=audit.changes + changed))
 
@@ -67,10 +70,12 @@ def with_changes(marking: Marking | None, found: Outcome, changed: int) -> Marki
 def _audited(
     job: Job, p: Prepared, found: Outcome, state: MarkerState, used: MarkerUse | None
 ) -> Audit:
-    """Return the audit that a comparison of all rows is."""
+    """Return the audit that a comparison of all rows is; the one before, if it is none."""
     before = state.audit
-    if used is None or before is None or not used.audited:
+    if before is None:
         return Audit(found.checked_at)
+    if used is None or not used.audited:
+        return replace(before, at=found.checked_at)
     missed, keys = _missed(job, p, used)
     is_refused = before.in_row >= AUDITS_MISSED  # until somebody confirms the marker
     return Audit(

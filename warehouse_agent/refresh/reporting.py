@@ -11,6 +11,7 @@ from dataclasses import asdict
 from driftline.activity import to_json
 
 from warehouse_agent.methods.registry import predicted
+from warehouse_agent.methods.since import SinceSide
 from warehouse_agent.refresh import derivation
 from warehouse_agent.refresh.auxiliary_table import Pass
 from warehouse_agent.refresh.prepare import Prepared
@@ -59,6 +60,8 @@ def _marker(p: Prepared, found: Outcome) -> dict[str, object] | None:
     why = (used.why if used is not None else "") or state.refused(p.known.now)
     if found.by_marker:
         why = ""
+    elif not why and isinstance(p.ours, SinceSide):
+        why = "more keys differ than a refresh by the marker finds cheaply"
     elif not why:
         why = "comparing all rows is as cheap"
     return {
@@ -66,6 +69,7 @@ def _marker(p: Prepared, found: Outcome) -> dict[str, object] | None:
         "why": why or None,
         "rows": used.rows if used is not None else 0,
         "keys_counted": used is not None and used.counted,
+        "audited": used is not None and used.audited,
         "warnings": list(used.warnings) if used is not None else [],
     }
 

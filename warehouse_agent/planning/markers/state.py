@@ -45,9 +45,9 @@ class Audit:
     """A comparison of all rows of a fragment with a marker.
 
     Attributes:
-        at: when, ISO 8601 in UTC.
-        since: when the audit before was.
-        changes: rows that were found changed since the audit before, with those missed.
+        at: when, ISO 8601 in UTC. If no mark could be used then, the rest is of the audit before.
+        since: when all rows had been compared before.
+        changes: rows that were found changed since then, with those missed.
         missed: changed rows that the marker did not show; `keys` of some, as text.
         in_row: audits in a row, with this one, that found some.
     """

@@ -1,0 +1,158 @@
+"""What audits of a marker say, and that nothing but a confirmation lifts a refusal.
+
+Both agents run in this process, on SQLite.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driftline.errors import ProofFailed
+
+from tests.harness.legacy import SqliteLegacy
+from tests.pair.test_since import Stock, counts, used
+from warehouse_agent.cli.answers import text_of
+from warehouse_agent.methods import registry
+from warehouse_agent.methods.full_copy import WholeCopy
+from warehouse_agent.methods.ranges import RangeDigests
+from warehouse_agent.refresh import finish
+from warehouse_agent.refresh.job import Options
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "erp.db"
+
+
+@pytest.fixture
+def stock(file: Path, tmp_path: Path) -> Iterator[Stock]:
+    made = Stock(SqliteLegacy(file), tmp_path / "pair", '{ column = "version" }')
+    yield made
+    made.pair.stop()
+    made.legacy.close()
+
+
+@pytest.fixture
+def refused(stock: Stock) -> Stock:
+    """A marker that is refused after two audits with misses."""
+    stock.refresh()
+    for amount in (1000, 1001):
+        stock.update([30], amount, honest=False)
+        stock.fragment('audit = "1s"')
+        found = stock.refresh_when_due()
+        assert found.audit is not None
+        assert found.audit["missed"] == 1
+    stock.fragment()
+    expect_refused(stock)
+    return stock
+
+
+def expect_refused(stock: Stock) -> None:
+    """Refresh; the marker is not used, because audits in a row found misses."""
+    found = stock.refresh()
+    assert found.audit is not None
+    assert (found.proof, used(found)["used"], found.audit["in_row"]) == ("total", False, 2)
+    assert "--trust-marker" in str(used(found)["why"])
+    stock.check()
+
+
+def test_another_file_lifts_no_refusal(refused: Stock, file: Path) -> None:
+    refused.pair.stop()
+    refused.legacy.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    refused.legacy.close()
+    shutil.copy(file, file.with_name("copy.db"))
+    os.replace(file.with_name("copy.db"), file)
+    refused.legacy = SqliteLegacy(file)
+    refused.pair.serve()
+    expect_no_audit(refused, why="another database")
+
+
+def expect_no_audit(stock: Stock, *, why: str, options: Options | None = None) -> None:
+    """Refresh with a miss that nobody counts, because the mark cannot be used; still refused."""
+    stock.update([33], 5555, honest=False)
+    found = stock.refresh(options)
+    assert found.audit is not None
+    assert (found.proof, counts(found), used(found)["audited"]) == ("total", (0, 1, 0), False)
+    assert why in str(used(found)["why"])
+    assert (found.audit["missed"], found.audit["in_row"]) == (0, 2)
+    expect_refused(stock)
+
+
+def test_a_deleted_newest_row_lifts_no_refusal(refused: Stock) -> None:
+    refused.legacy.execute("DELETE FROM stock WHERE version = (SELECT max(version) FROM stock)")
+    refused.update([33], 5555, honest=False)
+    found = refused.refresh()
+    assert found.audit is not None
+    assert (counts(found), used(found)["audited"]) == ((0, 1, 1), False)
+    assert "later than" in str(used(found)["why"])
+    expect_refused(refused)
+
+
+def test_accepted_columns_lift_no_refusal(refused: Stock) -> None:
+    why = "the columns or rows of the relation changed"
+    expect_no_audit(refused, why=why, options=Options(accept_schema=True))
+
+
+def test_another_marker_lifts_no_refusal_and_a_confirmation_does(refused: Stock) -> None:
+    refused.mark('{ column = "updated_at", late = "1m", zone = "UTC" }')
+    expect_no_audit(refused, why="the source's DBA changed the marker")
+    trusted = refused.refresh(Options(trust_marker=True))
+    assert used(trusted)["used"] is True
+    assert used(refused.refresh())["used"] is True
+
+
+def test_a_failed_proof_lifts_no_refusal(refused: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove, failed = finish._prove, list[bool]()
+
+    def fail_once(*given: object) -> None:
+        if not failed:
+            failed.append(True)
+            raise ProofFailed("a test lets it fail")
+        prove(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finish, "_prove", fail_once)
+    refused.update([33], 5555, honest=False)
+    found = refused.pair.refresh("stock", attempts=2)
+    assert (found.proof, used(found)["audited"]) == ("total", False)
+    assert used(found)["why"] == "the proof of another attempt failed"
+    expect_refused(refused)
+
+
+def test_misses_of_an_audit_are_told_once(stock: Stock) -> None:
+    stock.refresh()
+    stock.update([30, 33], 7, honest=False)
+    stock.fragment('audit = "1s"')
+    assert "the marker had missed 2 changed rows" in text_of(stock.refresh_when_due())
+    stock.update([36], 8, honest=False)
+    found = stock.refresh(Options(accept_schema=True))
+    assert found.audit is not None
+    assert (counts(found), found.audit["missed"]) == ((0, 1, 0), 2)
+    assert "had missed" not in text_of(found)
+
+
+def test_a_refresh_by_the_marker_that_cannot_go_on_is_an_audit(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many keys differ, so all rows are compared: what the marker missed is counted."""
+    monkeypatch.setattr(registry, "CONTINUATIONS", (RangeDigests(), WholeCopy()))
+    stock.refresh()
+    stock.update([30], 999, honest=False)
+    stock.fragment('audit = "1s"')
+    first = stock.refresh_when_due()
+    assert first.audit is not None
+    assert first.audit["in_row"] == 1
+    stock.fragment()
+    stock.update([33, 36, 39], 4242, honest=False)
+    stock.delete([k * 3 for k in range(100, 380)])
+    stock.insert([k * 3 + 1 for k in range(400)])
+    found = stock.refresh()
+    assert found.audit is not None
+    assert (found.proof, counts(found)) == ("total", (400, 3, 280))
+    assert used(found)["why"] == "more keys differ than a refresh by the marker finds cheaply"
+    assert (found.audit["missed"], found.audit["in_row"]) == (3, 2)
+    assert sorted(found.audit["keys"]) == ["33", "36", "39"]
+    expect_refused(stock)
