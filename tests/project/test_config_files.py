@@ -359,6 +359,8 @@ def test_the_weakest_proof(tmp_path: Path) -> None:
         ('relation = "orders"', 'audit = "7d"', "fragments.orders.audit", "keys"),
         ('relation = "orders"', 'method = "since"', "fragments.orders.method", "keys"),
         ('relation = "orders"', 'proof = "keys"\naudit = "week"', "fragments.orders.audit", "7d"),
+        ('relation = "orders"', 'proof = "keys"\nmethod = "group"', "fragments.orders.proof",
+         "Groups compare every row"),
         ('relation = "orders"', 'require = "fuzzy"\nproof = "keys"\nincremental = {}',
          "fragments.orders.proof", "tiles"),
         ('relation = "orders"', 'require = "fuzzy"\nincremental = {rows = 0}',

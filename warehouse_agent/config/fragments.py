@@ -165,6 +165,8 @@ def _check_keys(table: TomlTable, fragment: Fragment) -> None:
         raise table.error(
             "proof", "A refresh in tiles compares every row.", "Remove `proof`, or `incremental`."
         )
+    elif fragment.method is Method.GROUP:
+        raise table.error("proof", "Groups compare every row.", "Remove `proof`, or `method`.")
 
 
 def _incremental(table: TomlTable) -> Incremental | None:
