@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from driftline.errors import ProofFailed
 
+from source_agent.scan import marked
 from tests.harness.legacy import SqliteLegacy
 from tests.pair.test_since import Stock, counts, used
 from warehouse_agent.cli.answers import text_of
@@ -132,6 +133,35 @@ def test_misses_of_an_audit_are_told_once(stock: Stock) -> None:
     assert found.audit is not None
     assert (counts(found), found.audit["missed"]) == ((0, 1, 0), 2)
     assert "had missed" not in text_of(found)
+
+
+def test_a_sample_without_a_miss_clears_no_earlier_audit(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full copy sends all rows, of which the source names a few."""
+    stock.refresh()
+    stock.update([30], 999, honest=False)
+    stock.fragment('audit = "1s"')
+    assert (stock.refresh_when_due().audit or {})["in_row"] == 1
+    stock.pair.fragment_lines["stock"] = 'proof = "keys"\nmethod = "full"\n'
+    monkeypatch.setattr(marked, "UNMARKED_ROWS_MAX", 100)
+    stock.update([33], 8)
+    found = stock.refresh()
+    assert found.audit is not None
+    assert (found.audit["missed"], found.audit["in_row"]) == (0, 1)
+    assert found.audit["is_sample"] is True
+    assert "in a sample of the rows, the marker had missed none" in text_of(found)
+    # Half of all rows, so that some of them are among the named ones.
+    stock.legacy.execute("UPDATE stock SET amount = amount + 1000 WHERE id % 2 = 0")
+    found = stock.refresh()
+    assert found.audit is not None
+    assert (found.audit["missed"] > 100, found.audit["in_row"]) == (True, 2)
+    assert "the marker had missed about" in text_of(found)
+    monkeypatch.undo()
+    trusted = stock.refresh(Options(trust_marker=True))
+    assert trusted.audit is not None
+    assert (trusted.audit["missed"], trusted.audit["in_row"]) == (0, 0)
+    assert trusted.audit["is_sample"] is False
 
 
 def test_a_refresh_by_the_marker_that_cannot_go_on_is_an_audit(

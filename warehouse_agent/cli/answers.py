@@ -124,8 +124,11 @@ def text_of(report: Report) -> str:
         extra += "".join(f"; {warning}" for warning in marker["warnings"])
     audit, is_new = report.audit, marker is not None and marker.get("audited")
     if audit is not None and audit["missed"] and is_new:
-        extra += f"; the marker had missed {counted(audit['missed'], 'changed row')}"
+        about = "about " if audit["is_sample"] else ""
+        extra += f"; the marker had missed {about}{counted(audit['missed'], 'changed row')}"
         extra += f" ({', '.join(audit['keys'])})"
+    elif audit is not None and is_new and audit["is_sample"]:
+        extra += "; in a sample of the rows, the marker had missed none"
     if report.repaired_files:
         lost = counted(report.repaired_files, "lost file")
         extra += f", {lost} of {counted(report.repaired_rows, 'row')} replaced"

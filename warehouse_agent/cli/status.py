@@ -167,8 +167,9 @@ def _audit(status: Status, now: datetime) -> list[str]:
             f" were compared {age(found.at, now)}"
         )
     if found.missed:
+        about = "about " if found.is_sample else ""
         lines.append(
-            f"{status.name}: the marker missed {found.missed:,} of"
+            f"{status.name}: the marker missed {about}{found.missed:,} of"
             f" {counted(found.changes, 'change')} since {(found.since or '')[:10]}"
             f" ({', '.join(found.keys)})"
         )

@@ -77,14 +77,17 @@ def _audited(
     if used is None or not used.audited:
         return replace(before, at=found.checked_at)
     missed, keys = _missed(job, p, used)
-    is_refused = before.in_row >= AUDITS_MISSED  # until somebody confirms the marker
+    # Until somebody confirms the marker, or all rows that it may have missed are looked at.
+    is_sample = used.unmarked > len(used.positions)
+    is_kept = is_sample or before.in_row >= AUDITS_MISSED
     return Audit(
         at=found.checked_at,
         since=before.at,
         changes=state.changes,
         missed=missed,
         keys=keys,
-        in_row=before.in_row + 1 if missed else before.in_row if is_refused else 0,
+        in_row=before.in_row + 1 if missed else before.in_row if is_kept else 0,
+        is_sample=is_sample,
     )
 
 

@@ -50,6 +50,7 @@ class Audit:
         changes: rows that were found changed since then, with those missed.
         missed: changed rows that the marker did not show; `keys` of some, as text.
         in_row: audits in a row, with this one, that found some.
+        is_sample: not all rows were looked at that may have been missed; `missed` is an estimate.
     """
 
     at: str
@@ -58,6 +59,7 @@ class Audit:
     missed: int = 0
     keys: tuple[str, ...] = ()
     in_row: int = 0
+    is_sample: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -68,6 +70,7 @@ class Audit:
             "missed": self.missed,
             "keys": list(self.keys),
             "in_row": self.in_row,
+            "is_sample": self.is_sample,
         }
 
     @classmethod
@@ -83,7 +86,8 @@ class Audit:
         since = texts[1] if isinstance(texts[1], str) else None
         changes, missed, in_row = (int(count or 0) for count in counts)
         shown = tuple(str(key) for key in keys[:KEYS_SHOWN])
-        return cls(texts[0], since, changes, missed, shown, in_row)
+        is_sample = body.get("is_sample") is True
+        return cls(texts[0], since, changes, missed, shown, in_row, is_sample)
 
 
 @dataclass(frozen=True, slots=True)
