@@ -104,10 +104,12 @@ class PostgresqlSession(SnapshotSession):
             self._set(sql.TIGHTEN, sql.timeouts(limits))
             self._shown = shown(self.ask)
             self.activities = self._probe(probed)
+            # Before the snapshot: a standby replays meanwhile.
+            self.as_of = str(self.ask(sql.AS_OF)[0][0] or self.ask(sql.REPLAYED)[0][0])
             connection.execute(sql.BEGIN)
             if snapshot is not None:
                 connection.execute(import_sql(snapshot))  # it takes no parameters
-            self.as_of = str(self.ask(sql.AS_OF)[0][0])  # the first read takes the snapshot
+            self.ask(sql.FIRST_READ)
         except Error as error:
             raise translate(error) from error
 

@@ -36,10 +36,14 @@ WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout',
                  'idle_in_transaction_session_timeout', 'idle_session_timeout')
   AND s.setting OPERATOR(pg_catalog.<>) '0'
 ORDER BY s.name"""
-AS_OF = (
-    "SELECT pg_catalog.to_char(pg_catalog.statement_timestamp() AT TIME ZONE 'UTC', "
-    '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')'
-)
+_AS_TEXT: Final = """pg_catalog.to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+# A standby shows what it has replayed, up to a commit, whose time is by the primary's clock; NULL
+# if that is none since its start, and then up to a checkpoint.
+_CLOCK: Final = """CASE WHEN pg_catalog.pg_is_in_recovery()
+  THEN pg_catalog.pg_last_xact_replay_timestamp() ELSE pg_catalog.statement_timestamp() END"""
+AS_OF = f"SELECT {_AS_TEXT.format(f'({_CLOCK})')}"
+REPLAYED = f"SELECT {_AS_TEXT.format('checkpoint_time')} FROM pg_catalog.pg_control_checkpoint()"
+FIRST_READ = "SELECT 1"  # takes the snapshot
 BOUNDS = (  # of a read, kept in settings because COPY takes no parameters
     "SELECT pg_catalog.set_config('driftline.first', %s, true), "
     "pg_catalog.set_config('driftline.last', %s, true)"
@@ -70,12 +74,15 @@ FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c,
 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
 # Where a relation is now: the mark of a snapshot, and the files of a table and what is below it.
 # A server that starts again may give numbers twice: commits that were not on disk are gone, or its
-# files are an older copy.
+# files are an older copy. If one process crashes, all others begin anew, and lose their statistics.
 RUNNING = """SELECT pg_catalog.pg_snapshot_xmin(s)::pg_catalog.text,
        pg_catalog.pg_snapshot_xmax(s)::pg_catalog.text
 FROM pg_catalog.pg_current_snapshot() s"""
 XMIN = """SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text,
-       pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())::pg_catalog.text"""
+       pg_catalog.concat_ws(':',
+         pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()),
+         pg_catalog.date_part('epoch', pg_catalog.pg_stat_get_bgwriter_stat_reset_time()))"""
+# `relnatts` counts each column that a table ever had: a new one's default is in no row.
 LEAVES = """
 WITH RECURSIVE tree(oid) AS (
   SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid
@@ -83,7 +90,8 @@ WITH RECURSIVE tree(oid) AS (
   SELECT below.inhrelid FROM tree
   JOIN pg_catalog.pg_inherits below ON below.inhparent OPERATOR(pg_catalog.=) tree.oid
 )
-SELECT c.oid::pg_catalog.text, c.relkind::pg_catalog.text, c.relfilenode::pg_catalog.text
+SELECT c.oid::pg_catalog.text, c.relkind::pg_catalog.text,
+       pg_catalog.concat_ws(':', c.relfilenode, c.relnatts)
 FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid ORDER BY c.oid"""
 # Modulo 2^32: a number is as old as the mark, or younger, if it is less than half of that above it.
 _BEHIND_XMIN: Final = (
@@ -100,6 +108,8 @@ _OF_SESSION: Final = (
     TIME_LIMITS,
     BEGIN,
     AS_OF,
+    REPLAYED,
+    FIRST_READ,
     BOUNDS,
     VALUES,
     EXPORT,

@@ -109,6 +109,7 @@ def test_numbers_are_compared_modulo_their_size(legacy: OfPostgreSQL) -> None:
         "ALTER TABLE p DETACH PARTITION p1",
         "TRUNCATE p",
         "ALTER TABLE p RENAME TO q; CREATE TABLE p (id int PRIMARY KEY, v int)",
+        "ALTER TABLE p DROP COLUMN v; ALTER TABLE p ADD COLUMN v int DEFAULT 7",
     ],
 )
 def test_other_files_are_another_source(legacy: OfPostgreSQL, change: str) -> None:
