@@ -70,6 +70,7 @@ DESCRIBE_RPCS_READING_MAX = 2  # those that query the database, one per client; 
 ACTIVITY_RELATIONS_MAX = 10_000  # of one call: its reply stays below a few MB
 ACTIVITY_BYTES_MAX = 32  # of an identity or a flag, which are hashes
 MARK_BYTES_MAX = 64 << 10  # of a mark: it names each partition of a table, some 20 bytes each
+BEHIND_ROWS_MAX = 1 << 21  # whose positions are held: 16 MB, and twice that while they are sorted
 UNMARKED_ROWS_MAX = 1 << 15  # named by an audit, 16 bytes each
 HEALTH_RPCS_MAX = 16  # a probe every few seconds, answered at once
 HEALTH_RPCS_PER_CLIENT_MAX = 2

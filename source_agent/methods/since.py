@@ -81,7 +81,10 @@ class SinceRead:
         if marked.theirs is None:
             return (yield from self._compare_all(scan, recv))
         scan.reader.tally.phase = "read changes"
-        behind = Behind(marked)
+        behind = marked.behind()
+        if behind is None:
+            scan.reader.tally.phase = "scan"
+            return (yield from self._compare_all(scan, recv))
         if len(behind):
             marked.count_future()
         total = None if given.hashes is None else self._counted(scan, marked, behind)

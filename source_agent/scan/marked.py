@@ -14,7 +14,8 @@ that does not fit is not used: all rows are compared, and the warehouse is told 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -23,19 +24,26 @@ import numpy as np
 from driftline import wire_pb2 as pb
 from driftline.arrays import U64, Bools, Positions
 from driftline.columns import Block, value_spans
-from driftline.digests import Digest, Salt
+from driftline.digests import MASK64, Digest, Salt
 from driftline.errors import DatabaseRefused, DriftlineError
 from driftline.key_digests import checksum_hashes, mixed_keys
 from driftline.keys import positions
-from driftline.limits import MARK_BYTES_MAX, ROWS_HELD_BYTES, UNMARKED_ROWS_MAX
+from driftline.limits import (
+    BEHIND_ROWS_MAX,
+    MARK_BYTES_MAX,
+    ROWS_HELD_BYTES,
+    UNMARKED_ROWS_MAX,
+)
 
 from source_agent.engines.interface import Rows, Session
 from source_agent.engines.markers import XIDS_MAX, Earlier, Mark, MarkedBy, MarkerKind, Running
-from source_agent.engines.shapes import Shape
+from source_agent.engines.shapes import Consistency, Shape
+from source_agent.printable import counted
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
 _VERSION: Final = 1  # of a mark's form
+_DIGITS: Final = re.compile("[0-9]{1,20}")
 _NO_MARKER: Final = "the source's DBA names no marker of this relation"
 
 
@@ -68,25 +76,30 @@ def key_reader(session: Session, reader: Reader, shape: Shape | None = None) -> 
     )
 
 
+class TooManyBehind(Exception):
+    """More than BEHIND_ROWS_MAX rows are behind a mark."""
+
+
 class Behind:
     """The rows behind a mark: read once, and held if they fit in ROWS_HELD_BYTES.
 
-    `positions`: of all of them, int64 [rows] ascending.
+    `positions`: of all of them, int64 [rows] ascending. Raises TooManyBehind.
     """
 
     def __init__(self, marked: Marked) -> None:
         self._marked, self._digest = marked, Digest()
         self._held: list[Batch] | None = []
-        found, size = [np.zeros(0, np.int64)], 0
-        for batch in marked.read():
-            found.append(batch.positions)
-            size += len(batch.block.buffer)
-            if size > ROWS_HELD_BYTES:
-                self._held = None
-            if self._held is not None:
-                self._held.append(batch)
-            self._digest += batch.mixed.digest()
-        self.positions: Positions = np.sort(np.concatenate(found))
+        self._size = 0
+        self.positions = _gathered(map(self._hold, marked.read()))
+
+    def _hold(self, batch: Batch) -> Batch:
+        self._size += len(batch.block.buffer)
+        if self._size > ROWS_HELD_BYTES:
+            self._held = None
+        if self._held is not None:
+            self._held.append(batch)
+        self._digest += batch.mixed.digest()
+        return batch
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -128,8 +141,10 @@ class Marked:
     open_s: float = 0.0
     _session: Session | None = None
     _behind: Positions | None = None  # the audited mark, int64 ascending
+    _generation: int = 0  # of the snapshot in which the rows behind the mark were read
     _unmarked: list[tuple[Positions, U64, U64]] = field(default_factory=list)
     _unmarked_rows: int = 0
+    _hash_max: int = MASK64  # of rows that may be among the least
 
     @property
     def marked_by(self) -> MarkedBy | None:
@@ -150,9 +165,21 @@ class Marked:
         if self.checksum and self.marked_by is not None and not self.marked_by.nullable:
             return  # every row has one
         rows = self._session.read_marked(self.reader.shape, self.theirs)
+        self.rows = 0  # they may be read again
         for batch in self.reader.batches(rows):
             self.rows += len(batch.positions)
             yield batch
+
+    def behind(self) -> Behind | None:
+        """Return the rows behind the mark; None: too many, so that it cannot be used."""
+        assert self._session is not None, "a mark that fits is of a session"
+        try:
+            found = Behind(self)
+            self._generation = self._session.generation
+            return found
+        except TooManyBehind:
+            self.theirs, self.rows, self.why = None, 0, _too_many()
+        return None
 
     def hash_keys(self, seed: int) -> tuple[int, int] | None:
         """Return the number of rows, and the sum of the database's hashes of their keys; None if it
@@ -182,21 +209,34 @@ class Marked:
         """Note rows that are sent in an audit, and are not behind the audited mark."""
         if self._behind is None:
             return
-        chosen = ~_among(batch.positions, self._behind)
-        count = int(np.count_nonzero(chosen))
-        room = UNMARKED_ROWS_MAX - min(self._unmarked_rows, UNMARKED_ROWS_MAX)
-        self._unmarked_rows += count
-        if count and room:
-            where, hashes = batch.positions[chosen][:room], batch.mixed.m0[chosen][:room]
-            narrow = np.zeros(0, np.uint64)
-            if self.checksum:
-                names = [column.name for column in self.reader.recipe.columns]
-                found = _checksums(batch.block, names.index(self.checksum), self.reader.salt)
-                narrow = mixed_keys(where, self.reader.salt, found[chosen][:room]).m0
-            self._unmarked.append((where, hashes, narrow))
+        chosen, hashes = ~_among(batch.positions, self._behind), batch.mixed.m0
+        self._unmarked_rows += int(np.count_nonzero(chosen))
+        chosen &= hashes <= np.uint64(self._hash_max)
+        where, narrow = batch.positions[chosen], np.zeros(0, np.uint64)
+        if self.checksum:
+            names = [column.name for column in self.reader.recipe.columns]
+            found = _checksums(batch.block, names.index(self.checksum), self.reader.salt)
+            narrow = mixed_keys(where, self.reader.salt, found[chosen]).m0
+        self._unmarked.append((where, hashes[chosen], narrow))
+        if sum(len(found[0]) for found in self._unmarked) > 2 * UNMARKED_ROWS_MAX:
+            self._sample()
+
+    def _sample(self) -> None:
+        """Keep those UNMARKED_ROWS_MAX of the noted rows that have the least hashes: the hashes are
+        salted, so that any rows are as likely as others."""
+        if not self._unmarked:
+            return
+        where, hashes, narrow = map(np.concatenate, zip(*self._unmarked, strict=True))
+        if len(where) > UNMARKED_ROWS_MAX:
+            least = np.argpartition(hashes, UNMARKED_ROWS_MAX - 1)[:UNMARKED_ROWS_MAX]
+            where, hashes = where[least], hashes[least]
+            narrow = narrow[least] if len(narrow) else narrow
+            self._hash_max = int(hashes.max())
+        self._unmarked = [(where, hashes, narrow)]
 
     def message(self, *, by_marker: bool) -> pb.Marked:
         """Return how the marker was used, for the end of an exchange."""
+        self._sample()
         plan, named = self.reader.shape.plan, list(zip(*self._unmarked, strict=True))
         none = np.zeros(0, np.uint64)
         where, hashes, narrow = named or ([none.view(np.int64)], [none], [none])
@@ -210,12 +250,20 @@ class Marked:
             positions=np.concatenate(where).astype("<i8").tobytes(),
             row_hashes=np.concatenate(hashes).astype("<u8").tobytes(),
             unmarked=self._unmarked_rows,
-            audited=self._behind is not None,
+            audited=self._is_audited(),
             future=self.future,
             open_s=self.open_s,
             checksum=self.checksum if self.next else "",
             checksums=np.concatenate(narrow).astype("<u8").tobytes(),
         )
+
+    def _is_audited(self) -> bool:
+        """Return True if the keys behind the audited mark and all rows are of one snapshot: else
+        what a writer changed in between looks like rows that the marker missed."""
+        if self._behind is None or self._session is None:
+            return False
+        is_exact = self.reader.consistency is Consistency.EXACT  # else honest writers are blamed
+        return is_exact and self._session.generation == self._generation
 
 
 def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
@@ -253,13 +301,20 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
         found.why = "the warehouse's agent is older than checksums"
     elif asked.mark:
         found.theirs = fits
-    else:
+    elif reader.consistency is Consistency.EXACT:  # else an audit could blame honest writers
         rows = session.read_marked(reader.shape.keys(), fits)
-        where = [batch.positions for batch in found.keys.batches(rows)]
-        found.audit(np.sort(np.concatenate([np.zeros(0, np.int64), *where])))
+        try:
+            found.audit(_gathered(found.keys.batches(rows)))
+            found._generation = session.generation
+        except TooManyBehind:
+            found.why = _too_many()
     if found.theirs is None:
         found.count_future()  # else once it is known that rows are behind the mark
     return found
+
+
+def _too_many() -> str:
+    return f"more than {counted(BEHIND_ROWS_MAX, 'row')} are behind the mark"
 
 
 def _unusable(shape: Shape) -> str:
@@ -287,7 +342,12 @@ def _body(mark: Mark, shape: Shape) -> dict[str, object]:
         "relation": shape.relation.name,
         "rows": _rows_of(shape),
         "recipe": shape.recipe.id.hex(),
-        "marker": [marked.kind.value, marked.marker.column, marked.marker.zone],
+        "marker": [
+            marked.kind.value,
+            marked.marker.column,
+            marked.marker.zone,
+            marked.marker.late_s,
+        ],
         "source": mark.source,
         "at": mark.at,
     }
@@ -358,6 +418,8 @@ def _fitting(data: bytes, ours: Mapping[str, object], shape: Shape) -> Mark | st
         if theirs.get(key) != ours[key]:
             return why
     now = str(ours["at"])
+    if _form(at) != _form(now):
+        return "the mark is damaged"
     if _is_later(at, now, shape):
         return "the mark is later than the database's clock, or its newest row, is now"
     if _is_long_ago(at, now, shape):
@@ -371,6 +433,11 @@ def _is_long_ago(at: str, now: str, shape: Shape) -> bool:
     return is_xmin and int(now) - int(at) > XIDS_MAX
 
 
+def _form(at: str) -> str:
+    """Return the form of a mark: marks of one marker differ in digits, and numbers in the sign."""
+    return _DIGITS.sub("0", at.removeprefix("-"))
+
+
 def _is_later(at: str, now: str, shape: Shape) -> bool:
     """Return True if a mark passes the one of this snapshot, as after a restore."""
     marked = shape.marker
@@ -379,6 +446,19 @@ def _is_later(at: str, now: str, shape: Shape) -> bool:
         return int(at) > int(now)  # versions
     except ValueError:
         return at > now  # times, in one form that sorts by their bytes
+
+
+def _gathered(batches: Iterable[Batch]) -> Positions:
+    """Return the positions of all rows, int64 [rows] ascending. Raises TooManyBehind."""
+    found, rows = [np.zeros(0, np.int64)], 0
+    for batch in batches:
+        rows += len(batch.positions)
+        if rows > BEHIND_ROWS_MAX:
+            raise TooManyBehind
+        found.append(batch.positions)
+    every = np.concatenate(found)
+    every.sort()  # in place: no third array
+    return every
 
 
 def _among(where: Positions, named: Positions) -> Bools:

@@ -5,16 +5,24 @@ Both agents run in this process and no step needs Spark. The oracle is the owner
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driftline import wire_pb2 as pb
+from driftline.limits import ROWS_HELD_BYTES
 
+from source_agent.engines.interface import Session
+from source_agent.scan import marked as marked_scan
 from source_agent.scan.marked import Marked
+from source_agent.scan.reader import Reader
 from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
@@ -94,6 +102,14 @@ class Stock:
         notes = json.loads(self.notes.read_text())
         assert notes["mark"]["audit"] is not None
         notes["mark"]["audit"]["at"] = "2020-01-01T00:00:00Z"
+        self.notes.write_text(json.dumps(notes))
+
+    def change_mark(self, **entries: object) -> None:
+        """Change entries of the published version's mark."""
+        notes = json.loads(self.notes.read_text())
+        mark = json.loads(base64.b64decode(notes["mark"]["mark"]))
+        assert entries.keys() <= mark.keys()
+        notes["mark"]["mark"] = base64.b64encode(json.dumps(mark | entries).encode()).decode()
         self.notes.write_text(json.dumps(notes))
 
     @property
@@ -297,6 +313,117 @@ def test_a_mark_that_does_not_fit_compares_all_rows_and_says_why(stock: Stock) -
         "the source's DBA names no marker of this relation",
     )
     stock.check()
+
+
+def test_a_longer_late_compares_all_rows(local: Stock) -> None:
+    """The mark was made with the shorter one, and a row shows its time after it."""
+    local.mark(by_time(local.legacy))
+    local.refresh()
+    at, before = (
+        (datetime.now(UTC) - timedelta(minutes=m)).strftime("%Y-%m-%d %H:%M:%S") for m in (180, 190)
+    )
+    local.change_mark(at=at)
+    local.legacy.execute("UPDATE stock SET amount = 31, updated_at = ? WHERE id = 30", before)
+    local.mark(by_time(local.legacy).replace("1m", "1h"))
+    found = local.refresh()
+    assert (found.proof, counts(found)) == ("total", (0, 1, 0))
+    assert used(found)["why"] == "the source's DBA changed the marker"
+    local.check()
+
+
+@pytest.mark.parametrize("kind", ["version", "time", "xmin"])
+def test_a_damaged_mark_compares_all_rows(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """So does one that is ahead of the database, as after a restore."""
+    legacy = LEGACIES["postgresql" if kind == "xmin" else "sqlite"](request, tmp_path)
+    marker = {"version": '{ column = "version" }', "xmin": "{ xmin = true }"}
+    made = Stock(legacy, tmp_path / "pair", marker.get(kind, by_time(legacy)))
+    try:
+        made.refresh()
+        for at in ("", "x", "9" * 5000, "5" if kind == "time" else "2026-01-01 00:00:00"):
+            made.change_mark(at=at)
+            assert used(made.refresh())["why"] == "the mark is damaged"
+        made.change_mark(at="2999-01-01 00:00:00" if kind == "time" else "9" * 18)
+        why = str(used(made.refresh())["why"])
+        assert why.startswith("the mark is later than the database's clock")
+        assert used(made.refresh())["used"] is True
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
+@pytest.mark.parametrize("held", [0, ROWS_HELD_BYTES])
+def test_rows_behind_the_mark_are_counted_once(
+    local: Stock, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """Also if they are too large to be held, and are read again to be sent."""
+    local.refresh()
+    local.update([3, 6, 9], 8)
+    monkeypatch.setattr(marked_scan, "ROWS_HELD_BYTES", held)
+    found = local.refresh()
+    assert (counts(found), used(found)["rows"]) == ((0, 3, 0), 4)  # and the newest before
+
+
+def test_more_rows_are_behind_the_mark_than_are_held(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are compared, and an audit names none."""
+    monkeypatch.setattr(marked_scan, "BEHIND_ROWS_MAX", 20)
+    stock.refresh()
+    stock.update([k * 3 for k in range(20)], 4242)
+    assert used(stock.refresh())["rows"] == 20
+    stock.update([k * 3 for k in range(100, 121)], 4242)
+    found = stock.refresh()
+    assert (found.proof, counts(found)) == ("total", (0, 21, 0))
+    assert used(found)["why"] == "more than 20 rows are behind the mark"
+    stock.check()
+
+
+def test_an_audit_whose_snapshot_changes_accuses_no_writer(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without WAL a writer may commit between the audited keys and the scan."""
+    legacy = LEGACIES["sqlite-journal"](request, tmp_path)
+    made = Stock(legacy, tmp_path / "pair", '{ column = "version" }')
+    begin, audited = marked_scan.begin, []
+
+    def begin_and_write(session: Session, reader: Reader, asked: pb.Since) -> Marked:
+        found = begin(session, reader, asked)
+        if asked.audited:
+            session.pause()
+            with closing(sqlite3.connect(tmp_path / "erp.db")) as writer:
+                writer.execute("UPDATE stock SET amount = 77, version = 9999 WHERE id = 30")
+                writer.commit()
+            audited.append(found)
+        return found
+
+    try:
+        made.refresh()
+        made.fragment('audit = "1s"')
+        monkeypatch.setattr(marked_scan, "begin", begin_and_write)
+        audit = made.refresh_when_due()
+        assert len(audited) == 1
+        assert (audit.proof, counts(audit)) == ("total", (0, 1, 0))
+        assert audited[0].message(by_marker=False).audited is False
+        assert audit.audit is not None
+        assert (audit.audit["missed"], audit.audit["keys"]) == (0, [])
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
+def test_an_audit_samples_all_rows_alike(local: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first ones that come: a writer may miss rows of one age alone."""
+    monkeypatch.setattr(marked_scan, "UNMARKED_ROWS_MAX", 100)
+    local.refresh()
+    local.update([k * 3 for k in range(400, 600)], 9999, honest=False)
+    local.pair.fragment_lines["stock"] = 'proof = "keys"\nmethod = "full"\naudit = "1s"\n'
+    audit = local.refresh_when_due()
+    assert (audit.method, counts(audit)) == ("full", (0, 200, 0))
+    assert audit.audit is not None
+    assert 30 < audit.audit["missed"] < 420  # 200, estimated by 100 of 599 rows
+    local.check()
 
 
 def test_hashed_keys(legacy: Legacy, tmp_path: Path) -> None:
