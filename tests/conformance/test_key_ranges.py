@@ -165,7 +165,7 @@ def plans(legacy: Legacy, session: Any, shape: Shape, within: KeyRange) -> list[
         return [session.ask("EXPLAIN QUERY PLAN " + sql, *values) for sql, values in sqls]
     if legacy.name == "mariadb":
         return [session.ask("EXPLAIN " + sql, *v) for sql, v in mariadb._between(shape, within)]
-    settings = postgresql.key_bounds(within) | {"enable_seqscan": "off"}
+    settings = postgresql.key_bounds(shape, within) | {"enable_seqscan": "off"}
     session.ask(postgresql.KEY_BOUNDS, list(settings), list(settings.values()))
     return [session.ask("EXPLAIN " + postgresql.between_sql(shape, within))]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.key_order import Key
+from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
@@ -21,7 +21,8 @@ from source_agent.engines.postgresql import sql as postgresql
 from source_agent.engines.shapes import Relation, Shape
 from source_agent.engines.sqlite import session as sqlite
 from tests.conformance.test_key_ranges import BYTES, RELATION, composite, drawn, text, text_of
-from tests.harness.legacies import KINDS
+from tests.harness.legacies import KINDS, OfPostgreSQL
+from tests.harness.servers import PostgreSQL
 
 
 @pytest.fixture(params=KINDS)
@@ -81,6 +82,33 @@ def test_keys_of_other_types(legacy: Legacy, kind: str) -> None:
         assert len(every) == 90
         some = random.Random(5).sample(every, 31)
         assert sorted(read_keys(session, shape, some)) == sorted(some)
+
+
+@pytest.mark.parametrize(
+    ("type", "values"),
+    [
+        ("date", ["0044-03-15 BC", "0001-12-31 BC", "0001-01-01", "4714-11-24 BC"]),
+        ("timestamp", ["0044-03-15 10:00:00.5 BC", "0001-02-29 00:00:00 BC"]),
+        ("timestamptz", ["0044-03-15 10:00:00+00 BC", "0001-02-29 00:00:00.000001+00 BC"]),
+    ],
+)
+def test_years_before_the_first(postgresql: PostgreSQL, type: str, values: list[str]) -> None:
+    """PostgreSQL writes them in another way than the protocol."""
+    legacy = OfPostgreSQL(postgresql)
+    legacy.run(f"CREATE TABLE one (k {type} NOT NULL PRIMARY KEY, v varchar(9))")
+    values = [*values, "10000-01-01", "infinity", "-infinity"]
+    legacy.insert("one", [(value, "x") for value in values])
+    with session_of(legacy) as session:
+        shape = session.describe(Relation("one", table="one"))
+        rows = flat(session.scan(shape, ordered=True))
+        every = [(str(decoded(row, shape)[0]),) for row in rows]
+        assert len(every) == len(values)
+        for place, key in enumerate(every):
+            assert read_keys(session, shape, [key]) == [key]
+            for within in (KeyRange(key, None), KeyRange(None, key)):
+                found = flat(session.read_between(shape, within))
+                assert len(found) == (place if within.lower is None else len(every) - place)
+    legacy.close()
 
 
 def plans(legacy: Legacy, session: Any, shape: Shape, keys: list[Key]) -> list[Any]:

@@ -295,7 +295,7 @@ def _marked(shape: Shape) -> list[str]:
     read = (marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow()))
     found = [copy_of(sql) for sql in read]
     if shape.marker.kind is MarkerKind.VERSION:
-        found.append(greatest_sql(shape))
+        found.append(copy_of(greatest_sql(shape)))
     if shape.marker.is_time:
         found.append(copy_of(later_sql(shape)))
     if shape.marker.kind is not MarkerKind.XMIN:

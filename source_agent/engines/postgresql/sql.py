@@ -12,7 +12,7 @@ from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.interface import Limits
 from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind
-from source_agent.engines.postgresql.values import array_of, bound, named
+from source_agent.engines.postgresql.values import array_of, bound, literal, named
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
@@ -231,13 +231,13 @@ def key_hashes_sql(shape: Shape) -> str:
     )
 
 
-def key_bounds(within: KeyRange) -> dict[str, str]:
+def key_bounds(shape: Shape, within: KeyRange) -> dict[str, str]:
     """Return the settings that hold the bounds of a range of keys."""
     bounds = {"lower": within.lower, "upper": within.upper}
     return {
-        _setting(which, i): text
+        _setting(which, i): literal(column, text)
         for which, key in bounds.items()
-        for i, text in enumerate(key or ())
+        for i, (column, text) in enumerate(zip(shape.recipe.key, key or (), strict=False))
     }
 
 

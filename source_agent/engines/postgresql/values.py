@@ -63,6 +63,7 @@ OUTPUT_TEXT: Final = (
 # Sent as text, but not by a cast to text, which removes padding or may be the owner's own.
 _FORMS: Final = {114: "json", 1042: "bpchar"}
 _COMPARED: Final = {20, 21, 23, 25, 1043, 1082, 1114}  # by OID; and numeric(p,s)
+_DATED: Final = {"date", "timestamp", "timestamptz"}
 _MONEY_TYPE: Final = DeclaredType("numeric", 19, 2)  # all of int64, with the 2 decimals of C
 
 
@@ -153,7 +154,16 @@ def named(column: Column, form: str, setting: str) -> str:
 def array_of(column: Column, values: Sequence[str]) -> str:
     """Return values of a key column, in string form, as the text of an array."""
     mark = "\\x" if column.type.kind == "bytea" else ""
-    return "{" + ",".join(_element(mark + value) for value in values) + "}"
+    return "{" + ",".join(_element(mark + literal(column, value)) for value in values) + "}"
+
+
+def literal(column: Column, value: str) -> str:
+    """Return a value in string form as PostgreSQL reads it: years before 1 AD have no sign there,
+    and there is no year 0."""
+    if column.type.kind not in _DATED or not (value[:1] == "-" or value[:4] == "0000"):
+        return value
+    year, sign, rest = value.removeprefix("-").partition("-")
+    return value if not sign else f"{int(year) + 1:04d}-{rest} BC"
 
 
 def compare(comparison: Comparison, column: Column, place: str) -> Condition:
