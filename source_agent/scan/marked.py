@@ -190,6 +190,7 @@ class Marked:
         except DatabaseRefused:  # the login may not call the function
             return None
         self.counted = found is not None
+        self.reader.tally.rows_read += 0 if found is None else found[0]
         return found
 
     def audit(self, behind: Positions) -> None:

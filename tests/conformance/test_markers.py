@@ -210,6 +210,17 @@ def test_what_has_no_versions_is_refused(legacy: Legacy) -> None:
     assert refused.value.where == "t: marker.versioned"
 
 
+def test_truth_values_are_no_versions(legacy: Legacy) -> None:
+    """A table of SQLite may hold them as integers."""
+    if legacy.name == "mariadb":  # where BOOLEAN is another word for TINYINT(1)
+        return
+    legacy.run("CREATE TABLE t (id bigint PRIMARY KEY, done boolean, note varchar(40))")
+    with session_of(legacy) as session, pytest.raises(ConfigurationError, match="is bool"):
+        session.describe(relation(Marker("done")))
+    with session_of(legacy) as session:
+        session.describe(Relation("t", table="t", marker=Marker("id", deleted="done")))
+
+
 def test_what_has_no_xmin_is_refused(legacy: Legacy) -> None:
     filled(legacy)
     legacy.run("CREATE VIEW seen AS SELECT * FROM t")

@@ -250,6 +250,46 @@ def test_two_audits_with_misses_refuse_the_marker_until_it_is_trusted(local: Sto
     assert used(local.refresh())["used"] is True
 
 
+def test_keys_that_the_database_counts_are_rows_that_are_read(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A rate holds for them too: then the agent reads the keys itself."""
+    legacy = LEGACIES["postgresql"](request, tmp_path)
+    made = Stock(legacy, tmp_path / "pair", by_time(legacy))
+    try:
+        made.refresh()
+        counted = made.refresh()
+        assert (used(counted)["keys_counted"], counted.source_rows_read) == (True, ROWS)
+        made.pair.limits = "rows_per_second = 1000000\n"
+        made.pair.restart()
+        read = made.refresh()
+        assert (used(read)["keys_counted"], read.source_rows_read) == (False, ROWS)
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
+@pytest.mark.parametrize("kind", ["version", "time"])
+def test_a_table_that_another_one_replaces_is_compared(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    legacy = LEGACIES["postgresql"](request, tmp_path)
+    marker = by_time(legacy) if kind == "time" else '{ column = "version" }'
+    made = Stock(legacy, tmp_path / "pair", marker)
+    try:
+        made.refresh()
+        legacy.execute("ALTER TABLE stock RENAME TO old")
+        legacy.execute("CREATE TABLE stock (LIKE old INCLUDING ALL)")
+        legacy.execute("INSERT INTO stock SELECT * FROM old")
+        made.update([90], 10, honest=False)
+        swapped = made.refresh()
+        assert (swapped.proof, counts(swapped)) == ("total", (0, 1, 0))
+        made.check()
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
 def test_rows_without_a_marker_are_always_new(stock: Stock) -> None:
     stock.legacy.execute("UPDATE stock SET updated_at = NULL WHERE id < 15")
     stock.refresh()

@@ -201,6 +201,7 @@ class MariadbSession(SnapshotSession):
         assert shape.marker is not None, "a relation without a marker has no mark"
         self.note_consistency(shape)
         yield from self._read(shape, marked_sql(shape), bounds(shape.marker, mark))
+        settings.refuse_changed(self.ask, self._shown, shape.relation)
 
     def count_future(self, shape: Shape) -> int:
         assert shape.marker is not None, "a relation without a marker has no times"

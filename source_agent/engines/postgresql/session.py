@@ -266,6 +266,8 @@ class PostgresqlSession(SnapshotSession):
                 at, started = self.ask(sql.XMIN)[0]
                 source = " ".join([source, started, *(f"{oid}:{file}" for oid, _, file in tree)])
                 return Mark(source, at)
+            if shape.relation.table is not None:  # else swapped by renaming another one
+                source += f" {self.ask(access.RESOLVED, plan_of(shape).source)[0][0]}"
             if (at := mark_at(marked, self.as_of)) is not None:
                 return Mark(source, at)
             # By COPY: without an index on the column, all rows are read.

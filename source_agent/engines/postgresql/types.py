@@ -305,8 +305,9 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
         return None
     columns = source.marking
     if select := _marked_sql(relation.marker, source.columns, source.sql):
+        not_null = _checked_not_null(session, relation, source)
         for name, oid, _ in session.row_description(select):
-            columns[name] = NATIVE.get(oid, _OTHER), name not in source.not_null
+            columns[name] = NATIVE.get(oid, _OTHER), name not in not_null
     is_named = relation.marker.column or relation.marker.versioned
     no_xmin = "" if is_named else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
@@ -315,6 +316,16 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
 def _counts(marked: MarkedBy | None) -> bool:
     """Return True if the database may tell by hashes of all keys that none vanished."""
     return marked is not None and marked.kind is not MarkerKind.CHECKSUM
+
+
+def _checked_not_null(
+    session: PostgresqlCatalogue, relation: Relation, source: _Source
+) -> frozenset[str]:
+    """Return the columns that hold no NULL; the server does not check those of foreign tables."""
+    if relation.table is None:
+        return frozenset()
+    kinds = {kind for _, kind, _ in session.ask(LEAVES, source.sql)}
+    return frozenset() if "f" in kinds else source.not_null
 
 
 def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) -> str:

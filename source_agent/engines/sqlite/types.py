@@ -428,5 +428,7 @@ def _marking(written: str | None, is_nullable: bool) -> tuple[str, bool]:
         return "timestamp", is_nullable
     if name.startswith("DATE"):
         return "date", is_nullable
+    if name.startswith("BOOL"):
+        return "bool", is_nullable
     kind = _by_declaration(name)[0].kind
     return kind if name else "without a declared type", is_nullable

@@ -11,6 +11,7 @@ from driftline import errors
 
 from source_agent.engines.conformance.reads import flat, read, session_of
 from source_agent.engines.interface import Limits
+from source_agent.engines.markers import Marker
 from source_agent.engines.postgresql import types as postgresql_types
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
@@ -57,6 +58,31 @@ def test_vouches_only_for_what_cannot_be_null_or_twice(pg: OfPostgreSQL) -> None
         assert both.vouched
         nullable = session.describe(Relation("p", table="parted", key=("v", "k")))
         assert not nullable.vouched
+
+
+def test_a_marker_of_a_foreign_table_may_be_null(pg: OfPostgreSQL) -> None:
+    """The server takes its NOT NULL on trust; a row without a time is read each time."""
+    pg.run(
+        "CREATE FOREIGN DATA WRAPPER elsewhere",
+        "CREATE SERVER files FOREIGN DATA WRAPPER elsewhere",
+        "CREATE FOREIGN TABLE far (id int NOT NULL, at timestamptz NOT NULL) SERVER files",
+        "CREATE TABLE tree (id int NOT NULL, at timestamptz NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)",
+    )
+
+    def is_nullable(table: str) -> bool:
+        relation = Relation(table, table=table, marker=Marker("at", late_s=1.0))
+        with session_of(pg) as session:  # not described: no plan without the wrapper's handler
+            source = postgresql_types._table(session, relation)
+            marked = postgresql_types._marked(session, relation, source)
+        return marked is not None and marked.nullable
+
+    assert [is_nullable(table) for table in ("far", "tree", "leaf")] == [True, False, False]
+    pg.run(
+        "CREATE FOREIGN TABLE far_leaf PARTITION OF tree FOR VALUES FROM (9) TO (99) SERVER files"
+    )
+    assert is_nullable("tree")
+    pg.run("DROP TABLE tree", "DROP FOREIGN DATA WRAPPER elsewhere CASCADE")
 
 
 @pytest.mark.parametrize("name", ["leaf", "tree", "view", "query"])
