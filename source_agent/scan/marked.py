@@ -42,7 +42,7 @@ from source_agent.printable import counted
 from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
-_VERSION: Final = 1  # of a mark's form
+_VERSION: Final = 2  # of a mark's form
 _DIGITS: Final = re.compile("[0-9]{1,20}")
 _NO_MARKER: Final = "the source's DBA names no marker of this relation"
 
