@@ -52,6 +52,7 @@ TYPES = {
 ZONES = {"sqlite": ', zone = "UTC"', "postgresql": "", "mariadb": ""}
 ROWS = 600
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 300))]
+STALLED = "more keys differ than a refresh by the marker finds cheaply"
 OLD = "2001-01-01 00:00:00"
 
 
@@ -608,12 +609,17 @@ def test_system_versioning_shows_updates_that_no_column_shows(
         legacy.close()
 
 
+def newest(stock: Stock) -> int:
+    """Return the newest version of a row at the source."""
+    return max(row[4] or 0 for row in stock.legacy.rows("stock"))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories(local: Stock, seed: int) -> None:
     """Deletes and inserts are found at once, and lies by the next audit."""
     rng = random.Random(seed)
     local.refresh()
-    lied: set[int] = set()
+    lied, mark = set[int](), newest(local)
     for _ in range(6):
         present = [row[0] for row in local.legacy.rows("stock")]
         honest = rng.sample(present, rng.randrange(8))
@@ -627,7 +633,13 @@ def test_random_histories(local: Stock, seed: int) -> None:
         local.insert(new, version=rng.choice([0, None, 10**7]))
         lied = (lied | set(lies)) - set(honest) - set(gone)
         report = local.refresh()
-        assert report.proof == "keys"
+        # A history may delete the row of the newest version. By chance, as the salt is fresh, the
+        # cells may not tell which keys differ.
+        before, mark = mark, newest(local)
+        is_unfit = mark < before
+        assert is_unfit is ("later than" in str(used(report)["why"]))
+        is_stalled = used(report)["why"] == STALLED
+        assert report.proof == ("total" if is_unfit or is_stalled else "keys")
         assert (report.rows_inserted, report.rows_deleted) == (len(new), len(gone))
         theirs = {row[0]: row[1] for row in local.legacy.rows("stock")}
         ours = {row[0]: row[1] for row in local.published()}
