@@ -609,6 +609,26 @@ def test_system_versioning_shows_updates_that_no_column_shows(
         legacy.close()
 
 
+def test_keys_compared_without_a_snapshot_are_no_proof_of_rows(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The fragment needs one instant, so only the time of the check and its proof are new."""
+    legacy = LEGACIES["mariadb"](request, tmp_path)
+    made = Stock(legacy, tmp_path / "pair", by_time(legacy))
+    try:
+        loaded = made.refresh()
+        legacy.execute("ALTER TABLE stock ENGINE = Aria")
+        made.pair.restart()
+        found = made.refresh()
+        assert (found.proof, found.consistency, found.version) == ("keys", "fuzzy", loaded.version)
+        told = status_of(made.pair.store, "stock")
+        assert (told.as_of, told.checked_at) == (loaded.as_of, found.checked_at)
+        assert told.proof == "keys"
+    finally:
+        made.pair.stop()
+        legacy.close()
+
+
 def newest(stock: Stock) -> int:
     """Return the newest version of a row at the source."""
     return max(row[4] or 0 for row in stock.legacy.rows("stock"))

@@ -87,12 +87,15 @@ def checked(notes: dict[str, object], version: Snapshot) -> Checked:
         str(noted.get("checked_at") or record.checked_at),
         fuzzy if fuzzy in said else record.consistency,
         from_json(noted.get("activity")),
-        _weaker(record.proof, noted.get("proof")),
+        weaker(record.proof, noted.get("proof")),
     )
 
 
-def _weaker(of_version: str, noted: object) -> str:
-    """Return the weaker of two proofs: of a version, and of its last comparison."""
+def weaker(of_version: str, noted: object) -> str:
+    """Return the weaker of two proofs: of a version, and of its last comparison.
+
+    It is that of the version if the other one is not known.
+    """
     try:
         return min(Proof(of_version), Proof(noted)).value
     except ValueError:  # of another release, or no note

@@ -15,7 +15,15 @@ from driftline.errors import WarehouseUnavailable
 from warehouse_agent.config import Proof
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks
-from warehouse_agent.history.record import PART, Checked, Left, checked, note_checked, note_left
+from warehouse_agent.history.record import (
+    PART,
+    Checked,
+    Left,
+    checked,
+    note_checked,
+    note_left,
+    weaker,
+)
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
 from warehouse_agent.refresh import derivation, marker_audit, repair, restored, schema_change
@@ -178,7 +186,8 @@ def _checked(job: Job, compared: Compared) -> Checked:
     """Return the last comparison of all rows of what is published now.
 
     A partial refresh does not compare all rows. Where the fragment does not accept the consistency
-    of this exchange, the earlier instant stays and only the time of the check is new.
+    of this exchange, the earlier instant stays: only the time of the check is new, and its proof if
+    that is the weaker one.
     """
     p, out = compared.prepared, compared.found
     proof = proof_of(p, out).value
@@ -186,4 +195,6 @@ def _checked(job: Job, compared: Compared) -> Checked:
     if p.base is None or (not p.is_part and accepts(job, out)):
         return now
     before = checked(job.remembered(), p.base)
-    return before if p.is_part else replace(before, checked_at=now.checked_at)
+    if p.is_part:
+        return before
+    return replace(before, checked_at=now.checked_at, proof=weaker(before.proof, proof))
