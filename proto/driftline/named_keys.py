@@ -46,7 +46,10 @@ class Ranks:
         twice."""
         found = np.sort(positions)
         if (found[1:] == found[:-1]).any():
-            raise MalformedMessage("A key is named twice.")
+            raise MalformedMessage(
+                "A key is named twice.",
+                remedy="Remove `read_at_most` from the fragment, so that all rows are compared.",
+            )
         return cls(found)
 
     @property

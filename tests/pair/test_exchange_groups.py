@@ -517,6 +517,12 @@ def test_a_hostile_source(tmp_path: Path, name: str) -> None:
     assert ours.listed == 0, "Spark was asked before the source was believed"
 
 
+def test_another_answer_to_units_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MalformedMessage) as error:
+        converse(Script(REPLIES["too many hashes after all"]), ours_in_units(tmp_path))
+    assert error.value.remedy == "Install the same release on both sides."
+
+
 def test_units_that_differ_where_there_are_none(tmp_path: Path) -> None:
     """All rows of ours are too likely to have changed to be compared."""
     ours = ours_in_units(tmp_path, sizes=(0,))

@@ -277,6 +277,12 @@ def test_malformed_keys_are_refused(requests: list[pb.Request]) -> None:
         answered(*requests)
 
 
+def test_two_keys_of_one_position_say_what_to_do() -> None:
+    with pytest.raises(MalformedMessage) as error:
+        Ranks.of(np.array([7, 5, 7], np.int64))
+    assert "read_at_most" in error.value.remedy
+
+
 @pytest.mark.parametrize(
     "grouping",
     [

@@ -204,7 +204,10 @@ def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) ->
     gone = gone_of(grouped, talk.receive())
     hashes = row_hashes(talk.receive)
     if hashes is None or (units.find(gone) < 0).any():
-        raise MalformedMessage("Units were answered with something else.")
+        raise MalformedMessage(
+            "Units were answered with something else.",
+            remedy="Install the same release on both sides.",
+        )
     lost = np.zeros(len(units), np.bool_)
     lost[units.find(gone)] = True
     # One hash for every row, but one for all rows of a unit that lost keys.
