@@ -8,9 +8,10 @@ column without an index (TS), with one (TDI), with one that covers the published
 a view over four relations with such columns (VBD). Each ends with the pairs of old and new rows, so
 the older copy is at the source, too.
 
-Figure 9 varies the columns that are published; the other table varies the rows that changed. The
-paper takes changed rows for neighbours; here they are either neighbours or scattered. Formulas get
-the sizes that PostgreSQL has: N pages of the relation, M of the copy, I of the index.
+Figure 9 varies the columns that are published, Figure 10 the rows that the older copy has, here the
+last ones by key, of which one in a hundred changed; the other table varies the rows that changed.
+The paper takes changed rows for neighbours; here they are either neighbours or scattered. Formulas
+get the sizes that PostgreSQL has: N pages of the relation, M of the copy, I of the index.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ HEIGHT: Final = 3  # of an index, K in the paper
 ROWS_PER_RANGE: Final = 320  # of a checksum: ten pages
 COLUMNS: Final = (10, 40, 100)  # percent
 CHANGED: Final = (1, 3, 10)  # percent
+COPIED: Final = (1, 3, 10)  # percent
 BAR: Final = 40  # characters of the longest
 MARK: Final = "2026-01-01"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`columns` of FIELDS are published, and a `share` of the rows changed."""
+    """`columns` of FIELDS are published, the older copy has the rows `copied`, a share of all, and
+    a `share` of these changed."""
 
     rows: int
     columns: int
     share: float
     is_scattered: bool
+    copied: float = 1.0
 
     @property
     def fields(self) -> list[str]:
@@ -52,7 +56,12 @@ class Setting:
         """The condition of a changed row: every nth, or the last ones."""
         if self.is_scattered:
             return f"id % {round(1 / self.share)} = 0"
-        return f"id >= {round(self.rows * (1 - self.share))}"
+        return f"id >= {round(self.rows * (1 - self.share * self.copied))}"
+
+    def is_copied(self, table: str = "") -> str:
+        """The condition of a row that the older copy has."""
+        key = f"{table}.id" if table else "id"
+        return f"{key} >= {round(self.rows * (1 - self.copied))}" if self.copied < 1 else "true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +78,19 @@ def prepare(connection: psycopg.Connection[Any], setting: Setting) -> None:
     row = ", ".join(
         f"substr(md5((id * {i + 1})::text), 1, 16) AS {f}" for i, f in enumerate(fields)
     )
-    some = ", ".join(setting.fields)
+    some, copied = ", ".join(setting.fields), setting.is_copied()
     parts = [fields[i::RELATIONS] for i in range(RELATIONS)]
     source = f"FROM generate_series(0, {setting.rows - 1}) AS g(id)"
     unchanged = "timestamptz '2025-01-01' AS ts, false AS df"
+    ranges = f"id / {ROWS_PER_RANGE} AS r"
     digest = f"sum(hashtext(concat_ws('|', id, {some}))) AS s"
     statements = [
         "DROP TABLE IF EXISTS base, older, sums, " + ", ".join(_parts()),
         f"CREATE TABLE base AS SELECT id, {row}, {unchanged} {source}",
         "ALTER TABLE base ADD PRIMARY KEY (id)",
-        f"CREATE TABLE older AS SELECT id, {some} FROM base",
+        f"CREATE TABLE older AS SELECT id, {some} FROM base WHERE {copied}",
         "ALTER TABLE older ADD PRIMARY KEY (id)",
-        f"CREATE TABLE sums AS SELECT id / {ROWS_PER_RANGE} AS r, {digest} FROM base GROUP BY 1",
+        f"CREATE TABLE sums AS SELECT {ranges}, {digest} FROM base WHERE {copied} GROUP BY 1",
     ]
     for name, held in zip(_parts(), parts, strict=True):
         statements += [
@@ -108,14 +118,16 @@ def queries(setting: Setting) -> dict[str, tuple[str, str]]:
     new = ", ".join(f"b.{f}" for f in setting.fields)
     old = ", ".join(f"o.{f}" for f in setting.fields)
     pairs = f"SELECT b.id, {new}, {old}"
-    behind = f"b.ts >= '{MARK}'"
+    behind, copied = f"b.ts >= '{MARK}'", setting.is_copied("b")
     sums = f"sum(hashtext(concat_ws('|', b.id, {new})))"
     ranges = (
-        f"SELECT s.r FROM (SELECT b.id / {ROWS_PER_RANGE} AS r, {sums} AS s FROM base b GROUP BY 1)"
+        f"SELECT s.r FROM (SELECT b.id / {ROWS_PER_RANGE} AS r, {sums} AS s FROM base b"
+        f" WHERE {copied} GROUP BY 1)"
         " n JOIN sums s USING (r) WHERE s.s <> n.s"
     )
     within = f"id >= d.r * {ROWS_PER_RANGE} AND id < (d.r + 1) * {ROWS_PER_RANGE}"
-    keys = " UNION ".join(f"SELECT b.id FROM {name} b WHERE {behind}" for name in _parts())
+    wanted = f"{behind} AND {copied}"
+    keys = " UNION ".join(f"SELECT b.id FROM {name} b WHERE {wanted}" for name in _parts())
     joined = " ".join(f"JOIN {name} USING (id)" for name in _parts())
     by_ranges = (  # OFFSET 0: the ranges and their rows are looked up
         f"WITH d AS MATERIALIZED ({ranges}) {pairs} "
@@ -125,19 +137,23 @@ def queries(setting: Setting) -> dict[str, tuple[str, str]]:
     some = ", ".join(setting.fields)
     view = f"WITH k AS MATERIALIZED ({keys}) SELECT id, {some} FROM k {joined}"
     no_scan, no_index = "enable_seqscan = off", "enable_indexscan = off, enable_bitmapscan = off"
+    no_index = no_index if setting.copied == 1 else ""  # the rows of the copy by their keys
     by_index = f"{no_scan}, enable_hashjoin = off, enable_mergejoin = off"
     return {
-        "full read": (f"SELECT b.id, {new} FROM base b", no_index),
+        "full read": (f"SELECT b.id, {new} FROM base b WHERE {copied}", no_index),
         "MDS": (
-            f"{pairs} FROM base b JOIN older o USING (id) WHERE ({new}) IS DISTINCT FROM ({old})"
-            if setting.columns > 1
-            else f"{pairs} FROM base b JOIN older o USING (id) WHERE {new} IS DISTINCT FROM {old}",
+            f"{pairs} FROM base b JOIN older o USING (id) WHERE {copied} AND "
+            + (
+                f"({new}) IS DISTINCT FROM ({old})"
+                if setting.columns > 1
+                else f"{new} IS DISTINCT FROM {old}"
+            ),
             no_index,
         ),
         "ID/RCS": (by_ranges, ""),
-        "TS": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {behind}", by_index),
-        "TDI": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {behind}", by_index),
-        "ATDI": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {behind}", by_index),
+        "TS": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {wanted}", by_index),
+        "TDI": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {wanted}", by_index),
+        "ATDI": (f"{pairs} FROM base b JOIN older o USING (id) WHERE {wanted}", by_index),
         "VBD": (view, by_index),
     }
 
@@ -165,8 +181,9 @@ def buffers(server: PostgreSQL, way: str, sql: str, settings: str) -> int:
 
 def formulas(setting: Setting, pages: Callable[[str], int]) -> dict[str, float]:
     """Return the pages of each way; `pages` are those of a relation or an index."""
-    n, m, share = pages("base"), pages("older"), setting.share
+    n, m, share = setting.copied * pages("base"), pages("older"), setting.share
     copied = share * m  # the changed rows of the copy
+    changed = share * setting.copied  # of the relation
     parts = sum(pages(name) for name in _parts())
     keys = sum(pages(f"{name}_ts") for name in _parts())
     return {
@@ -174,9 +191,9 @@ def formulas(setting: Setting, pages: Callable[[str], int]) -> dict[str, float]:
         "MDS": n + m,
         "ID/RCS": n + pages("sums") + copied,
         "TS": n + copied,
-        "TDI": share * (n + pages("tdi")) + copied + HEIGHT,
-        "ATDI": share * pages("atdi") + copied + HEIGHT,
-        "VBD": share * (keys + parts) + RELATIONS * HEIGHT,
+        "TDI": share * n + changed * pages("tdi") + copied + HEIGHT,
+        "ATDI": changed * pages("atdi") + copied + HEIGHT,
+        "VBD": changed * (keys + parts) + RELATIONS * HEIGHT,
     }
 
 
@@ -219,7 +236,7 @@ def table(title: str, found: list[tuple[str, Mapping[str, Pages]]]) -> Iterator[
 @click.command()
 @click.option("--rows", default=60_000, show_default=True)
 def main(rows: int) -> None:
-    """Print both tables, formula / measured, for neighbouring and for scattered changes."""
+    """Print the three tables, formula / measured, for neighbouring and for scattered changes."""
     with PostgreSQL() as server:
         for is_scattered in (False, True):
             what = "scattered" if is_scattered else "neighbours"
@@ -233,6 +250,11 @@ def main(rows: int) -> None:
                 for c in CHANGED
             ]
             print(*table("rows changed", by_rows), "", sep="\n", flush=True)
+            by_copy = [
+                (f"{c} %, {what}", measure(server, Setting(rows, 3, 0.01, is_scattered, c / 100)))
+                for c in COPIED
+            ]
+            print(*table("rows in the older copy", by_copy), "", sep="\n", flush=True)
 
 
 if __name__ == "__main__":
