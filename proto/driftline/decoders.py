@@ -62,6 +62,11 @@ class Decoder:
         """The changed k found so far, ascending, uint64 [n]."""
         return self._entries >> _HALF
 
+    @property
+    def rs(self) -> U64:
+        """Their r less ours, modulo PRIME, of each of `ks`, uint64 [n]."""
+        return self._entries & _LOW
+
     def cells_expected(self, grid: Grid) -> int:
         """Return the number of cells that follow when our side refines to this grid; raise
         MalformedMessage if the grid refines nothing."""

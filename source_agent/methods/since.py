@@ -30,7 +30,7 @@ from driftline.arrays import U64, Bools, Bytes, Positions
 from driftline.digests import MASK64, Digest
 from driftline.key_digests import hash_seed, hashed, mixed_keys
 from driftline.ranges import POSITION_MIN, Partition
-from driftline.sketches import Embedding, pack
+from driftline.sketches import PRIME, Embedding, elements, pack
 
 from source_agent.methods import request_validation
 from source_agent.methods.interface import Answered, Handover, Scan
@@ -41,6 +41,7 @@ from source_agent.scan.accumulators import RangeTotals
 from source_agent.scan.batches import Batch, join_neighbours
 from source_agent.scan.marked import Behind, Marked
 
+_HALF: Final = np.uint64(32)
 _ONE_RANGE: Final = Partition((POSITION_MIN,), (63,))
 
 
@@ -152,9 +153,11 @@ class SinceRead:
         """Return the difference of the keys without those of rows behind the mark."""
         if isinstance(decoded, Answered):
             return _Keys(decoded.total, np.zeros(0, np.uint64), 0)
-        ks, inside = self.parameters.keys.embedding.embed(behind.positions, scan.reader.salt)
+        salt = scan.reader.salt
+        ks, inside = self.parameters.keys.embedding.embed(behind.positions, salt)
         outside = int(np.count_nonzero(~inside))
-        left = decoded.ks[~np.isin(decoded.ks, ks[inside])]
+        came = elements(mixed_keys(behind.positions[inside], salt).m0)
+        left = decoded.ks[~_explained(decoded, ks[inside], came)]
         return _Keys(decoded.total, left, max(decoded.outside - outside, 0))
 
     def _send(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> Iterator[pb.Reply]:
@@ -163,7 +166,7 @@ class SinceRead:
         for batch in behind.batches():
             yield from scan.frames.add(batch)
         if len(found.ks) or found.outside:
-            for batch in self._find(scan, marked, found):
+            for batch in self._find(scan, marked, behind, found):
                 chosen = self._is_new(scan, batch.positions, behind, found.ks)
                 yield from scan.frames.pick(batch, chosen)
         yield from scan.frames.flush()
@@ -176,25 +179,46 @@ class SinceRead:
         chosen: Bools = (inside & np.isin(found, ks)) | ~inside
         return chosen & ~behind.holds(where)
 
-    def _find(self, scan: Scan, marked: Marked, found: _Keys) -> Iterator[Batch]:
+    def _find(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> Iterator[Batch]:
         """Yield the rows of the keys that differ, and others too where all are read."""
         embedding, total = self.parameters.keys.embedding, found.total.count
         rows = len(found.ks) + found.outside
         if embedding.base is None:
-            return scan.reader.scan() if self._any(scan, marked, found) else iter(())
+            is_any = self._any(scan, marked, behind, found)
+            return scan.reader.scan() if is_any else iter(())
         first, last = join_neighbours(embedding.positions(found.ks))
         if found.outside:
             zones = embedding.outside()
             first, last = np.append(first, zones[0]), np.append(last, zones[1])
         return scan.reader.find(first, last, rows=rows, total=total)
 
-    def _any(self, scan: Scan, marked: Marked, found: _Keys) -> bool:
-        """Return True if a row has one of these hashed keys: else they were all deleted."""
-        embedding, salt = self.parameters.keys.embedding, scan.reader.salt
+    def _any(self, scan: Scan, marked: Marked, behind: Behind, found: _Keys) -> bool:
+        """Return True if a row that is not sent yet has one of these hashed keys."""
         return any(
-            np.isin(embedding.embed(batch.positions, salt)[0], found.ks).any()
+            self._is_new(scan, batch.positions, behind, found.ks).any()
             for batch in marked.keys.scan()
         )
+
+
+def _explained(decoded: Decoded, ks: U64, rs: U64) -> Bools:
+    """Return which decoded k are new keys of rows behind the mark and nothing else: bool [n].
+
+    Where several rows share a hashed k, one of them may be new and another one only updated, or a
+    key vanished below an updated row: the difference of r is that of a new row, or of all rows, or
+    it is not explained.
+
+    Args:
+        ks, rs: of the rows behind the mark, uint64 [m] each.
+    """
+    if not len(ks):
+        return np.zeros(len(decoded.ks), np.bool_)
+    found: Bools = np.isin(decoded.ks << _HALF | decoded.rs, ks << _HALF | rs)
+    order = np.argsort(ks, kind="stable")
+    distinct, first = np.unique(ks[order], return_index=True)
+    sums = np.add.reduceat(rs[order], first) % np.uint64(PRIME)
+    at = np.minimum(np.searchsorted(distinct, decoded.ks), len(distinct) - 1)
+    found |= (distinct[at] == decoded.ks) & (sums[at] == decoded.rs)
+    return found
 
 
 def _outside(embedding: Embedding, where: Positions) -> Bools:

@@ -37,9 +37,11 @@ from source_agent.scan.batches import Batch, join_neighbours
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Every k that changed, uint64 [n] ascending; the number of rows outside; the total."""
+    """Every k that changed, uint64 [n] ascending, and the difference of its r, uint64 [n]; the
+    number of rows outside; the total."""
 
     ks: U64
+    rs: U64
     outside: int
     total: Digest
 
@@ -100,7 +102,7 @@ class SketchDecoded:
             if received is not None:
                 decoder.take(*received)
             if decoder.solved:
-                return Decoded(decoder.ks, filled.outside, total)
+                return Decoded(decoder.ks, decoder.rs, filled.outside, total)
             differing, sample = decoder.differing, b""
             if differing is None:
                 differing = differing_slots(self.strata, cells.r, salt)

@@ -73,13 +73,20 @@ class Stock:
     """A pair over the table `stock`, without Spark."""
 
     def __init__(
-        self, legacy: Legacy, folder: Path, marker: str, *, more: str = "", options: str = ""
+        self,
+        legacy: Legacy,
+        folder: Path,
+        marker: str,
+        *,
+        more: str = "",
+        options: str = "",
+        rows: int = ROWS,
     ) -> None:
         legacy.execute(f"{STOCK.format(**TYPES[legacy.engine])} {options}")
         legacy.execute("CREATE INDEX stock_updated ON stock (updated_at)")
         old = of(legacy, OLD)
-        rows = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(ROWS)]
-        legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", rows)
+        made = [(i * 3, i % 100, f"note {i}", old, i, False) for i in range(rows)]
+        legacy.many("INSERT INTO stock VALUES (?, ?, ?, ?, ?, ?)", made)
         self.legacy = legacy
         self.pair = Pair(NoSpark(), legacy, folder, {"stock": f'table = "stock"\n{more}'})
         self.mark(marker)
