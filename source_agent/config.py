@@ -153,16 +153,17 @@ class ServedRelation:
     def check_key(self, shape: Shape) -> None:
         """Raise ConfigurationError if the file wants it read by key, and it cannot be."""
         is_never = self.scan is not None and not self.scan.spans
-        if not shape.not_by_key or not (is_never or self.relation.rows_by_key):
+        without = shape.not_by_key or ("" if shape.vouched else "no constraint makes it unique")
+        if not without or not (is_never or self.relation.rows_by_key):
             return
         setting, why = ("scan", 'scan = "never"') if is_never else ("rows_by_key", "`rows_by_key`")
         key = ", ".join(column.name for column in shape.recipe.key)
         raise ConfigurationError(
             f"{why} needs rows that can be read by a unique index of the key ({key}), and they"
-            f" cannot: {shape.not_by_key}.",
+            f" cannot: {without}.",
             where=f"relations.{self.relation.name}.{setting}",
-            remedy="Remove the setting, or choose a key with an index (docs/dba-guide.md, In"
-            " tiles).",
+            remedy="Remove the setting, or choose a key with a unique index (docs/dba-guide.md,"
+            " In tiles).",
         )
 
 

@@ -172,6 +172,37 @@ def test_a_marker_whose_column_was_dropped_is_refused_by_name(touched: Stock) ->
     assert "updated_at" in error["message"]
 
 
+@pytest.mark.parametrize("marker", [BY_TIME, XMIN], ids=["time", "xmin"])
+def test_a_mark_that_cannot_be_of_this_database_is_not_used(
+    legacy: PostgresLegacy, tmp_path: Path, marker: str
+) -> None:
+    stock = Stock(legacy, tmp_path / "pair", marker)
+    stock.refresh()
+    identity = mark_of(stock)["source"]
+    system, timeline, *_ = identity.split(":")
+    later = "9999-12-31 00:00:00+00" if marker == BY_TIME else str(2**60)
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"source": identity.replace(system, "7000000000000000000")}, "another database"),
+        ({"source": identity.replace(f":{timeline}:", f":{int(timeline) + 1}:")}, "a fail-over"),
+        ({"at": later}, "later than the database's clock"),
+        ({"marker": ["version", "updated_at", None]}, "changed the marker"),
+        ({"version": 2}, "another release"),
+        ({"at": 5}, "damaged"),
+    ]
+    if marker == XMIN:
+        cases.append(({"at": str(-(2**31))}, "too many transactions"))
+    try:
+        for i, (entries, why) in enumerate(cases):
+            stock.update([30], 1000 + i, honest=False)
+            shift_mark(stock, **entries)
+            report = stock.refresh()
+            assert (report.proof, counts(report)) == ("total", (0, 1, 0)), why
+            assert why in str(used(report)["why"])
+        stock.check()
+    finally:
+        stock.pair.stop()
+
+
 # xmin
 
 

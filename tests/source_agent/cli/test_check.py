@@ -385,10 +385,13 @@ def test_hours_for_scans(folder: Path) -> None:
     """When may each relation be scanned, and how many rows may be read by key?"""
     with closing(sqlite3.connect(folder / "erp.db")) as connection:
         connection.execute("CREATE TABLE loose (id INT)")
+        connection.execute("CREATE TABLE twice (id INTEGER NOT NULL)")
+        connection.execute("CREATE INDEX twice_id ON twice (id)")
     with (folder / "source.toml").open("a") as file:
         file.write('[relations.night]\ntable = "orders"\nscan = ["00:00-12:00", "13:00-24:00"]\n')
         file.write('[relations.keyed]\ntable = "orders"\nscan = "never"\nrows_by_key = 50000\n')
         file.write('[relations.loose]\ntable = "loose"\nkey = ["id"]\nrows_by_key = 1000\n')
+        file.write('[relations.twice]\ntable = "twice"\nkey = ["id"]\nrows_by_key = 1000\n')
     found = json.loads(command(folder, "check", "--json").stdout)["relations"]
     assert [(one["scan"], one["rows_by_key"]) for one in found[:3]] == [
         (None, None),
@@ -399,7 +402,9 @@ def test_hours_for_scans(folder: Path) -> None:
     assert found[1]["scan_now"].startswith(("now, until ", "not before "))
     assert found[3]["error_code"] == "CONFIGURATION"
     assert found[3]["error"].startswith("relations.loose.rows_by_key: ")
+    assert found[4]["error"].startswith("relations.twice.rows_by_key: ")
+    assert "unique index of the key (id), and they cannot: no constraint" in found[4]["error"]
     text = command(folder, "check").stdout
     assert "  scanned  at 00:00-12:00, 13:00-24:00 (local time): no" in text
     assert "  scanned  never\n  by key   at most 50,000 rows in an exchange\n" in text
-    assert "3 of 4 relations can be served" in text
+    assert "3 of 5 relations can be served" in text
