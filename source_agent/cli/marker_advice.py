@@ -35,7 +35,7 @@ _PROMISES: Final = {
     MarkerKind.CHECKSUM: "if it changes whenever a published value of its row does",
     MarkerKind.VERSIONED: "if no transaction lasts longer than `late`",
 }
-_SCANNED: Final = {MarkerKind.XMIN, MarkerKind.CHECKSUM}  # no index finds the rows
+_SCANNED: Final = {MarkerKind.XMIN, MarkerKind.CHECKSUM, MarkerKind.VERSIONED}  # by no index
 _CHEAPER: Final = {
     MarkedRead.SCAN: "an index that begins with it would make it cheap",
     MarkedRead.INDEX: "an index with all published columns behind it would do alone",

@@ -63,6 +63,9 @@ class MarkerKind(Enum):
     CHECKSUM = "checksum"
 
 
+ORDERED: Final = frozenset({MarkerKind.TIME, MarkerKind.VERSION})  # by a column that has an index
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """Description of what a relation keeps about its own changes, by its DBA.

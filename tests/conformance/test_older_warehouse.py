@@ -80,6 +80,7 @@ SINCE = {
     "held_back_s",
     "rows_forecast",
     "snapshot_s",
+    "marker_warnings",
 }  # keys of JSON lines and of a commit that are younger than the fixture
 
 

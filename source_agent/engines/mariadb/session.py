@@ -57,7 +57,15 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.markers import LEAST_VERSION, Mark, bounds, future, latest, mark_at
+from source_agent.engines.markers import (
+    LEAST_VERSION,
+    ORDERED,
+    Mark,
+    bounds,
+    future,
+    latest,
+    mark_at,
+)
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -215,9 +223,11 @@ class MariadbSession(SnapshotSession):
         found: bytes | None = self._execute(cursor, sql, bound, shape.relation).fetchall()[0][0]
         return found
 
-    def marked_read(self, shape: Shape) -> MarkedRead:
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
+        if marked.kind not in ORDERED:
+            return None
         bound = latest(marked, self.as_of).removesuffix("+00")
         return access.marked_read(
             self.ask(EXPLAIN + marked_sql(shape), *plan_of(shape).values, bound)

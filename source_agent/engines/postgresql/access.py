@@ -26,7 +26,7 @@ from psycopg import Error, OperationalError, errors, pq
 from psycopg.conninfo import make_conninfo
 
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
-from source_agent.engines.markers import MarkerKind
+from source_agent.engines.markers import ORDERED, MarkerKind
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
@@ -298,7 +298,7 @@ def _marked(shape: Shape) -> list[str]:
         found.append(copy_of(greatest_sql(shape)))
     if shape.marker.is_time:
         found.append(copy_of(later_sql(shape)))
-    if shape.marker.kind is not MarkerKind.XMIN:
+    if shape.marker.kind in ORDERED:
         found.append(EXPLAIN + marked_sql(shape))
     return found + (
         [hashes.SEED, copy_of(key_hashes_sql(shape))] if plan_of(shape).key_hash else []

@@ -34,6 +34,7 @@ from psycopg import Error, pq
 from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
 from source_agent.engines.markers import (
     LEAST_VERSION,
+    ORDERED,
     Mark,
     MarkerKind,
     Running,
@@ -281,11 +282,11 @@ class PostgresqlSession(SnapshotSession):
             yield from self._copy(shape, sql.marked_sql(shape))
             self._refuse_changed(shape.relation)
 
-    def marked_read(self, shape: Shape) -> MarkedRead:
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
-        if marked.kind is MarkerKind.XMIN:
-            return MarkedRead.SCAN
+        if marked.kind not in ORDERED:
+            return MarkedRead.SCAN if marked.kind is MarkerKind.XMIN else None
         with self._reading(shape.relation), self._by_index():
             self._bind(shape)
             self.ask(sql.BOUNDS, latest(marked, self.as_of), "")

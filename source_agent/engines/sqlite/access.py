@@ -25,7 +25,7 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, MarkedRead, Privilege
-from source_agent.engines.markers import MarkerKind
+from source_agent.engines.markers import ORDERED, MarkerKind
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.shapes import Relation, Shape
@@ -182,7 +182,7 @@ def templates(shape: Shape) -> list[str]:
     if shape.marker is not None:
         narrow = shape.narrow()
         texts += [marked_sql(shape), marked_sql(shape.keys()), scan_sql(narrow)]
-        texts.append(EXPLAIN_PLAN + marked_sql(shape))
+        texts += [EXPLAIN_PLAN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
         if shape.marker.is_time:
             texts.append(later_sql(shape))
         texts += [*(_pages(narrow) if plan.pages else ())]

@@ -39,7 +39,15 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import LEAST_VERSION, Mark, bounds, future, latest, mark_at
+from source_agent.engines.markers import (
+    LEAST_VERSION,
+    ORDERED,
+    Mark,
+    bounds,
+    future,
+    latest,
+    mark_at,
+)
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -284,9 +292,11 @@ class SqliteSession(SnapshotSession):
         found = self._value(shape, later_sql(shape), future(shape.marker, self.as_of))
         return found if isinstance(found, int) else 0
 
-    def marked_read(self, shape: Shape) -> MarkedRead:
+    def marked_read(self, shape: Shape) -> MarkedRead | None:
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
+        if marked.kind not in ORDERED:
+            return None
         bound = latest(marked, self.as_of)
         values = (*plan_of(shape).values, bound if marked.is_time else int(bound))
         steps = [str(row[3]) for row in self.ask(EXPLAIN_PLAN + marked_sql(shape), *values)]

@@ -195,6 +195,15 @@ def test_a_column_that_is_not_granted_is_named_so(legacy: Legacy, tmp_path: Path
     assert all("permission denied" in found.note for found in by_column)
 
 
+def test_a_table_that_keeps_old_versions_is_named_so(legacy: Legacy) -> None:
+    if legacy.name != "mariadb":
+        return
+    legacy.run("CREATE TABLE old (id bigint PRIMARY KEY, n int) WITH SYSTEM VERSIONING")
+    with closing(legacy.connect().open()) as session:
+        shape = session.describe(Relation("old", table="old"))
+    assert "the server keeps old versions of its rows" in shape.notes
+
+
 def test_what_a_conjunction_of_plans_is(legacy: Legacy) -> None:
     """A nullable column needs two reads of its index, so no index alone does."""
     legacy.run("ALTER TABLE kept ADD COLUMN seen_version bigint")
