@@ -5,7 +5,8 @@
 
 *Cost*: TPC-H orders with an indexed time column, in a real PostgreSQL; the source agent is a
 process, the warehouse this one, without Spark. Updates alone, then updates with deletes, each
-refreshed by the marker, by `xmin` and by a sketch, from one published state. Seconds are of the
+refreshed by the marker, by `xmin`, by a checksum of 64 bits that the writer sets, and by a sketch,
+from one published state. Seconds are of the
 processor: of the agent's process, and of the database's, which end with each exchange.
 
 *Late commits*: writers whose transactions last up to 3 s, and a refresh each second: in one
@@ -46,7 +47,10 @@ from warehouse_agent.runs.batch import Runner
 MARKERS = {
     "time column": 'marker = { column = "updated_at", late = "1s" }',
     "xmin": "marker = { xmin = true }",
+    "checksum": 'marker = { checksum = "row_hash" }',
 }
+# What a trigger at the source would keep: of the key and the value that is changed here.
+HASH = "hashtextextended(concat(o_orderkey, ' ', o_totalprice{}), 0)"
 TICKS = os.sysconf("SC_CLK_TCK")
 LATE_S = 5.0
 
@@ -112,7 +116,10 @@ def costs(server: PostgreSQL, scale: float) -> None:
     with server.superuser(database) as owner:
         rows = tpch.load(owner, tpch.generate(DATA, scale, "orders"), "orders")
         owner.execute("ALTER TABLE orders ADD updated_at timestamptz DEFAULT '2020-01-01'")
+        owner.execute("ALTER TABLE orders ADD row_hash bigint")
+        owner.execute(f"UPDATE orders SET row_hash = {HASH.format('')}")
         owner.execute("CREATE INDEX ON orders (updated_at)")
+        owner.execute("VACUUM FULL orders")  # as if it had been written once
         owner.execute("VACUUM (ANALYZE) orders")
         print(f"orders, {rows:,} rows", flush=True)
         for name, marker in MARKERS.items():
@@ -132,7 +139,10 @@ def _measure(bench: Bench, owner: psycopg.Connection, name: str) -> None:
         bench.refresh("since")
         bench.copy("kept")
         step = round(1 / share)
-        sql = "UPDATE orders SET o_totalprice = o_totalprice + 1, updated_at = clock_timestamp()"
+        sql = (
+            "UPDATE orders SET o_totalprice = o_totalprice + 1, updated_at = clock_timestamp(),"
+            f" row_hash = {HASH.format(' + 1')}"
+        )
         changed = owner.execute(f"{sql} WHERE abs(hashint8(o_orderkey)) % {step} = 3").rowcount
         if deletes:
             left = 7 + len(name)  # other rows for each marker, and none that are updated

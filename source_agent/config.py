@@ -20,7 +20,6 @@ from driftline.hours import DAY, Hours, overlapping
 from driftline.limits import DATABASE_SILENCE_S_MAX, NAME_BYTES_MAX
 from driftline.settings import (
     TomlTable,
-    duration_s,
     is_loopback,
     nearest,
     read,
@@ -32,10 +31,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import Marker, is_known_zone
 from source_agent.engines.registry import has_files, is_file
 from source_agent.engines.shapes import Files, Fingerprint, Relation, Shape
 from source_agent.hours import ScanHours
+from source_agent.marker_settings import marker_of
 
 _LOGIN = "DATABASE"  # environment variable DRIFTLINE_PASSWORD_DATABASE
 
@@ -52,14 +51,8 @@ _LIMITS = (
 _RELATION = (
     "table", "query", "key", "columns", "where", "as_text", "types", "fingerprint", "allow",
     "derive", "scan", "rows_by_key", "activity", "files", "format", "complete", "settle_s",
-    "marker",
+    "marker", "markers",
 )  # fmt: skip
-_MARKER = ("column", "late", "zone", "deleted", "xmin", "versioned", "checksum")
-# Markers that no column names, with the keys that they exclude.
-_WITHOUT_COLUMN = {
-    "xmin": ("column", "late", "zone", "versioned", "checksum"),
-    "versioned": ("column", "zone", "checksum"),
-}
 BY_KEY_LEAST = 1000  # rows: the least that a warehouse can be told to read (`read_at_most`)
 ACTIVITY_S = 60.0  # between two questions of a client about activity
 _NEVER = "never"
@@ -306,7 +299,7 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         fingerprint=_fingerprint(table),
         rows_by_key=table.integer("rows_by_key", default=0, least=BY_KEY_LEAST) or None,
         files=_files(table),
-        marker=_marker(table),
+        marker=marker_of(table),
     )
     allow = table.texts("allow")
     return ServedRelation(
@@ -316,33 +309,6 @@ def _served_relation(name: str, table: TomlTable) -> ServedRelation:
         _scan(table),
         table.flag("activity") or not table.has("activity"),
     )
-
-
-def _marker(table: TomlTable) -> Marker | None:
-    if not table.has("marker"):
-        return None
-    if table.has("files"):
-        raise table.error("marker", "Files are read whole.", "Remove it.")
-    inner = table.table("marker", _MARKER)
-    late_s = None
-    if (late := inner.optional_text("late")) is not None and not (late_s := duration_s(late)):
-        raise inner.error("late", f"{late!r} is no time.", 'Write "15m", or "1h30m".')
-    zone = inner.optional_text("zone")
-    if zone is not None and not is_known_zone(zone):
-        raise inner.error("zone", f"{zone!r} is no time zone.", 'Write "UTC", or "Europe/Vienna".')
-    deleted = inner.optional_text("deleted")
-    for kind, others in _WITHOUT_COLUMN.items():
-        if inner.flag(kind):
-            for key in others:
-                if inner.has(key):
-                    raise inner.error(key, f"It has no meaning beside `{kind}`.", "Remove one.")
-            return Marker("", late_s, None, deleted, versioned=kind == "versioned")
-    if not inner.has("checksum"):
-        return Marker(inner.text("column"), late_s, zone, deleted)
-    for key in ("column", "late", "zone"):
-        if inner.has(key):
-            raise inner.error(key, "It has no meaning beside `checksum`.", "Remove one.")
-    return Marker(inner.text("checksum"), deleted=deleted, checksum=True)
 
 
 def _files(table: TomlTable) -> Files | None:

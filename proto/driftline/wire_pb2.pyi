@@ -405,7 +405,7 @@ class Marker(_message.Message):
     COLUMN_FIELD_NUMBER: _builtins.int
     LATE_S_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"time", "version", "versioned", "xmin", "checksum" """
+    """"time", "version", "versioned", "xmin", "checksum", "joined" """
     column: _builtins.str
     """empty: none of the relation's"""
     late_s: _builtins.float

@@ -19,7 +19,9 @@ proven by it: inserted and deleted rows are found by their keys, only updates re
  6. A checksum of each row, which the source maintains, takes the place of its values: keys and
     checksums of all rows are compared, and there is nothing to be late. It is published, so that
     the warehouse has the one that belongs to its values. Rows without one are always new.
- 7. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
+ 7. A row of an inner join is new if the marker of any of its tables is (`source_agent.joins`). Each
+    table has a mark of its own.
+ 8. `row_start` of MariaDB's system-versioned tables is the time at which a statement ran, so it
     needs `late` as other times do. Updates of columns without versioning alone do not set it.
 
 Rejected: the start of the oldest open transaction in place of `late` (hidden from other logins),
@@ -28,7 +30,8 @@ and the greatest value seen, as most tools do: 5 to 12 % of the changes of busy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -61,6 +64,7 @@ class MarkerKind(Enum):
     XMIN = "xmin"
     VERSIONED = "versioned"
     CHECKSUM = "checksum"
+    JOINED = "joined"
 
 
 ORDERED: Final = frozenset({MarkerKind.TIME, MarkerKind.VERSION})  # by a column that has an index
@@ -73,7 +77,8 @@ class Marker:
     `column`: set by every writer; empty: PostgreSQL's `xmin` or, if `versioned`, the row start of a
     system-versioned table takes its place. `late_s`: longer than any transaction; for times alone.
     `zone`: of times that carry none. `deleted`: a flag of rows that count as deleted. `checksum`:
-    the column has a checksum of each row.
+    the column has a checksum of each row. `joined`: the markers of the tables of a query, each with
+    its table's name there; then nothing else is set.
     """
 
     column: str
@@ -82,6 +87,13 @@ class Marker:
     deleted: str | None = None
     versioned: bool = False
     checksum: bool = False
+    joined: tuple[tuple[str, Marker], ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns of the relation that it names."""
+        names = [self.column, self.deleted, *(one.column for _, one in self.joined)]
+        return tuple(name for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +101,32 @@ class MarkedBy:
     """The marker of a relation as the database describes it.
 
     `type`: the kind of the column's declared type; `nullable`: rows with NULL are always new.
-    `marker` has the column that is read, also of a system-versioned table.
+    `marker` has the column that is read, also of a system-versioned table. `joined`: of each table
+    of a query.
     """
 
     marker: Marker
     kind: MarkerKind
     type: str
     nullable: bool
+    joined: tuple[MarkedBy, ...] = ()
+
+    @property
+    def each(self) -> tuple[MarkedBy, ...]:
+        """The markers of which any shows that a row is new."""
+        return self.joined or (self,)
+
+    @property
+    def versions(self) -> list[str]:
+        """The columns of versions, whose greatest values are marks."""
+        return [one.marker.column for one in self.each if one.kind is MarkerKind.VERSION]
+
+    @property
+    def identity(self) -> list[object]:
+        """All that decides which rows are behind a mark, as JSON."""
+        if self.joined:
+            return [self.kind.value, [one.identity for one in self.joined]]
+        return [self.kind.value, self.marker.column, self.marker.zone, self.marker.late_s]
 
     @property
     def is_time(self) -> bool:
@@ -108,6 +139,8 @@ class MarkedBy:
             return "xmin"
         if self.kind is MarkerKind.VERSIONED:
             return f"system versioning ({self.marker.column})"
+        if self.joined:
+            return " or ".join(map(str, self.joined))
         return f"the {self.kind.value} column {self.marker.column}"
 
 
@@ -116,11 +149,23 @@ class Mark:
     """A place in the changes of a relation: rows behind it may have changed since.
 
     `source`: what tells this database from a copy or a restored one. `at`: the least value of the
-    marker that is behind it, in a form that the engine takes back.
+    marker that is behind it, in a form that the engine takes back; of joined markers, a JSON array
+    of each one's.
     """
 
     source: str
     at: str
+
+    def each(self, marked: MarkedBy) -> list[str]:
+        """Return the value of each of `marked.each`. Raises ValueError: the mark has others."""
+        if not marked.joined:
+            return [self.at]
+        found = json.loads(self.at)
+        if not isinstance(found, list) or [type(one) for one in found] != [str] * len(
+            marked.joined
+        ):
+            raise ValueError("the mark has not a value of each marker")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +221,8 @@ def marked_by(
     """
     if marker is None:
         return None
+    if marker.joined:
+        return _joined(relation, marker, columns)
     known = list(columns)
     named = "checksum" if marker.checksum else "column"
     for setting, name in ((named, marker.column), ("deleted", marker.deleted)):
@@ -223,6 +270,22 @@ def marked_by(
     return MarkedBy(marker, MarkerKind.VERSION, type, nullable)
 
 
+def _joined(relation: str, marker: Marker, columns: Mapping[str, Column]) -> MarkedBy:
+    """Return the markers of a query's tables. Raises ConfigurationError as `marked_by`."""
+    found = []
+    for name, one in marker.joined:
+        try:
+            made = marked_by(relation, one, columns)
+        except ConfigurationError as error:
+            error.where = (error.where or "").replace(": marker", f": markers.{name}", 1)
+            raise
+        assert made is not None, "each table has a marker"
+        found.append(made)
+    late_s = max((one.marker.late_s or 0.0 for one in found), default=0.0)
+    named = replace(marker, column=", ".join(one.marker.column for one in found), late_s=late_s)
+    return MarkedBy(named, MarkerKind.JOINED, "", nullable=False, joined=tuple(found))
+
+
 def _check_time(relation: str, marker: Marker, type: str) -> None:
     """Raise ConfigurationError if `late` or `zone` is missing, or `zone` is too much."""
     if marker.late_s is None:
@@ -264,21 +327,39 @@ def refuse_unpublished(relation: str, marked: MarkedBy | None, values: Sequence[
     )
 
 
-def mark_at(marked: MarkedBy, as_of: str) -> str | None:
-    """Return the mark of a snapshot; None: it is the greatest version, which has to be read.
+def mark_of(
+    source: str,
+    marked: MarkedBy,
+    as_of: str,
+    greatest: Callable[[str], str | None],
+    *,
+    zone: str = "+00",
+) -> Mark:
+    """Return the mark of a snapshot.
 
-    as_of: see `time_mark`.
+    Args:
+        source, as_of: see `Mark` and `time_mark`.
+        greatest: reads the greatest version in a column; None: there is none.
+        zone: what follows a time with a zone.
     """
-    if marked.kind is MarkerKind.CHECKSUM:
-        return ""
-    return time_mark(marked, as_of) if marked.is_time else None
+    found = []
+    for one in marked.each:
+        if one.kind is MarkerKind.CHECKSUM:
+            found.append("")
+        elif one.is_time:
+            at = time_mark(one, as_of)
+            found.append(at.removesuffix("+00") + zone if one.type == AWARE else at)
+        else:
+            found.append(greatest(one.marker.column) or LEAST_VERSION)
+    return Mark(source, json.dumps(found) if marked.joined else found[0])
 
 
 def bounds(marked: MarkedBy, mark: Mark) -> tuple[object, ...]:
-    """Return the values of the condition of `behind`, in its order."""
-    if marked.kind is MarkerKind.CHECKSUM:
-        return ()
-    return (mark.at if marked.is_time else int(mark.at),)
+    """Return the values of the condition of `behind_any`, in its order."""
+    pairs = zip(marked.each, mark.each(marked), strict=True)
+    return tuple(
+        at if one.is_time else int(at) for one, at in pairs if one.kind is not MarkerKind.CHECKSUM
+    )
 
 
 def time_mark(marked: MarkedBy, as_of: str) -> str:
@@ -328,6 +409,12 @@ def behind(column: str, bound: str, marked: MarkedBy, greater: str = ">=") -> st
         return f"({column} IS NULL)"
     sql = f"{column} {greater} {bound}"
     return f"({sql} OR {column} IS NULL)" if marked.nullable else f"({sql})"
+
+
+def behind_any(marked: MarkedBy, one: Callable[[MarkedBy, int], str]) -> str:
+    """Return the condition of rows behind a mark, from that of each marker and its place."""
+    found = [one(each, place) for place, each in enumerate(marked.each)]
+    return found[0] if len(found) == 1 else f"({' OR '.join(found)})"
 
 
 def is_known_zone(name: str) -> bool:

@@ -43,7 +43,7 @@ from source_agent.scan.batches import Batch, Batches
 from source_agent.scan.reader import Reader
 
 _VERSION: Final = 2  # of a mark's form
-_DIGITS: Final = re.compile("[0-9]{1,20}")
+_DIGITS: Final = re.compile("-?[0-9]{1,20}")
 _NO_MARKER: Final = "the source's DBA names no marker of this relation"
 
 
@@ -343,12 +343,7 @@ def _body(mark: Mark, shape: Shape) -> dict[str, object]:
         "relation": shape.relation.name,
         "rows": _rows_of(shape),
         "recipe": shape.recipe.id.hex(),
-        "marker": [
-            marked.kind.value,
-            marked.marker.column,
-            marked.marker.zone,
-            marked.marker.late_s,
-        ],
+        "marker": marked.identity,
         "source": mark.source,
         "at": mark.at,
     }
@@ -418,14 +413,15 @@ def _fitting(data: bytes, ours: Mapping[str, object], shape: Shape) -> Mark | st
     for key, why in _DIFFERS.items():
         if theirs.get(key) != ours[key]:
             return why
-    now = str(ours["at"])
+    mark, marked, now = Mark(source, at), shape.marker, str(ours["at"])
+    assert marked is not None, "a relation without a marker has no mark"
     if _form(at) != _form(now):
         return "the mark is damaged"
-    if _is_later(at, now, shape):
+    if _is_later(mark, now, marked):
         return "the mark is later than the database's clock, or its newest row, is now"
     if _is_long_ago(at, now, shape):
         return "too many transactions have begun since the mark"
-    return Mark(source, at)
+    return mark
 
 
 def _is_long_ago(at: str, now: str, shape: Shape) -> bool:
@@ -436,17 +432,22 @@ def _is_long_ago(at: str, now: str, shape: Shape) -> bool:
 
 def _form(at: str) -> str:
     """Return the form of a mark: marks of one marker differ in digits, and numbers in the sign."""
-    return _DIGITS.sub("0", at.removeprefix("-"))
+    return _DIGITS.sub("0", at)
 
 
-def _is_later(at: str, now: str, shape: Shape) -> bool:
-    """Return True if a mark passes the one of this snapshot, as after a restore."""
-    marked = shape.marker
-    assert marked is not None
-    try:
-        return int(at) > int(now)  # versions
-    except ValueError:
+def _is_later(mark: Mark, now: str, marked: MarkedBy) -> bool:
+    """Return True if a mark passes the one of this snapshot, as after a restore.
+
+    Raises ValueError: its values are not those of the markers.
+    """
+    pairs = zip(mark.each(marked), Mark("", now).each(marked), marked.each, strict=True)
+    return any(_passes(at, other, one) for at, other, one in pairs)
+
+
+def _passes(at: str, now: str, marked: MarkedBy) -> bool:
+    if marked.is_time or marked.kind is MarkerKind.CHECKSUM:
         return at > now  # times, in one form that sorts by their bytes
+    return int(at) > int(now)
 
 
 def _gathered(batches: Iterable[Batch]) -> Positions:

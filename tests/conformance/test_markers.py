@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -12,7 +13,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.derivations import Derivation
+from driftline.derivations import Derivation, Part
 from driftline.digests import MASK64, Salt
 from driftline.errors import ConfigurationError
 from driftline.key_digests import hash_seed, hashed
@@ -20,6 +21,7 @@ from driftline.key_digests import hash_seed, hashed
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, engine_of, flat, session_of
 from source_agent.engines.markers import Mark, Marker, MarkerKind
+from source_agent.engines.predicates import slotted
 from source_agent.engines.shapes import Relation
 from source_agent.scan.marked import begin
 from source_agent.scan.reader import Reader, Tally
@@ -171,13 +173,52 @@ def test_a_choice_without_the_checksum_has_no_mark(legacy: Legacy) -> None:
             )
             found = begin(session, reader, pb.Since())
             assert (bool(found.next), why in found.why) == (not why, True)
+        assert engine_of(legacy).templates([slotted(shape, {Part.COLUMNS})])
+
+
+JOINED = Relation(
+    "q",
+    query="SELECT a.id, b.note, a.at AS a_at, b.version AS b_version FROM t a, t b"
+    " WHERE b.id = a.id AND b.note LIKE '%w%'",
+    key=("id",),
+    columns=("id", "note"),
+    marker=Marker(
+        "",
+        joined=(("a", Marker("a_at", late_s=60.0, zone="UTC")), ("b", Marker("b_version"))),
+    ),
+)
+
+
+def test_joined_markers(legacy: Legacy) -> None:
+    filled(legacy)
+    with session_of(legacy) as session:
+        shape = session.describe(JOINED)
+
+        def ids(at: str) -> list[int]:
+            rows = flat(session.read_marked(shape, Mark("", at)))
+            return sorted(int(decoded(row, shape)[0] or 0) for row in rows)
+
+        assert ids('["2026-03-01 10:00:01", "100"]') == [2, 3]
+        assert ids('["2026-03-01 10:00:02", "1"]') == [1, 2, 3]
+        assert shape.marker is not None
+        times, version = session.mark(shape).each(shape.marker)
+        assert (len(times), version) == (len("2026-03-01 10:00:00"), "3")
+    late = replace(JOINED, marker=Marker("", joined=(("a", Marker("a_at", zone="UTC")),)))
+    with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
+        session.describe(late)
+    assert refused.value.where == "q: markers.a.late"
 
 
 @pytest.mark.parametrize(
-    "marker", [BY_TIME, BY_VERSION, Marker("version", deleted="gone"), BY_CHECKSUM]
+    "described",
+    [
+        *map(relation, [BY_TIME, BY_VERSION, Marker("version", deleted="gone"), BY_CHECKSUM]),
+        JOINED,
+    ],
+    ids=["time", "version", "deleted", "checksum", "joined"],
 )
 def test_what_a_marker_issues_is_a_template(
-    legacy: Legacy, monkeypatch: pytest.MonkeyPatch, marker: Marker
+    legacy: Legacy, monkeypatch: pytest.MonkeyPatch, described: Relation
 ) -> None:
     filled(legacy)
     issued: list[str] = []
@@ -185,7 +226,7 @@ def test_what_a_marker_issues_is_a_template(
     with monkeypatch.context() as patch:
         legacy.record(patch, issued)
         with closing(engine.open()) as session:
-            shape = session.describe(relation(marker))
+            shape = session.describe(described)
             mark = session.mark(shape)
             flat(session.read_marked(shape, mark))
             flat(session.read_marked(shape.keys(), mark))

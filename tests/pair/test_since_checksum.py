@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterator
 from hashlib import md5
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from driftline.negotiation import CHECKSUM, FEATURES
 
 from source_agent.scan.marked import KeyReader
 from source_agent.scan.reader import Reader
@@ -217,6 +218,34 @@ def test_another_checksum_is_another_marker(local: Goods) -> None:
     found = local.refresh()
     assert (found.proof, counts(found)) == ("keys", (0, 1, 0))
     local.check()
+
+
+def test_an_older_warehouse_compares_all_rows(local: Goods) -> None:
+    """It keeps the mark, and would send a sketch of keys alone."""
+    local.refresh()
+    path = local.pair.warehouse / "_driftline" / "fragments" / "goods.json"
+    notes = json.loads(path.read_text())
+    assert notes["mark"].pop("checksum") == "row_hash"
+    path.write_text(json.dumps(notes))
+    local.update([30], 3, honest=False)
+    found = local.refresh()
+    assert (found.proof, counts(found)) == ("total", (0, 1, 0))
+    assert found.marker is not None
+    assert found.marker["why"] == "the warehouse's agent is older than checksums"
+
+
+def test_an_older_source_is_not_sent_checksums(
+    local: Goods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.refresh()
+    local.update([30], 3)
+    with monkeypatch.context() as patch:
+        patch.delitem(cast("dict[str, str]", FEATURES), CHECKSUM)
+        found = local.refresh()
+    assert (found.proof, counts(found)) == ("total", (0, 1, 0))
+    assert found.marker is not None
+    assert found.marker["why"] == "the source's agent is older than checksums"
+    assert local.refresh().proof == "keys"
 
 
 @pytest.mark.parametrize("key", KEYS)

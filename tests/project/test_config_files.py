@@ -143,6 +143,9 @@ allow = ["spiffe://driftline/warehouse/lake"]
     assert published.admits(frozenset({"x", "spiffe://driftline/warehouse/lake"}))
 
 
+_JOINED = 'query = "SELECT a.x AS x FROM a JOIN b ON a.x = b.x'
+
+
 @pytest.mark.parametrize(
     ("change", "where", "says"),
     [
@@ -208,6 +211,24 @@ def test_the_server_table(tmp_path: Path, change: str, where: str, says: str) ->
         ('table = "t"\nmarker = { column = "at", late = 5 }', "relations.r.marker.late", "string"),
         ('table = "t"\nmarker = { column = "at", zone = "No" }', "relations.r.marker.zone", "UTC"),
         ('table = "t"\nmarker = { xmin = true, late = "1m" }', "relations.r.marker.late", "beside"),
+        ('table = "t"\nmarkers = { t = { column = "at" } }', "relations.r.markers", "query"),
+        (f'{_JOINED} LEFT JOIN c ON true"\nmarkers = {{}}', "relations.r.markers", "LEFT"),
+        (f'{_JOINED}"\nmarkers = {{ a = {{ column = "x" }} }}', "relations.r.markers", "'b'"),
+        (
+            f'{_JOINED}"\nmarkers = {{ c = {{ column = "x" }} }}',
+            "relations.r.markers.c",
+            "no such table",
+        ),
+        (
+            f'{_JOINED}"\nmarkers = {{ a = {{ column = "x" }}, b = {{ column = "x" }} }}',
+            "relations.r.markers.b.column",
+            "plain column of b",
+        ),
+        (
+            f'{_JOINED}"\nmarkers = {{ a = {{ column = "x", xmin = true }}, b = {{}} }}',
+            "relations.r.markers.a.xmin",
+            "'xmin'",
+        ),
         (
             'table = "t"\nmarker = { checksum = "sum", late = "1m" }',
             "relations.r.marker.late",

@@ -36,7 +36,7 @@ from source_agent.engines.mariadb.sql import (
     range_sql,
 )
 from source_agent.engines.mariadb.values import bound
-from source_agent.engines.markers import ORDERED, MarkerKind
+from source_agent.engines.markers import ORDERED
 from source_agent.engines.relations import (
     PRESENCE,
     granted_columns,
@@ -318,7 +318,7 @@ def _marked(shape: Shape) -> list[str]:
     ]
     found += [EXPLAIN + marked_sql(shape)] if shape.marker.kind in ORDERED else []
     found += [later_sql(shape)] if shape.marker.is_time else []
-    return [*found, greatest_sql(shape)] if shape.marker.kind is MarkerKind.VERSION else found
+    return [*found, *(greatest_sql(shape, name) for name in shape.marker.versions)]
 
 
 def _tiles(shape: Shape) -> list[str]:

@@ -57,15 +57,7 @@ from source_agent.engines.mariadb.sql import (
 )
 from source_agent.engines.mariadb.values import BINDERS, ENCODERS, bound, bound_value, compare
 from source_agent.engines.mariadb.waits import ANSWER_S, Connector, limit
-from source_agent.engines.markers import (
-    LEAST_VERSION,
-    ORDERED,
-    Mark,
-    bounds,
-    future,
-    latest,
-    mark_at,
-)
+from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -200,10 +192,13 @@ class MariadbSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         source = ":".join(self.identity().values())
-        if (at := mark_at(marked, self.as_of)) is not None:  # the session's time zone is UTC
-            return Mark(source, at.removesuffix("+00"))
-        greatest = self._value(shape, greatest_sql(shape))
-        return Mark(source, LEAST_VERSION if greatest is None else greatest.decode())
+
+        def greatest(name: str) -> str | None:
+            found = self._value(shape, greatest_sql(shape, name))
+            return None if found is None else found.decode()
+
+        # The session's own time zone is UTC, and none is written.
+        return mark_of(source, marked, self.as_of, greatest, zone="")
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"

@@ -12,7 +12,7 @@ from typing import Final
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.markers import MarkerKind, behind
+from source_agent.engines.markers import MarkedBy, MarkerKind, behind, behind_any
 from source_agent.engines.relations import null_key_sql, plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 
@@ -55,11 +55,15 @@ def range_sql(shape: Shape) -> str:
 def marked_sql(shape: Shape) -> str:
     """Return the SELECT of the rows behind a mark."""
     assert shape.marker is not None, "a relation without a marker has no mark"
-    column = quote(shape.marker.marker.column, MARK)
     if shape.marker.kind is MarkerKind.CHECKSUM:  # without values
+        column = quote(shape.marker.marker.column, MARK)
         return bound_sql(shape, select_sql(shape, behind(column, "", shape.marker)))
-    condition = behind(column.replace("%", "%%"), "%s", shape.marker)
-    return _placed(shape, select_sql(shape, "\0"), condition)
+
+    def one(marked: MarkedBy, place: int) -> str:
+        del place
+        return behind(quote(marked.marker.column, MARK).replace("%", "%%"), "%s", marked)
+
+    return _placed(shape, select_sql(shape, "\0"), behind_any(shape.marker, one))
 
 
 def later_sql(shape: Shape) -> str:
@@ -71,12 +75,11 @@ def later_sql(shape: Shape) -> str:
     return _placed(shape, sql, f"{column} > %s")
 
 
-def greatest_sql(shape: Shape) -> str:
-    """Return the SELECT of the greatest version in a relation."""
-    assert shape.marker is not None, "a relation without a marker has no mark"
-    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+def greatest_sql(shape: Shape, name: str) -> str:
+    """Return the SELECT of the greatest version in a column of a relation."""
+    plan = plan_of(shape)
     where = f"\nWHERE {plan.where}" if plan.where else ""
-    return bound_sql(shape, f"SELECT MAX({column}) FROM {plan.source}{where}")
+    return bound_sql(shape, f"SELECT MAX({quote(name, MARK)}) FROM {plan.source}{where}")
 
 
 def page_sql(shape: Shape, *, is_first: bool) -> str:

@@ -26,7 +26,7 @@ from psycopg import Error, OperationalError, errors, pq
 from psycopg.conninfo import make_conninfo
 
 from source_agent.engines.interface import Ask, Limits, Listed, Privilege
-from source_agent.engines.markers import ORDERED, MarkerKind
+from source_agent.engines.markers import ORDERED
 from source_agent.engines.postgresql import hashes, policies, replaced, settings, split, types
 from source_agent.engines.postgresql.activity import ACTIVITY
 from source_agent.engines.postgresql.sql import (
@@ -294,8 +294,7 @@ def _marked(shape: Shape) -> list[str]:
     keys = shape.keys()
     read = (marked_sql(shape), marked_sql(keys), scan_sql(shape.narrow()))
     found = [copy_of(sql) for sql in read]
-    if shape.marker.kind is MarkerKind.VERSION:
-        found.append(copy_of(greatest_sql(shape)))
+    found += [copy_of(greatest_sql(shape, name)) for name in shape.marker.versions]
     if shape.marker.is_time:
         found.append(copy_of(later_sql(shape)))
     if shape.marker.kind in ORDERED:

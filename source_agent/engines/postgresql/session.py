@@ -33,14 +33,13 @@ from psycopg import Error, pq
 
 from source_agent.engines.interface import DatabaseTime, Limits, MarkedRead, Rows, TimeLimit
 from source_agent.engines.markers import (
-    LEAST_VERSION,
     ORDERED,
     Mark,
     MarkerKind,
     Running,
     future,
     latest,
-    mark_at,
+    mark_of,
 )
 from source_agent.engines.postgresql import access, activity, hashes, policies, sql, types, waits
 from source_agent.engines.postgresql.access import translate
@@ -269,11 +268,13 @@ class PostgresqlSession(SnapshotSession):
                 return Mark(source, at)
             if shape.relation.table is not None:  # else swapped by renaming another one
                 source += f" {self.ask(access.RESOLVED, plan_of(shape).source)[0][0]}"
-            if (at := mark_at(marked, self.as_of)) is not None:
-                return Mark(source, at)
-            # By COPY: without an index on the column, all rows are read.
-            ((row,),) = self._copy(shape, sql.greatest_sql(shape))
-            return Mark(source, row[6:].decode() or LEAST_VERSION)  # a count, a length, the text
+
+            def greatest(name: str) -> str | None:
+                # By COPY: without an index on the column, all rows are read.
+                ((row,),) = self._copy(shape, sql.greatest_sql(shape, name))
+                return row[6:].decode() or None  # a count, a length, the text
+
+            return mark_of(source, marked, self.as_of, greatest)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         self.note_consistency(shape)

@@ -11,7 +11,7 @@ from typing import Final
 from driftline.key_order import Key, KeyRange
 
 from source_agent.engines.interface import Limits
-from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind
+from source_agent.engines.markers import MarkedBy, Marker, MarkerKind, behind, behind_any
 from source_agent.engines.postgresql.values import array_of, bound, literal, named
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
@@ -180,14 +180,21 @@ def marked_sql(shape: Shape) -> str:
     assert marked is not None, "a relation without a marker has no mark"
     if marked.kind is MarkerKind.XMIN:
         return select_sql(shape, _BEHIND_XMIN)
-    column, bound = quote(marked.marker.column), _mark_bound(marked)
-    return select_sql(shape, behind(column, bound, marked, "OPERATOR(pg_catalog.>=)"))
+
+    def one(each: MarkedBy, place: int) -> str:
+        bound = _mark_bound(each, place if marked.joined else None)
+        return behind(quote(each.marker.column), bound, each, "OPERATOR(pg_catalog.>=)")
+
+    return select_sql(shape, behind_any(marked, one))
 
 
-def _mark_bound(marked: MarkedBy) -> str:
+def _mark_bound(marked: MarkedBy, place: int | None = None) -> str:
+    """Return the SQL of a mark; place: among those of a query's tables, None: it has one alone."""
     # No subquery: the planner must see the value.
-    cast = _CASTS.get(marked.type, marked.type)
-    return f"pg_catalog.current_setting('driftline.first')::pg_catalog.{cast}"
+    text = "pg_catalog.current_setting('driftline.first')"
+    if place is not None:
+        text = f"({text}::pg_catalog.json OPERATOR(pg_catalog.->>) {place})"
+    return f"{text}::pg_catalog.{_CASTS.get(marked.type, marked.type)}"
 
 
 def later_sql(shape: Shape) -> str:
@@ -207,12 +214,11 @@ def kept_sql(marker: Marker | None) -> str:
     return f"(COALESCE({flag}, 0) OPERATOR(pg_catalog.=) 0)"
 
 
-def greatest_sql(shape: Shape) -> str:
-    """Return the SELECT of the greatest version in a relation, as text."""
-    assert shape.marker is not None, "a relation without a marker has no mark"
-    plan, column = plan_of(shape), quote(shape.marker.marker.column)
+def greatest_sql(shape: Shape, name: str) -> str:
+    """Return the SELECT of the greatest version in a column of a relation, as text."""
+    plan = plan_of(shape)
     where = f"\nWHERE {plan.where}" if plan.where else ""
-    return f"SELECT pg_catalog.max({column})::pg_catalog.text FROM {plan.source}{where}"
+    return f"SELECT pg_catalog.max({quote(name)})::pg_catalog.text FROM {plan.source}{where}"
 
 
 def key_hashes_sql(shape: Shape) -> str:

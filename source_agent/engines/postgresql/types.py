@@ -308,7 +308,7 @@ def _marked(session: PostgresqlCatalogue, relation: Relation, source: _Source) -
         not_null = _checked_not_null(session, relation, source)
         for name, oid, _ in session.row_description(select):
             columns[name] = NATIVE.get(oid, _OTHER), name not in not_null
-    is_named = relation.marker.column or relation.marker.versioned
+    is_named = relation.marker.column or relation.marker.versioned or relation.marker.joined
     no_xmin = "" if is_named else _no_xmin(session, relation, source)
     return marked_by(relation.name, relation.marker, columns, no_xmin=no_xmin)
 
@@ -338,7 +338,7 @@ def _no_xmin(session: PostgresqlCatalogue, relation: Relation, source: _Source) 
 
 def _marked_sql(marker: Marker, columns: Sequence[str], source: str) -> str:
     """Return the SELECT whose columns are described; empty if the relation has none of them."""
-    names = [n for n in (marker.column, marker.deleted) if n and n in columns]
+    names = [n for n in dict.fromkeys(marker.columns) if n in columns]
     return f"SELECT {', '.join(map(quote, names))} FROM {source}" if names else ""
 
 
@@ -459,7 +459,7 @@ def describing_sql(shape: Shape) -> list[str]:
     asked += [f"SELECT {names} FROM {source}", EXPLAIN + scan_sql(shape)]
     if shape.relation.marker is not None:
         marker = shape.relation.marker
-        select = _marked_sql(marker, [marker.column, marker.deleted or ""], source)
+        select = _marked_sql(marker, marker.columns, source)
         asked += [select] if select else []
     if shape.recipe.integer_key:
         asked.append(EXPLAIN + range_sql(shape, literal=True))

@@ -25,7 +25,7 @@ from driftline.errors import (
 from driftline.limits import ROW_BYTES_MAX
 
 from source_agent.engines.interface import Ask, MarkedRead, Privilege
-from source_agent.engines.markers import ORDERED, MarkerKind
+from source_agent.engines.markers import ORDERED
 from source_agent.engines.predicates import COLUMNS
 from source_agent.engines.relations import PRESENCE, null_key_sql, plan_of, quote, scan_sql
 from source_agent.engines.shapes import Relation, Shape
@@ -186,8 +186,7 @@ def templates(shape: Shape) -> list[str]:
         if shape.marker.is_time:
             texts.append(later_sql(shape))
         texts += [*(_pages(narrow) if plan.pages else ())]
-        if shape.marker.kind is MarkerKind.VERSION:
-            texts.append(greatest_sql(shape))
+        texts += [greatest_sql(shape, name) for name in shape.marker.versions]
     return texts
 
 

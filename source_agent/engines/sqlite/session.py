@@ -39,15 +39,7 @@ from sqlalchemy.engine import URL
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.encoding import rows
 from source_agent.engines.interface import Limits, Listed, MarkedRead, Privilege, Rows, TimeLimit
-from source_agent.engines.markers import (
-    LEAST_VERSION,
-    ORDERED,
-    Mark,
-    bounds,
-    future,
-    latest,
-    mark_at,
-)
+from source_agent.engines.markers import ORDERED, Mark, bounds, future, latest, mark_of
 from source_agent.engines.relations import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.sessions import SnapshotSession, attempted
 from source_agent.engines.shapes import Consistency, Relation, Shape
@@ -270,10 +262,12 @@ class SqliteSession(SnapshotSession):
         marked = shape.marker
         assert marked is not None, "a relation without a marker has no mark"
         source = ":".join(self.identity().values())
-        if (at := mark_at(marked, self.as_of)) is not None:
-            return Mark(source, at)
-        greatest = self._value(shape, greatest_sql(shape))
-        return Mark(source, str(greatest) if isinstance(greatest, int) else LEAST_VERSION)
+
+        def greatest(name: str) -> str | None:
+            found = self._value(shape, greatest_sql(shape, name))
+            return str(found) if isinstance(found, int) else None
+
+        return mark_of(source, marked, self.as_of, greatest)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
         assert shape.marker is not None, "a relation without a marker has no mark"

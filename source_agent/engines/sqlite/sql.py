@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from driftline.key_order import KeyRange
 
-from source_agent.engines.markers import Marker, behind
+from source_agent.engines.markers import MarkedBy, Marker, behind, behind_any
 from source_agent.engines.relations import plan_of, quote, select_sql
 from source_agent.engines.shapes import Shape
 from source_agent.engines.sqlite.values import MARK
@@ -40,11 +40,14 @@ def marked_sql(shape: Shape) -> str:
     count as changed.
     """
     assert shape.marker is not None, "a relation without a marker has no mark"
-    column = quote(shape.marker.marker.column, MARK)
-    condition = behind(column, "?", shape.marker)
-    if shape.marker.is_time:
-        condition = f"({condition} OR {column} < '')"
-    return select_sql(shape, condition)
+
+    def one(marked: MarkedBy, place: int) -> str:
+        del place
+        column = quote(marked.marker.column, MARK)
+        condition = behind(column, "?", marked)
+        return f"({condition} OR {column} < '')" if marked.is_time else condition
+
+    return select_sql(shape, behind_any(shape.marker, one))
 
 
 def later_sql(shape: Shape) -> str:
@@ -55,12 +58,11 @@ def later_sql(shape: Shape) -> str:
     return f"SELECT count(*) FROM {plan.source}\nWHERE {where}{column} > ?"
 
 
-def greatest_sql(shape: Shape) -> str:
-    """Return the SELECT of the greatest version in a relation."""
-    assert shape.marker is not None, "a relation without a marker has no mark"
-    plan, column = plan_of(shape), quote(shape.marker.marker.column, MARK)
+def greatest_sql(shape: Shape, name: str) -> str:
+    """Return the SELECT of the greatest version in a column of a relation."""
+    plan = plan_of(shape)
     where = f"\nWHERE {plan.where}" if plan.where else ""
-    return f"SELECT max({column}) FROM {plan.source}{where}"
+    return f"SELECT max({quote(name, MARK)}) FROM {plan.source}{where}"
 
 
 def range_sql(shape: Shape, *, is_open: bool = False) -> str:
