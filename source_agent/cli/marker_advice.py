@@ -33,6 +33,7 @@ _PROMISES: Final = {
     MarkerKind.VERSION: "if every writer raises it, and transactions write one after the other",
     MarkerKind.XMIN: "needs no promise",
     MarkerKind.CHECKSUM: "if it changes whenever a published value of its row does",
+    MarkerKind.JOINED: "if what each of them promises is true",
     MarkerKind.VERSIONED: "if no transaction lasts longer than `late`",
 }
 _SCANNED: Final = {MarkerKind.XMIN, MarkerKind.CHECKSUM, MarkerKind.VERSIONED}  # by no index
@@ -61,6 +62,9 @@ class MarkerReport:
 
 def line(marker: Marker) -> str:
     """Return the line of source.toml that names a marker."""
+    if marker.joined:
+        each = [f"{table} = {line(one).removeprefix('marker = ')}" for table, one in marker.joined]
+        return f"markers = {{ {', '.join(each)} }}"
     is_named = marker.column and not marker.versioned
     name = "checksum" if marker.checksum else "column"
     given = {name: marker.column} if is_named else {}

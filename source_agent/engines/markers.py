@@ -314,17 +314,27 @@ def _refused(relation: str, setting: str, what: str, remedy: str) -> Configurati
     return ConfigurationError(what, remedy=remedy, where=f"{relation}: marker.{setting}")
 
 
-def refuse_unpublished(relation: str, marked: MarkedBy | None, values: Sequence[str]) -> None:
-    """Raise ConfigurationError if a checksum is not among the published columns behind the key."""
-    if marked is None or marked.kind is not MarkerKind.CHECKSUM or marked.marker.column in values:
+def refuse_unusable(
+    relation: str, marker: Marker | None, marked: MarkedBy | None, values: Sequence[str]
+) -> None:
+    """Raise ConfigurationError for a marker that the engine did not describe, or for a checksum
+    that is not among the published columns behind the key, `values`."""
+    if marker is None:
         return
-    raise _refused(
-        relation,
-        "checksum",
-        f"The column {marked.marker.column!r} is in the key, or is not published, and the warehouse"
-        " needs the checksum that belongs to its values.",
-        "Add it to `columns`, or remove `marker`.",
-    )
+    if marked is None:
+        raise ConfigurationError(
+            "This engine has no markers.",
+            remedy="Remove it: all rows are compared.",
+            where=f"{relation}: {'markers' if marker.joined else 'marker'}",
+        )
+    if marked.kind is MarkerKind.CHECKSUM and marked.marker.column not in values:
+        raise _refused(
+            relation,
+            "checksum",
+            f"The column {marked.marker.column!r} is in the key, or is not published, and the"
+            " warehouse needs the checksum that belongs to its values.",
+            "Add it to `columns`, or remove `marker`.",
+        )
 
 
 def mark_of(

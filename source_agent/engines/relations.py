@@ -23,7 +23,7 @@ from driftline.limits import DATABASE_FINGERPRINT_VERSION, FINGERPRINT_VERSION
 from driftline.types import Column, DeclaredType, Recipe, parse_type
 
 from source_agent.engines.markers import Column as MarkingColumn
-from source_agent.engines.markers import MarkedBy, refuse_unpublished
+from source_agent.engines.markers import MarkedBy, refuse_unusable
 from source_agent.engines.shapes import Consistency, Fingerprint, Plan, Relation, Shape
 
 ALIAS = "driftline_relation"
@@ -291,7 +291,8 @@ def shape(
     by_database = relation.fingerprint is Fingerprint.DATABASE
     if by_database and access.row_hash is None:
         raise refused_fingerprint(relation, "Only PostgreSQL makes hashes that can be made again.")
-    refuse_unpublished(relation.name, access.marker, order.names[order.key_columns :])
+    values = order.names[order.key_columns :]
+    refuse_unusable(relation.name, relation.marker, access.marker, values)
     place = {name: i for i, name in enumerate(known)}
     recipe = Recipe(
         tuple(Column(f.name, f.type, f.nullable, place[f.name]) for f in found),

@@ -19,6 +19,7 @@ from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, 
 from source_agent.engines.generic import dialects
 from source_agent.engines.generic.types import Described, _declared
 from source_agent.engines.interface import Limits
+from source_agent.engines.markers import Marker
 from source_agent.engines.registry import connect
 from source_agent.engines.shapes import Consistency, Relation
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
@@ -45,6 +46,17 @@ def test_types_of_a_query_are_declared(legacy: Legacy) -> None:
             session.describe(Relation("q", query=query, key=("k",)))
         with pytest.raises(ConfigurationError, match="without loss"):
             session.describe(Relation("q", query=query, key=("k",), types=(("k", "float8"),)))
+
+
+def test_a_marker_is_refused(legacy: Legacy) -> None:
+    legacy.run("CREATE TABLE t (id BIGINT, v BIGINT)")
+    marked = Relation("t", table="t", key=("id",), marker=Marker("v"))
+    with session_of(legacy) as session, pytest.raises(ConfigurationError) as refused:
+        session.describe(marked)
+    assert (refused.value.where, refused.value.message) == (
+        "t: marker",
+        "This engine has no markers.",
+    )
 
 
 def test_without_a_snapshot_statement_a_session_is_fuzzy(

@@ -151,10 +151,17 @@ def test_a_row_shows_the_time_of_its_statement_and_not_of_its_commit(legacy: OfM
     assert history(legacy, 1, longest_s=600.0) > 0
 
 
-@pytest.mark.parametrize("period", ["", NAMED])
-def test_columns_with_and_without_names(legacy: OfMariaDB, period: str) -> None:
+@pytest.mark.parametrize(
+    ("period", "parts"),
+    [
+        ("", ""),
+        (NAMED, ""),
+        ("", " PARTITION BY SYSTEM_TIME (PARTITION p HISTORY, PARTITION c CURRENT)"),
+    ],
+)
+def test_columns_with_and_without_names(legacy: OfMariaDB, period: str, parts: str) -> None:
     columns = ", ".join(filter(None, ("id int PRIMARY KEY, v int", period)))
-    legacy.run(f"CREATE TABLE t ({columns}) WITH SYSTEM VERSIONING")
+    legacy.run(f"CREATE TABLE t ({columns}) WITH SYSTEM VERSIONING{parts}")
     legacy.run("INSERT INTO t (id, v) VALUES (1, 10), (2, 20)", "UPDATE t SET v = 11 WHERE id = 1")
     legacy.run("DELETE FROM t WHERE id = 2")
     shape = described(legacy)
