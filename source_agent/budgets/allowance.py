@@ -66,6 +66,22 @@ def check_scan(opening: pb.Open, served: ServedRelation, now: datetime) -> None:
         )
 
 
+def check_by_key(opening: pb.Open, served: ServedRelation, read: int) -> None:
+    """Raise LimitExceeded if a further part of one comparison would exceed `rows_by_key`.
+
+    read: rows that the parts of the comparison before it had.
+    """
+    limit = served.relation.rows_by_key
+    if limit is not None and read and read + opening.grouping.rows_max > limit:
+        raise LimitExceeded(
+            f"The source's DBA allows {limit:,} rows of this relation to be read by key "
+            f"(rows_by_key); {read:,} were read, and this shard asks for "
+            f"{opening.grouping.rows_max:,}.",
+            where=served.relation.name,
+            remedy=f"Set `read_at_most` of the fragment to at most {limit}.",
+        )
+
+
 def allowance(served: ServedRelation, now: datetime) -> pb.Allowance:
     """Return what may be read of a relation now, as a warehouse gets it.
 

@@ -39,7 +39,7 @@ from driftline.errors import (
 from driftline.limits import NO_PROGRESS_S, OPEN_S
 from driftline.peer_text import one_line
 
-from source_agent.budgets.allowance import check_scan
+from source_agent.budgets.allowance import check_by_key, check_scan
 from source_agent.budgets.audit import NAME_CHARACTERS_MAX, AuditEntry
 from source_agent.budgets.budget import GovernedSession, Stopped
 from source_agent.config import ServedRelation
@@ -131,6 +131,8 @@ class Conversation:
         self._shape: Shape | None = None  # of the relation that is answered
         self._derive: frozenset[Part] = frozenset()  # what may be chosen of it
         self._idle_s = state.config.database.limits.idle_s
+        self._sharded = ("", b"", b"")  # the newest comparison: relation, fragment key and salt
+        self._read_by_key = 0  # rows that its parts had
         self._place = ExitStack()  # of the session
         self._holds_slot = False
         self._is_accepted = False  # an Open named a relation that this client may have
@@ -276,6 +278,10 @@ class Conversation:
         governor, label = self._state.governor, self._client.label
         governor.check()
         check_scan(opening, served, governor.wall())
+        # Parts under one salt are the shards of one comparison, which is limited as a whole.
+        if self._sharded != (shard := (opening.relation, opening.fragment_key, opening.salt)):
+            self._sharded, self._read_by_key = shard, 0
+        check_by_key(opening, served, self._read_by_key)
         Point.GRANTED.reach()
         if self._session is None:
             self._place.close()
@@ -290,6 +296,8 @@ class Conversation:
                     self._check_age()
                     self._deliver(reply)
                     entry.count(reply)
+                    if opening.grouping.rows_max and reply.HasField("finished"):
+                        self._read_by_key += reply.finished.count
 
     def _deliver(self, reply: pb.Reply) -> None:
         self._state.governor.wait_bytes(reply.ByteSize(), self._stopping)

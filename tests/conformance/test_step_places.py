@@ -44,7 +44,7 @@ from warehouse_agent.methods import key_parts, key_sums, unit_assignment
 from warehouse_agent.methods.groups import NamedPiece
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.unit_assignment import InPositions, PartRows
-from warehouse_agent.planning.group_selection import grouping, most_likely
+from warehouse_agent.planning.groups.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import Clock

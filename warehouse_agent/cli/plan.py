@@ -24,9 +24,10 @@ from driftline.peer_text import one_line
 from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import intervals, marks, record
 from warehouse_agent.methods.registry import refreshes
-from warehouse_agent.planning import choice, group_selection, notes, prices
+from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Candidate, Known
 from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.planning.groups import group_selection
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.refresh import auxiliary_table, derivation, schema_change

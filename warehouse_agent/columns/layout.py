@@ -115,8 +115,15 @@ class Layout:
 
     @cached_property
     def keyed_schema(self) -> pa.Schema:
-        """The lane schema and the key bytes, for a key that is not one integer."""
-        return pa.schema([*self.lane_schema, self.file_schema.field(KEY)])
+        """The lane schema and what has the key: the key bytes, or the integer in the lanes."""
+        lanes = self.lane_schema
+        return lanes if self.recipe.integer_key else pa.schema([*lanes, *self.key_schema])
+
+    @cached_property
+    def key_schema(self) -> pa.Schema:
+        """The schema of the column that has the key: its bytes, or the integer."""
+        name = self.names[0] if self.recipe.integer_key else KEY
+        return pa.schema([self.file_schema.field(name)])
 
     @cached_property
     def ddl(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from driftline.limits import GROUP_KEYS_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+from driftline.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from driftline.settings import TomlTable, duration_s, nearest
 
 from warehouse_agent.columns.arrow import Carrier
@@ -98,14 +98,7 @@ def _event_time(table: TomlTable) -> EventTime | None:
 def _read_at_most(table: TomlTable) -> int | None:
     if not table.has("read_at_most"):
         return None
-    found = table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
-    if found > GROUP_KEYS_MAX:
-        raise table.error(
-            "read_at_most",
-            f"Groups name at most {GROUP_KEYS_MAX:,} rows, and it is {found:,}.",
-            "Make it smaller, or remove it: a refresh of all rows has no such limit.",
-        )
-    return found
+    return table.integer("read_at_most", default=READ_AT_LEAST, least=READ_AT_LEAST)
 
 
 def _staging_at_most(table: TomlTable) -> int | None:

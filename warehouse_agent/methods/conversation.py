@@ -8,7 +8,7 @@ the relation; the methods send what lies between. Nothing here uses Spark or kno
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Protocol
 
@@ -107,6 +107,20 @@ class Talk:
         self._shipping = pb.Progress(phase="ship", rows_expected=terms.rows_expected)
         self._ours, self._came, self._frame_bytes = Digest(), Digest(), 0
         self._keys: ShippedKeys | ShippedPositions | None = None
+        self._opened_at = self._answered_s = 0.0
+
+    def renew(self) -> None:
+        """Begin another exchange about the relation in the same stream, after one that ended.
+
+        Counts begin anew; so does the room for staging, less the frames that came.
+        """
+        assert self.ended, "an exchange ends before the next one begins"
+        if (room := self.terms.room) is not None:
+            room = replace(room, staged=room.staged + self._frame_bytes)
+            self.terms = replace(self.terms, room=room)
+        self.round_trips, self.ended = 1, False
+        self.admission = FrameAdmission(self.terms.recipe, self.terms.salt, room=room)
+        self._ours, self._came, self._frame_bytes, self._keys = Digest(), Digest(), 0, None
         self._opened_at = self._answered_s = 0.0
 
     def open(

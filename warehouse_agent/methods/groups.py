@@ -35,7 +35,7 @@ from warehouse_agent.methods.ranges import (
     want,
 )
 from warehouse_agent.planning.choice import Method, everything
-from warehouse_agent.tasks.difference import BelowKeys, ListedRows
+from warehouse_agent.tasks.difference import BelowKeys, ListedRows, Outcome
 from warehouse_agent.tasks.digests import Listing
 
 
@@ -160,6 +160,14 @@ class GroupSide:
 
     def open(self, talk: Talk) -> Step:
         """Open with units, and compare those that differ row by row."""
+        found = self.compare(talk)
+        if self.grouped.part is None:
+            return found
+        # The rows that were not compared are older.
+        return replace(found, theirs=found.theirs + self.rest, consistency="fuzzy")
+
+    def compare(self, talk: Talk) -> Outcome:
+        """Return the outcome of the rows that are compared."""
         grouped = self.grouped
         difference: ListedRows | BelowKeys | None = None
         talk.open(self.compared, everything(), grouping=grouped.described())
@@ -178,11 +186,7 @@ class GroupSide:
             gone = gone_of(grouped, reply)
             difference = keys.replaced(np.concatenate([gone, grouped.ungrouped]))
             reply = talk.receive()
-        found = talk.finished(reply, difference, Method.GROUP)
-        if grouped.part is None:
-            return found
-        # The rows that were not compared are older.
-        return replace(found, theirs=found.theirs + self.rest, consistency="fuzzy")
+        return talk.finished(reply, difference, Method.GROUP)
 
 
 def regroup(grouped: Grouped, talk: Talk, *, first: pb.Reply, lister: Lister) -> ListedRows:

@@ -1,4 +1,7 @@
-"""A part of our rows whose key is not one integer: named by the keys themselves, in key order.
+"""A part of our rows that the keys themselves name, in key order.
+
+These are keys that are not one integer, integers that span too much for k, and rows that are
+compared in shards.
 
 As in a part by positions (`units`), the rows most likely to have changed are compared, the next
 rows in key order after the last part, and whatever is new behind the greatest key. The bounds of
@@ -34,10 +37,10 @@ from warehouse_agent.methods import unit_assignment
 from warehouse_agent.methods.groups import Grouped, GroupSide, KeyPartOf, NamedPiece
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
-from warehouse_agent.planning.group_selection import NAMED_KEY_BYTES, GroupPlan, class_of
+from warehouse_agent.planning.groups.group_selection import NAMED_KEY_BYTES, GroupPlan, class_of
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.report import counted
-from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for
+from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for, with_keys
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import size_of_digests
 
@@ -156,12 +159,11 @@ def _noted(notes: Mapping[str, object], recipe: Recipe) -> bytes | None:
 def _lowest(copy: WorkingCopy, start: bytes | None, count: int) -> tuple[list[bytes], bytes | None]:
     """Return the `count` lowest keys from `start` on, ascending, and the greatest of all."""
     order = KeyOrder(copy.layout.recipe)
-    columns = pa.schema([copy.layout.file_schema.field(KEY)])
     rows = scan(
         copy.steps,
         copy.files,
-        columns,
-        _lowest_of(copy.layout.recipe, start, count),
+        copy.layout.key_schema,
+        with_keys(copy.layout.recipe, _lowest_of(copy.layout.recipe, start, count)),
         _LOWEST,
         size=size_of_digests(copy.files),
         tasks_max=tasks_for(32 * count),
@@ -204,7 +206,9 @@ def _assign(copy: WorkingCopy, plan: GroupPlan, part: PartRows) -> Assigned:
         copy.steps,
         copy.files,
         unit_assignment.with_omega(copy.layout.keyed_schema, copy.layout),
-        _assigned(plan, copy.layout.recipe, copy.salt, part, copy.outlook),
+        with_keys(
+            copy.layout.recipe, _assigned(plan, copy.layout.recipe, copy.salt, part, copy.outlook)
+        ),
         _ASSIGNED,
         size=size_of_digests(copy.files),
         tasks_max=unit_assignment.tasks_of(copy.files),

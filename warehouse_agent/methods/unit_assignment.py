@@ -27,7 +27,12 @@ from driftline.units import UnitRun, UnitSums
 from warehouse_agent.columns.layout import CHANGED, FIRST, RATE, Layout
 from warehouse_agent.methods.groups import UnitPiece
 from warehouse_agent.planning.choice import CHANGE_SHARE
-from warehouse_agent.planning.group_selection import GroupPlan, Histogram, Selection, class_of
+from warehouse_agent.planning.groups.group_selection import (
+    GroupPlan,
+    Histogram,
+    Selection,
+    class_of,
+)
 from warehouse_agent.planning.update_probability import Outlook, probability
 from warehouse_agent.tasks.digests import Files, Inside, numbers, tasks_for
 from warehouse_agent.tasks.scan import Function, Piece, scan
@@ -49,10 +54,14 @@ ROWS_PER_TASK = 500_000  # 24 MB, sorted in a task
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows that a part compares: the likeliest, and those `inside` the ranges that it reads."""
+    """The rows that a part compares: the likeliest, and those `inside` the ranges that it reads.
+
+    `within`: of these, only the rows of a shard; None: all.
+    """
 
     likeliest: Selection
     inside: Inside
+    within: Inside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +250,7 @@ def chosen_rows(part: PartRows | None, batch: pa.RecordBatch, p: Floats, salt: S
     found = part.inside(batch)
     found |= classes >= likeliest.least
     found |= (classes == likeliest.least - 1) & drawn
-    return found
+    return found if part.within is None else found & part.within(batch)
 
 
 def _row(**values: object) -> pa.RecordBatch:

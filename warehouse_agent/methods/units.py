@@ -12,13 +12,16 @@ import numpy as np
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from warehouse_agent.methods import key_parts, unit_assignment
+from warehouse_agent.methods import shards as sharded
 from warehouse_agent.methods.groups import Grouped, GroupSide, PartOf
 from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
+from warehouse_agent.methods.shards import Chosen, ShardedSide
 from warehouse_agent.methods.unit_assignment import InPositions, PartRows
-from warehouse_agent.planning import group_selection, sketch_size
+from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.candidates import Known, Part, Whole, in_groups, in_part, p_delete
 from warehouse_agent.planning.change_forecast import Expected
 from warehouse_agent.planning.choice import NAMES, Method
+from warehouse_agent.planning.groups import group_selection, shards
 from warehouse_agent.storage import data_files
 
 TURN = "turn_from"  # key of a fragment's notes: the position after the last part
@@ -41,7 +44,7 @@ class GroupOpening:
             compared = min(scope.rows_max, ours)
             part = in_part(known, scope, expected, max(changed * compared // max(ours, 1), 1))
             return (part,), part.what
-        if known.forced is self.method:
+        if known.forced is self.method and known.named_key_bytes is None:
             group_selection.refuse_too_many(known.name, ours)
         return in_groups(known, expected, changed), NAMES[self.method]
 
@@ -50,34 +53,40 @@ class GroupOpening:
         rows_max = scope.rows_max if isinstance(scope, Part) else None
         wait_bytes, deleted = known.line.round_trip_bytes, p_delete(known, expected)
         key = known.named_key_bytes
-        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted, key)
+        limit = (known.allowance.rows_by_key if known.allowance else None) or sharded.ROWS_MAX
+        return UnitsPlan(known.prices.row, wait_bytes, rows_max, deleted, key, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
     """Bytes of a row and of a round trip, by which units are sized; `rows_max` is the budget of a
     part, None where all rows are compared; `p_delete` is the probability that a row is deleted;
-    `named_key_bytes` are those of a key that travels itself, None: keys have no order."""
+    `named_key_bytes` are those of a key that travels itself, None: keys have no order; `limit` is
+    the most rows that may be read by key."""
 
     row_bytes: float
     wait_bytes: float
     rows_max: int | None
     p_delete: float = 0.0
     named_key_bytes: float | None = None
+    limit: int = sharded.ROWS_MAX
 
-    def reduce(self, copy: WorkingCopy) -> GroupSide:
-        """Put the working copy into units; two to four steps.
+    def reduce(self, copy: WorkingCopy) -> GroupSide | ShardedSide:
+        """Put the working copy into units; two to four steps. More rows than an exchange can name
+        are divided into shards, if their keys have an order.
 
         Raises:
-            ConfigurationError: more keys than units can name, or a part of a table whose keys are
-                no integers within reach of each other and have no order.
+            ConfigurationError: more keys than units can name, or a part of a table, and their keys
+                have no order.
             LimitExceeded: the keys of a part have too many bytes.
         """
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
         place = (copy.steps, copy.files, copy.layout, copy.outlook)
         counted = unit_assignment.histogram(*place)
-        is_by_key = self.rows_max is not None and embedding.base is None
+        compared = copy.rows if self.rows_max is None else min(self.rows_max, copy.rows)
+        is_sharded = compared > shards.KEYS_MAX and self.named_key_bytes is not None
+        is_by_key = is_sharded or (self.rows_max is not None and embedding.base is None)
         key = group_selection.key_bytes(copy.rows, embedding.span)
         if is_by_key:
             if self.named_key_bytes is None:
@@ -93,6 +102,9 @@ class UnitsPlan:
         costs = round(self.row_bytes), round(self.wait_bytes)
         part, part_of, noted = None, None, {}
         if self.rows_max is None:
+            if is_sharded:
+                grouping = replace(grouping, rows=np.maximum(grouping.rows, 1))
+                return sharded.reduce(copy, grouping, Chosen(), costs, rows_max=self.limit)
             group_selection.refuse_too_many(copy.name, copy.rows)
         else:
             in_turn, likely = (int(share * self.rows_max) for share in (IN_TURN, LIKELIEST))
@@ -103,6 +115,9 @@ class UnitsPlan:
                 near = key_parts.window_of(copy, turn)
                 likeliest = group_selection.most_likely(counted, likely + in_turn - turn)
                 part = PartRows(likeliest, near.inside)
+                if is_sharded:
+                    chosen = Chosen(part, near)
+                    return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
                 return key_parts.reduce(copy, grouping, part, near, costs, rows_max=self.rows_max)
             assert bounds is not None, "keys embed from a base only where all files have bounds"
             window, following = _window(copy, bounds, in_turn)

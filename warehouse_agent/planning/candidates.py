@@ -24,9 +24,10 @@ from driftline.sketches import HASHES, sampled
 from driftline.units import ROW_HASH_BYTES
 
 from warehouse_agent.planning import choice as plan
-from warehouse_agent.planning import group_selection, sketch_size
+from warehouse_agent.planning import sketch_size
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.groups import group_selection
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Line
 from warehouse_agent.planning.prices import Prices
@@ -192,6 +193,8 @@ class Known:
             return None
         if isinstance(scope, Part):
             by_key = scope.rows_max
+        elif self.in_shards:
+            by_key = self.ours
         elif isinstance(scope, Tiled) and (scope.tiles > 1 or self.allowance.rows_by_key):
             # One tile without a limit is a scan. Some tile has at least the mean.
             by_key = -(-self.ours // scope.tiles)
@@ -223,6 +226,12 @@ class Known:
     def theirs(self) -> int:
         """Rows of the source, taken to be as many as ours if it gave no estimate."""
         return self.ours if self.rows_expected is None else self.rows_expected
+
+    @property
+    def in_shards(self) -> bool:
+        """True if groups of all rows, more than one exchange can name, are read by key."""
+        is_asked = self.forced is Method.GROUP and isinstance(self.scope, Whole)
+        return is_asked and self.ours > GROUP_KEYS_MAX and self.named_key_bytes is not None
 
     @property
     def by_index(self) -> bool:
@@ -308,6 +317,11 @@ def in_groups(known: Known, expected: Expected | None, changed: int) -> tuple[Ca
     key = _key_bytes(known, ours)
     idle = _GROUPS_BYTES + _by_groups(known, ours, planned, 0, key).bytes_expected
     found = _candidate(known, None, idle, 1, 0, 0)
+    if known.in_shards:
+        choice = _by_groups(known, ours, planned, changed, known.named_key_bytes or key)
+        size, rows = _GROUPS_BYTES + choice.bytes_expected, ours + choice.rows_read
+        trips, way = choice.round_trips * -(-ours // GROUP_KEYS_MAX), NAMES[Method.GROUP]
+        return found, priced(known, way, Method.GROUP, size, trips, 0, rows, changed)
     if ours > GROUP_KEYS_MAX:
         return (found,)
     choice = _by_groups(known, ours, planned, changed, key)

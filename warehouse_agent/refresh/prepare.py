@@ -32,10 +32,11 @@ from warehouse_agent.failpoints import Point
 from warehouse_agent.history import marks, record
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import opening_for
-from warehouse_agent.planning import choice, group_selection, notes, prices
+from warehouse_agent.planning import choice, notes, prices
 from warehouse_agent.planning.candidates import Allowance, Known
 from warehouse_agent.planning.change_forecast import Expected, Run
 from warehouse_agent.planning.choice import Method
+from warehouse_agent.planning.groups import group_selection
 from warehouse_agent.planning.markers.state import MarkerState
 from warehouse_agent.planning.network import Objective
 from warehouse_agent.planning.update_probability import Outlook

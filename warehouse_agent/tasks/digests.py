@@ -437,6 +437,33 @@ def _list(
     return run
 
 
+def with_keys(recipe: Recipe, function: Function) -> Function:
+    """Return a function of pieces that gives them to another one with their key bytes as KEY, where
+    files have an integer instead, in the first column that is read."""
+    if not recipe.integer_key:
+        return function
+    width = recipe.key[0].type.width
+    assert width is not None, "integers have a width"
+
+    def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        return function(
+            Piece(p.file, p.batch.append_column(KEY, integer_keys(numbers(p.batch, 0), width)))
+            for p in pieces
+        )
+
+    return run
+
+
+def integer_keys(values: Integers, width: int) -> pa.BinaryArray:
+    """Return the key bytes of integers, int64 [n], of so many bytes (protocol, section 4)."""
+    rows = np.empty((len(values), 4 + width), np.uint8)
+    rows[:, :4] = np.frombuffer(width.to_bytes(4, "big"), np.uint8)
+    rows[:, 4:] = values.astype(f">i{width}").view(np.uint8).reshape(len(values), width)
+    starts = np.arange(len(values) + 1, dtype=np.int32) * np.int32(4 + width)
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(rows)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), buffers)
+
+
 def keys_of(batch: pa.RecordBatch) -> Keys:
     """Return the keys of a batch of files."""
     column = batch.column(KEY)

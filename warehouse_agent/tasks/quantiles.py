@@ -26,7 +26,7 @@ from driftline.types import Recipe
 
 from warehouse_agent.columns.layout import KEY, Layout
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.tasks.digests import keys_of, numbers
+from warehouse_agent.tasks.digests import keys_of, numbers, with_keys
 from warehouse_agent.tasks.scan import Function, Piece, scan
 from warehouse_agent.tasks.steps import Steps, size_of_digests
 
@@ -123,9 +123,11 @@ def sample_keys(steps: Steps, files: Sequence[DataFile], layout: Layout, every: 
 
     Raises WarehouseUnavailable: a file cannot be read.
     """
-    column, size = pa.schema([layout.file_schema.field(KEY)]), size_of_digests(files)
-    function = _keys_sampled(layout.recipe, every)
-    rows = scan(steps, files, column, function, _KEYS, size=size, in_groups=True).to_pylist()
+    size = size_of_digests(files)
+    function = with_keys(layout.recipe, _keys_sampled(layout.recipe, every))
+    rows = scan(
+        steps, files, layout.key_schema, function, _KEYS, size=size, in_groups=True
+    ).to_pylist()
     order = KeyOrder(layout.recipe)
     ends: dict[str, tuple[bytes, bytes]] = {}
     for row in rows:

@@ -206,11 +206,12 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
         access = Access(source, kept=kept, marker=marked, marking=marking)
         return shape(relation, known, order, found, access)
     first = order.key[0]
+    is_rowid = (*order.key,) == (table.alias,)  # then the table is the index
     access = Access(
         source,
         vouched=table.vouches(order.key),
         ordered=first == table.alias or (not table.rowid and table.primary[:1] == (first,)),
-        key_indexed=any(i.orders(order.key) for i in table.indexes),
+        key_indexed=is_rowid or any(i.orders(order.key) for i in table.indexes),
         indexed=first == table.alias
         or any(i.columns[0] == first and not i.is_partial for i in table.indexes),
         rows_expected=table.rows,
@@ -233,7 +234,8 @@ def _ranged(session: SqliteCatalogue, described: Shape) -> Shape:
     plan = session.ask(EXPLAIN_PLAN + between_sql(described, PRESENCE[-1]), *values)
     names = ",".join(column.name for column in described.recipe.key)
     names = f"({names})" if "," in names and described.recipe.key_columns > 1 else names
-    if any(f"({names}>" in str(row[-1]) for row in plan):
+    used = (f"({names}>", "INTEGER PRIMARY KEY (rowid>")
+    if any(one in str(row[-1]) for row in plan for one in used):
         return described
     return replace(described, unordered="SQLite would not read ranges of it by an index")
 

@@ -35,6 +35,8 @@ from warehouse_agent.views.selection import select
 
 SETTINGS = 'refreshes_per_day = 4\n[views.report]\nquery = "SELECT id FROM orders"\n'
 
+GOAL = 'freshness = "1h"\n'
+
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
@@ -269,3 +271,22 @@ def test_hours_in_words_are_those_hours(chosen: list[bool]) -> None:
             for span in hours or ["00:00-24:00"]:
                 found[day, int(span[:2]) : int(span[6:8])] = True
     assert (found if text != "all hours" else ~found).reshape(-1).tolist() == chosen
+
+
+def test_the_views_over_a_fragment_are_priced_with_it(pair: Pair) -> None:
+    """A row is fresh when the views show it, so a refresh begins earlier by what they take."""
+    pair.refresh("orders")
+    file = pair.warehouse_toml()
+    file.write_text(file.read_text() + SETTINGS.replace("refreshes_per_day = 4", "") + GOAL)
+    config = load(file)
+
+    def moment() -> float:
+        now = datetime.now(UTC).timestamp()
+        fragment = config.fragments["orders"]
+        return timetable.scheduled(config, pair.store, fragment, now, None).decision.at
+
+    alone = moment()
+    phases = [{"rows": 0, "seconds": 300.0, "at": f"2026-01-0{n}T00:00:00Z"} for n in (1, 2, 3)]
+    line = {"command": "refresh", "error": None, "view_phases": phases}
+    pair.store.append_line(json.dumps(line), PRIVATE, "runs", "report.jsonl")
+    assert moment() == pytest.approx(alone - 300, abs=1)

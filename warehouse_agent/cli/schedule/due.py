@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +14,11 @@ from driftline.errors import ConfigurationError, WarehouseUnavailable
 
 from warehouse_agent.cli.status import age
 from warehouse_agent.config import Fragment, WarehouseConfig
-from warehouse_agent.history import intervals, record
+from warehouse_agent.history import intervals, record, view_phases
 from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
 from warehouse_agent.schedule.decide import Circumstances, Decision, decide
-from warehouse_agent.schedule.memory import Learned
+from warehouse_agent.schedule.memory import Learned, Memory
 from warehouse_agent.schedule.probe import Probe
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage import formats
@@ -134,6 +135,7 @@ def scheduled(
     """
     memory = intervals.remembered(store, fragment.name, fragment.time_zone)
     duration_s, sent = intervals.habits(store, fragment.name)
+    duration_s += _phase_s(config, store, fragment.name, memory)
     is_published = formats.head(store, fragment.name) is not None
     last, claims, unread = memory.last if is_published else None, None, ""
     if last is not None:
@@ -156,6 +158,16 @@ def scheduled(
     fitted = memory if learned is None else learned.of(fragment.name, memory)
     found = decide(fitted, timings_of(config, fragment), given, now, expects=expects)
     return Scheduled(fragment.name, found, memory.dropped, unread)
+
+
+def _phase_s(config: WarehouseConfig, store: Store, name: str, memory: Memory) -> float:
+    """Return the seconds that the views over a fragment are expected to take: readers see a change
+    when these have moved, too. 0 without views, or if nothing is known of their phases."""
+    over = graph.above([name], inputs_of(config.views))
+    if not over or (phase := view_phases.cost(store, sorted(over))) is None:
+        return 0.0
+    rows = statistics.median(one.changed for one in memory.recent) if memory.recent else 0.0
+    return phase.seconds(rows)
 
 
 def schedule(

@@ -224,12 +224,13 @@ def key_bytes(rows: int, span: int) -> float:
 def named_key_bytes(recipe: Recipe, notes: Mapping[str, object]) -> float | None:
     """Return the bytes of a key that travels itself, in the key order of many.
 
-    None if k names rows, or if the key has no order that both sides compute.
+    None if the key has no order that both sides compute. An integer key travels itself only where
+    k cannot name its rows: if its values span more than 2^31, or in shards.
 
     Args:
         notes: of earlier refreshes, one of which may have measured it.
     """
-    if recipe.integer_key or key_order.unordered(recipe) is not None:
+    if key_order.unordered(recipe) is not None:
         return None
     guess = sum(column.type.width or TEXT_KEY_BYTES for column in recipe.key)
     return number(notes, NAMED_KEY_BYTES) or float(guess)
@@ -258,19 +259,20 @@ def most_likely(histogram: Histogram, rows: int) -> Selection:
 def unfit_key(name: str) -> ConfigurationError:
     """Return the error of a part of a fragment whose rows cannot be named."""
     return ConfigurationError(
-        "Only a relation whose key is one integer, with all values within 2^31 of each other, or "
-        "has an order that both sides compute (integers, dates, UUIDs, text and bytes by their "
-        "bytes), can be compared in part.",
+        "Only a relation whose key is one integer, or has an order that both sides compute "
+        "(integers, dates, UUIDs, text and bytes by their bytes), can be compared in part.",
         where=name,
         remedy='Remove `read_at_most` and `proof = "part"` from the fragment.',
     )
 
 
 def refuse_too_many(name: str, keys: int) -> None:
-    """Raise ConfigurationError if a fragment has more rows than groups can name."""
+    """Raise ConfigurationError if a fragment has more rows than one exchange of groups can name,
+    and its key has no order by which they could be divided into shards."""
     if keys > GROUP_KEYS_MAX:
         raise ConfigurationError(
-            f"Groups name at most {GROUP_KEYS_MAX:,} rows by their keys, and these are {keys:,}.",
+            f"Groups name at most {GROUP_KEYS_MAX:,} rows by their keys, and these are {keys:,}, "
+            "whose key has no order that both sides compute.",
             where=name,
             remedy="Change `method` of the fragment: a sketch has no such limit.",
         )

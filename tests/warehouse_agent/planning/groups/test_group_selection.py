@@ -29,7 +29,7 @@ from warehouse_agent.methods.unit_assignment import (
     window_end,
 )
 from warehouse_agent.planning.choice import CHANGE_SHARE
-from warehouse_agent.planning.group_selection import (
+from warehouse_agent.planning.groups.group_selection import (
     A_MAX,
     GROUP_ROWS_MAX,
     REFINED_BYTES,

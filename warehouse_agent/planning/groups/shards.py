@@ -1,0 +1,73 @@
+"""Shards: rows that one exchange of groups cannot name, divided by key order. No I/O.
+
+An exchange names at most GROUP_KEYS_MAX rows, whose keys have at most NAMED_BYTES_MAX bytes, so
+that neither side holds more. More rows are compared in shards, one exchange after the other, in one
+stream and one snapshot of the source. Shards are ranges of keys that follow each other, and cover
+every key that can exist; so each row of the source belongs to one of them, whatever was inserted.
+
+Bounds are keys of a sample. Rows are counted between them, and neighbours joined while they fit, so
+a shard never has more rows than it may, however the chosen rows lie. Rejected: shards by a hash of
+the key. They need no bounds, and tear neighbours apart, which an index reads together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from driftline.arrays import Integers
+from driftline.limits import GROUP_KEYS_MAX, NAMED_BYTES_MAX
+
+KEYS_MAX: int = GROUP_KEYS_MAX  # of a shard
+PIECES_PER_SHARD: Final = 16  # ranges in which rows are counted
+_FILLED: Final = 0.8  # of the bytes: a shard's keys may be longer than those of the sample
+
+
+def limit(key_bytes: float, keys_max: int | None = None) -> int:
+    """Return the most rows of a shard.
+
+    Args:
+        key_bytes: of a key, a mean, before compression.
+        keys_max: rows that an exchange may name; None: KEYS_MAX.
+    """
+    by_bytes = int(NAMED_BYTES_MAX * _FILLED / max(key_bytes, 1.0))
+    return max(min(KEYS_MAX if keys_max is None else keys_max, by_bytes), 1)
+
+
+def pieces(rows: int, most: int) -> int:
+    """Return in how many ranges `rows` rows, of which any may be chosen, are counted, so that one
+    has about most / PIECES_PER_SHARD of them."""
+    return max(math.ceil(rows / most), 1) * PIECES_PER_SHARD
+
+
+def ends(counts: Integers, most: int) -> list[int] | None:
+    """Return where each shard ends: the number of ranges before its end, ascending.
+
+    Each shard has 1 to `most` rows, and two neighbours have more than that together; the last one
+    ends with the last range. None: a range alone has more rows. One empty shard if all are.
+
+    Args:
+        counts: chosen rows in each range, in key order, int64 [n], n >= 1.
+        most: rows of a shard.
+    """
+    if int(counts.max()) > most:
+        return None
+    found, rows = [], 0
+    for at, count in enumerate(counts.tolist()):
+        if rows and rows + count > most:
+            found.append(at)
+            rows = 0
+        rows += count
+    return [*found, len(counts)]
+
+
+def budget(limit: int, read: int, rows: Sequence[int]) -> int:
+    """Return how many rows a shard may read: what is left, but the rows of the shards behind it.
+
+    Args:
+        limit: rows that all shards may read together.
+        read: rows that those before it have read.
+        rows: chosen rows of the shards behind it.
+    """
+    return limit - read - sum(rows)
