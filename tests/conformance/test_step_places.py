@@ -40,9 +40,10 @@ from tests.samples.values import CHOSEN, TYPES
 from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
-from warehouse_agent.methods import key_parts, key_sums, unit_assignment
+from warehouse_agent.methods import key_parts, key_sums, shards, unit_assignment
 from warehouse_agent.methods.groups import NamedPiece
 from warehouse_agent.methods.interface import WorkingCopy
+from warehouse_agent.methods.shards import Chosen
 from warehouse_agent.methods.unit_assignment import InPositions, PartRows
 from warehouse_agent.planning.groups.group_selection import grouping, most_likely
 from warehouse_agent.planning.sketch_size import Sketch
@@ -273,8 +274,6 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
         "sums of keys": (sums.ranges.to_bytes(), sums.cells.to_bytes(), sums.keys, sums.hashes),
         "replaced": (listed(gone.rows), gone.digest, gone.keys),
     }
-    if made.recipe.integer_key:
-        return found
     counted = unit_assignment.histogram(steps, files, made.layout, SECOND.view)
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
     window = key_parts.window_of(copy, 17)
@@ -284,6 +283,13 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
     where = np.concatenate([piece.positions for piece in named])
     found["window"] = (window.ranges, window.following)
     found["named"] = (sorted(where.tolist()), side.compared, side.rest, side.updates_left)
+    # Samples differ from place to place, and so do the bounds of shards.
+    divided = shards.reduce(copy, plan, Chosen(part, window), (100, 0), keys_max=40)
+    rows = [shard.rows for shard in divided.shards.each]
+    assert 1 <= min(rows) <= max(rows) <= 40
+    found["shards"] = (sum(rows), divided.compared, divided.rest, divided.notes)
+    assert (divided.compared, divided.rest) == (side.compared, side.rest)
+    assert divided.first.compared.count == rows[0]
     return found
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.harness.legacy import LEGACIES, Legacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
+from warehouse_agent.methods import key_parts
 from warehouse_agent.methods.shards import Shards, clipped
 from warehouse_agent.planning import candidates
 from warehouse_agent.planning.groups import shards
@@ -214,6 +215,24 @@ def test_a_warehouse_that_exceeds_the_limit_is_refused(
     refused = pair.error("near")
     assert refused["code"] == LimitExceeded.code
     assert "were read, and this shard asks for 900" in refused["message"]
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_keys_that_are_too_long_for_one_exchange(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few enough rows, whose keys have more bytes than a source holds, are compared in shards."""
+    pair.refresh("named")
+    pair.fragment_lines["named"] = 'read_at_most = 1000\nrequire = "fuzzy"'
+    for module in (shards, key_parts):
+        monkeypatch.setattr(module, "NAMED_BYTES_MAX", 8000)
+    monkeypatch.setattr(shards, "KEYS_MAX", 1 << 20)
+    edit(pair.legacy, "named", 1)
+    for _ in range(10):
+        report = pair.refresh("named")
+        assert (report.proof, report.source_scans) == ("part", 0)
+        assert report.round_trips >= 3
+    check(pair, "named")
 
 
 @pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)

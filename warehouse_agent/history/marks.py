@@ -77,10 +77,12 @@ class Marking:
         )
 
 
-def time_column(description: pb.Description) -> dict[str, object]:
-    """Return the note of the column of a time marker; empty text: the relation has none."""
+def new_time(notes: Mapping[str, object], description: pb.Description) -> dict[str, object]:
+    """Return the note of the column of a time marker, empty text where the relation has none; no
+    note if that is known."""
     found = description.marker
-    return {MARKER_TIME: found.column if found.kind == TIME else ""}
+    column = found.column if found.kind == TIME else ""
+    return {} if notes.get(MARKER_TIME, "") == column else {MARKER_TIME: column}
 
 
 def marking(notes: Mapping[str, object], version: Snapshot) -> Marking:

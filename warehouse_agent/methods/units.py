@@ -6,9 +6,11 @@ that every row has its turn, and room for rows after the largest key.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import numpy as np
+from driftline.errors import LimitExceeded
 from driftline.ranges import POSITION_MAX, POSITION_MIN
 
 from warehouse_agent.methods import key_parts, unit_assignment
@@ -78,7 +80,7 @@ class UnitsPlan:
         Raises:
             ConfigurationError: more keys than units can name, or a part of a table, and their keys
                 have no order.
-            LimitExceeded: the keys of a part have too many bytes.
+            LimitExceeded: the rows cannot be divided into shards.
         """
         bounds = data_files.bounds(copy.files)
         embedding = sketch_size.embedding_for(copy.rows, bounds)
@@ -115,10 +117,12 @@ class UnitsPlan:
                 near = key_parts.window_of(copy, turn)
                 likeliest = group_selection.most_likely(counted, likely + in_turn - turn)
                 part = PartRows(likeliest, near.inside)
-                if is_sharded:
-                    chosen = Chosen(part, near)
-                    return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
-                return key_parts.reduce(copy, grouping, part, near, costs, rows_max=self.rows_max)
+                if not is_sharded:
+                    with contextlib.suppress(LimitExceeded):  # their keys are too long
+                        limit = self.rows_max
+                        return key_parts.reduce(copy, grouping, part, near, costs, rows_max=limit)
+                chosen = Chosen(part, near)
+                return sharded.reduce(copy, grouping, chosen, costs, rows_max=self.rows_max)
             assert bounds is not None, "keys embed from a base only where all files have bounds"
             window, following = _window(copy, bounds, in_turn)
             noted = {TURN: following}

@@ -251,5 +251,6 @@ def _describe(
     with contextlib.suppress(WarehouseUnavailable):  # the note may be lost
         record.note_limits(job.store, link.source, reply.description)
         derivation.note_offer(job.store, job.fragment, reply)
-        job.remember(**marks.time_column(reply.description))
+        if noted := marks.new_time(job.remembered(), reply.description):
+            job.remember(**noted)
     return reply
