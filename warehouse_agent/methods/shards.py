@@ -69,8 +69,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How our rows are compared in shards: by which plan of groups, at which costs (bytes of a row
-    and of a round trip), reading at most `rows_max` rows in all."""
+    """The division of our rows into shards, with the plan of groups, the costs (bytes of a row
+    and of a round trip) and the most rows that may be read in all, `rows_max`."""
 
     copy: WorkingCopy = field(repr=False)
     plan: GroupPlan
