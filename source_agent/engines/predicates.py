@@ -78,6 +78,7 @@ def derived(shape: Shape, derivation: Derivation, compare: Compare) -> Shape:
             plan,
             reads=tuple(plan.reads[place] for place in kept),
             forms=tuple(plan.forms[place] for place in kept),
+            chosen=rows,
         ),
     )
     if rows is None:

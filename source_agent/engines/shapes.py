@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from driftline.arrays import Positions
-from driftline.derivations import Comparable
+from driftline.derivations import Comparable, Predicate
 from driftline.ranges import POSITION_MIN
 from driftline.types import Column, DeclaredType, Recipe
 
@@ -92,7 +92,8 @@ class Plan:
     tables allow. `row_hash` is the expression of a row's hash if the database computes
     fingerprints, `seed` the hash's first value. `key_hash` is that of its key's hash, empty if the
     database has none or the relation no marker. `key_index` is the name of the index of the whole
-    key, for an engine that has to be told.
+    key, for an engine that has to be told. `chosen` are the rows of a derivation, None: all; SQL
+    has them in `where`, an engine without SQL evaluates them itself.
     """
 
     source: str
@@ -106,6 +107,7 @@ class Plan:
     seed: int | None = None
     key_hash: str = ""
     key_index: str = ""
+    chosen: Predicate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from source_agent.cli.total import read_receipt, total
+from source_agent.config import load
+from source_agent.engines.registry import connect
 from tests.harness.legacy_dump import DumpFolder
-from tests.harness.pair import Pair
+from tests.harness.pair import SMALL_BYTES, Pair
+from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.refresh.job import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.storage.readers import at
+from warehouse_agent.views.inputs import load as load_warehouse
+from warehouse_agent.views.selection import select
 
 TYPES = {"name": "text", "id": "int8", "balance": "numeric(12,2)", "opened": "date", "n": "int4"}
 Rows = dict[int, tuple[Any, ...]]
@@ -102,3 +110,80 @@ def test_what_a_file_cannot_do_is_refused(pair: Pair, folder: DumpFolder) -> Non
     pair.fragment_lines["accounts"] = 'method = "group"'
     assert pair.refresh().version == 1
     pair.check("accounts")
+
+
+@pytest.mark.parametrize("method", ["sketch", "range", "group", "full"])
+def test_every_method_proves_and_has_a_receipt(
+    pair: Pair, folder: DumpFolder, method: str, tmp_path: Path
+) -> None:
+    """All rows are compared (`proof` is of all rows), and the DBA finds the total in her file."""
+    rows: Rows = {i: account(i) for i in range(2000)}
+    folder.deliver("accounts", rows.values())
+    pair.refresh()
+    del rows[7]
+    rows |= {8: account(8, "changed"), 5000: account(5000)}
+    folder.deliver("accounts", rows.values())
+    pair.fragment_lines["accounts"] = f'method = "{method}"'
+    report = pair.refresh()
+    assert (report.version, report.method, report.proof) == (1, method, "total")
+    pair.check("accounts")
+    pair.check_feed("accounts", 1)
+
+    receipt = tmp_path / "receipt.json"
+    ended = command("receipt", "accounts", "--output", str(receipt), config=pair.warehouse_toml())
+    assert ended.code == 0, ended.err
+    assert is_equal(pair, receipt)
+    del rows[9]
+    folder.deliver("accounts", rows.values())
+    assert not is_equal(pair, receipt)
+
+
+def is_equal(pair: Pair, receipt: Path) -> bool:
+    """The DBA's side of a receipt."""
+    config = load(pair.source_toml())
+    engine = connect(config.database.url, None, config.database.limits)
+    return total(config, engine, read_receipt(receipt)).equal
+
+
+def test_a_view_has_its_columns_and_rows_chosen_at_the_folder(
+    pair: Pair, folder: DumpFolder
+) -> None:
+    view = (
+        "SELECT a.id, a.balance FROM erp.accounts a"
+        " WHERE a.n = 3 AND a.balance >= 10.00 AND a.opened < DATE '2004-01-01'"
+    )
+
+    def expected() -> list[tuple[Any, ...]]:
+        return sorted(
+            (i, balance)
+            for _, i, balance, opened, n in folder.rows("accounts")
+            if n == 3 and balance is not None and balance >= 10 and opened < dt.date(2004, 1, 1)
+        )
+
+    lines = folder.toml("accounts", ["id"])
+    pair.publish("accounts", f'{lines}\nderive = ["columns", "rows"]')
+    toml = f'''[warehouse]
+path = "{pair.warehouse}"
+small_bytes = {SMALL_BYTES}
+[sources.erp]
+address = "{pair.address}"
+insecure = true
+[views.rich]
+query = """{view}"""
+'''
+    path = pair.folder / "views.toml"
+    path.write_text(toml)
+    rows: Rows = {i: account(i) for i in range(3000)}
+    for changed in (0, 40):
+        for i in range(changed):
+            rows[i * 5 + 3] = (*account(i * 5 + 3, "changed")[:2], None, dt.date(2001, 1, 1), 3)
+        folder.deliver("accounts", rows.values())
+        config = load_warehouse(path)
+        runner = Runner(pair.spark, config, attempts=1, sleep=lambda _: None)
+        reports = {r.name: r for r in runner.refresh(select(config, (), True, ()), Options())}
+        assert all(r.error is None for r in reports.values()), reports
+        kept = reports["erp.accounts"]
+        assert "the rows where" in str(kept.derived)
+        assert kept.rows_total == len(expected()) > 100
+        found = at(pair.spark, pair.warehouse, None).read("rich").collect()
+        assert sorted(map(tuple, found)) == expected()

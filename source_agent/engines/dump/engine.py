@@ -11,17 +11,19 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from driftline.activity import NotKnown
 from driftline.errors import ConfigurationError
-from sqlalchemy.engine import URL
 
 from source_agent.engines.column_warnings import column_warnings, spark_warning
 from source_agent.engines.dump.folder import Folder
 from source_agent.engines.dump.session import DumpSession
 from source_agent.engines.interface import Engine, Limits, Listed, Privilege
 from source_agent.engines.shapes import Relation, Shape
+
+if TYPE_CHECKING:  # the warehouse's reader of files needs no URL
+    from sqlalchemy.engine import URL
 
 _NO_COUNTERS: Final = NotKnown("files keep no counters")
 

@@ -4,8 +4,9 @@ Invariants: the file is chosen when the relation is described first, and stays o
 read is of that file. Before a read and at its end the file must still be what it was, or the read
 ends with SnapshotLost; that comes before any other error, which the change may have caused.
 
-A file has no index. A read by key is a scan of which the other rows are dropped; `Shape` says so,
-and the warehouse plans without reads by key.
+A file has no index and no SQL. A read by key is a scan of which the other rows are dropped; `Shape`
+says so, and the warehouse plans without reads by key. The rows of a derivation are chosen here
+(`selection`).
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ import numpy as np
 from driftline.arrays import Bools, Positions
 from driftline.columns import Block as RowBlock
 from driftline.columns import gather
-from driftline.derivations import Comparable
+from driftline.derivations import Comparison, Operator
 from driftline.errors import ConfigurationError, DatabaseRefused, DriftlineError, ValueDoesNotFit
 from driftline.key_order import KeyRange
 from driftline.keys import null_keys, positions
+from driftline.types import Column
 
-from source_agent.engines.dump import choice, delimited, fixed_width, formats, streams, values
+from source_agent.engines.dump import (
+    choice,
+    delimited,
+    fixed_width,
+    formats,
+    selection,
+    streams,
+    values,
+)
 from source_agent.engines.dump.blocks import Block
 from source_agent.engines.dump.folder import DumpFile, Folder
 from source_agent.engines.encoding.rows import RowEncoder, row_encoder
 from source_agent.engines.interface import BATCH_ROWS, Limits, Rows, TimeLimit
-from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, shape
+from source_agent.engines.relations import Access, ReadColumn, arrange, plan_of, quote, shape
 from source_agent.engines.sessions import SnapshotSession
-from source_agent.engines.shapes import Relation, Shape
+from source_agent.engines.shapes import Condition, Relation, Shape
 
 T = TypeVar("T")
 
@@ -111,7 +121,7 @@ class DumpSession(SnapshotSession):
                 name,
                 values.form_of(types[name]),
                 nullable=format.kind == "parquet" or format.null is not None,
-                comparable=Comparable.NOTHING,
+                comparable=selection.comparable(types[name]),
             )
             for name in order.names
         ]
@@ -125,6 +135,13 @@ class DumpSession(SnapshotSession):
         for _ in self._checked(source, self._blocks(described)):
             break  # the first rows show whether the file is as its format says
         return described
+
+    def compare(self, comparison: Comparison, column: Column, place: str) -> Condition:  # noqa: ARG002
+        """Return a comparison as it is shown to the DBA; nothing executes it."""
+        shown = ", ".join("?" * len(comparison.values))
+        listed = f" ({shown})" if comparison.operator is Operator.IN else f" {shown}".rstrip()
+        sql = f"{quote(column.name)} {comparison.operator.value}{listed}"
+        return Condition(sql, comparison.values)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
         assert not ordered, "no shape of a file is ordered"
@@ -188,6 +205,8 @@ class DumpSession(SnapshotSession):
 
     def _rows(self, shape: Shape, source: _Source) -> Iterator[Rows]:
         encoder = row_encoder(shape, source.encoders())
+        chosen = plan_of(shape).chosen
+        choose = None if chosen is None else selection.Selection(chosen, shape.recipe)
         ends_at = time.monotonic() + (self._limits.statement_s or math.inf)
         for block in self._blocks(shape):
             if time.monotonic() > ends_at:
@@ -197,9 +216,13 @@ class DumpSession(SnapshotSession):
                     remedy="Raise `statement_timeout_s`.",
                 )
             try:
-                yield encoder.of_columns(block.columns)
+                rows = encoder.of_columns(block.columns)
             except ValueDoesNotFit:
                 raise _placed(encoder, block, source, shape) from None
+            if choose is not None:
+                rows = choose.of(rows)
+            if rows:
+                yield rows
 
     def _checked(self, source: _Source, found: Iterator[T]) -> Iterator[T]:
         """Yield what is found in a file that stays what it was."""
