@@ -1,83 +1,154 @@
 """Differentials of two files: the window beside the joins, `sort` and DuckDB.
 
-    python -m benchmarks.snapshots --rows 400000
-    python -m benchmarks.snapshots --rows 400000 --figures
+    python -m benchmarks.snapshots --rows 3000000
+    python -m benchmarks.snapshots --rows 100000 --figures
 
-Snapshots are made as Labio and Garcia-Molina's generator makes them (section 5.2): records of 156
-bytes in the order of their keys; each is moved by up to twice a mean displacement. Unlike theirs, a
-share is also inserted and deleted. Each contender is a process of its own: seconds of its CPU, its
-children's as well, and its peak memory. Ratios are to "parse and hash", which reads both files,
-makes row bytes and hashes them. `--figures` prints Figures 14 and 16 in shape.
+For each distance, each contender is a process of its own, several times in turn; the time of the
+least CPU counts. CPU seconds are those of the process and all below it, less those of a process
+that only imports; so is the memory behind `+`. Ratios are to "parse and hash", which reads both
+files once, makes row bytes and hashes them. What the window opens and reads is recorded, and its
+output is checked against what the generator changed. "driftline diff" is the whole command: where
+the window gives up, it joins by Spark.
+
+`--figures` prints the figures of Labio and Garcia-Molina in shape (`snapshot_figures`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
-import resource
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import numpy as np
+import pyarrow.parquet as pq
 
+from benchmarks.snapshot_files import Changed, make, snapshots
 from warehouse_agent.differential.comparison import by_window
-from warehouse_agent.differential.reading import named
-from warehouse_agent.differential.records import Hashing, Snapshot, in_blocks
-from warehouse_agent.differential.window import Buffers, window
+from warehouse_agent.differential.matching import GaveUp
+from warehouse_agent.differential.records import Hashing, in_blocks
 
-FORMAT = '[columns]\nid = "int8"\nb = "text"\n'
 SECRET = bytes(32)
-Taken = tuple[float, float, object]
+OUTPUT = "changes.parquet"
+IMPORTS, BASE, COMMAND = "imports alone", "parse and hash", "driftline diff"
+CHANGED = Changed(0.01, 0.002, 0.002)
 
 
-def write(path: Path, keys: np.ndarray, versions: np.ndarray) -> None:
-    filler = "x" * 140
-    with path.open("w", encoding="ascii") as file:
-        file.write("id,b\n")
-        for key, version in zip(keys.tolist(), versions.tolist(), strict=True):
-            file.write(f"{key:08},{version:04}{filler}\n")
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One run: seconds, the peak of the process's own memory, and its answer."""
+
+    cpu_s: float
+    wall_s: float
+    mib: float
+    answer: str
 
 
-def make(folder: Path, rows: int, displacement: float, *, changed: tuple[float, ...]) -> None:
-    """Write both files and their format; `changed`: shares of updates, inserts and deletes."""
-    dice = np.random.default_rng(7)
-    keys = np.arange(rows) * 2
-    write(folder / "old.csv", keys, np.zeros(rows, np.int64))
-    stays = dice.random(rows) >= changed[2]
-    inserted = np.sort(dice.choice(rows, int(rows * changed[1]), replace=False)) * 2 + 1
-    new = np.concatenate([keys[stays], inserted])
-    version = np.concatenate([dice.random(int(stays.sum())) < changed[0], np.ones(len(inserted))])
-    place = np.argsort(new + dice.uniform(0, 4 * displacement, len(new)))
-    write(folder / "new.csv", new[place], version[place].astype(np.int64))
-    (folder / "format.toml").write_text(FORMAT)
+class Opened:
+    """Files that this process opens for writing from now on, and the bytes that it reads."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self._before = _read_bytes()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                self.written.add(str(path))
+
+    def said(self, folder: Path) -> str:
+        """How often the files were read, and how many files beside the output were written."""
+        size = sum((folder / f"{name}.csv").stat().st_size for name in ("old", "new"))
+        times = (_read_bytes() - self._before) / size
+        others = [path for path in self.written if f".{OUTPUT}-" not in path]
+        return f"files read {times:.2f} times, {len(others)} temporary files"
 
 
-def files(folder: Path) -> list[Snapshot]:
-    return [named(folder / f"{n}.csv", folder / "format.toml", ("id",)) for n in ("old", "new")]
+def _read_bytes() -> int:
+    return _kept("io", "rchar")
 
 
-def parse(folder: Path) -> object:
-    return sum(len(rows) for file in files(folder) for rows in file.read())
+def _peak_mib() -> float:
+    return _kept("status", "VmHWM") / 1024  # ru_maxrss has the parent's, too
 
 
-def parse_and_hash(folder: Path) -> object:
-    found = files(folder)
+def _kept(file: str, name: str) -> int:
+    lines = Path(f"/proc/self/{file}").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def parse(folder: Path) -> str:
+    return f"{sum(len(rows) for file in snapshots(folder) for rows in file.read()):,} rows"
+
+
+def parse_and_hash(folder: Path) -> str:
+    found = snapshots(folder)
     hashing = Hashing(found[0].recipe, SECRET)
-    return sum(len(block) for file in found for block in in_blocks(file, hashing, 1 << 14))
+    rows = sum(len(block) for file in found for block in in_blocks(file, hashing, 1 << 14))
+    return f"{rows:,} rows"
 
 
-def by_the_window(folder: Path) -> object:
-    old, new = files(folder)
-    counts = by_window(old, new, folder / "changes.parquet")
-    shown = f"{counts.updates + counts.inserts + counts.deletes:,} changes, {counts.mended} mended"
-    return f"{shown}, distance {counts.distance:.3f}"
+def by_the_window(folder: Path) -> str:
+    old, new = snapshots(folder)
+    opened = Opened()
+    try:
+        counts = by_window(old, new, folder / OUTPUT)
+    except GaveUp as limit:
+        return f"gave up: {limit}"
+    found = f"{counts.mended:,} pairs mended, distance {counts.distance:.3f}"
+    return f"{found}, {opened.said(folder)}"
 
 
-def by_sort(folder: Path) -> object:
+def by_the_command(folder: Path) -> str:
+    """`driftline diff`, which joins by Spark where the window gives up."""
+    return run_diff(folder, ["old.csv", "new.csv"])
+
+
+def run_diff(
+    folder: Path, files: list[str], algorithm: str | None = None, state: Path | None = None
+) -> str:
+    """Run the command; return the algorithm that found the changes."""
+    from warehouse_agent.differential.command import diff
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        diff(
+            folder / "warehouse.toml",
+            [folder / name for name in files],
+            format=folder / "format.toml",
+            key=["id"],
+            algorithm=algorithm,
+            state=state,
+            output=folder / OUTPUT,
+            whole_rows=False,
+            allow_shrink=False,
+            as_json=False,
+        )
+    _end_spark()
+    return said.getvalue().splitlines()[-1]
+
+
+def _end_spark() -> None:
+    """End the JVM, if there is one, so that its CPU counts as that of a child."""
+    if (pyspark := sys.modules.get("pyspark")) is None or pyspark.SparkContext._gateway is None:
+        return
+    gateway = pyspark.SparkContext._gateway
+    pyspark.sql.SparkSession.getActiveSession().stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+def by_sort(folder: Path) -> str:
     """The old file is sorted already, as by the run before; the new one is sorted and compared."""
     script = "tail -n +2 new.csv | sort -S 64M > new.sorted; comm -3 old.sorted new.sorted | wc -l"
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
@@ -87,7 +158,7 @@ def by_sort(folder: Path) -> object:
     return f"{int(done.stdout):,} lines"
 
 
-def by_duckdb(folder: Path) -> object:
+def by_duckdb(folder: Path) -> str:
     import duckdb
 
     database = duckdb.connect()
@@ -101,19 +172,19 @@ def by_duckdb(folder: Path) -> object:
     return f"{found[0] if found else 0:,} changes"
 
 
-def _child(run: Callable[[Path], object], folder: Path, answers: multiprocessing.Queue) -> None:
-    found = run(folder)
-    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu = sum(u.ru_utime + u.ru_stime for u in used)
-    answers.put((cpu, max(u.ru_maxrss for u in used) / 1024, found))
-
-
-def _nothing(_: Path) -> object:
+def nothing(_: Path) -> str:
     return ""
 
 
-def taken(run: Callable[[Path], object], folder: Path) -> Taken:
-    """CPU seconds, peak MiB and the answer of a function in a process of its own."""
+def _child(run: Callable[[Path], str], folder: Path, answers: multiprocessing.Queue) -> None:
+    begun = time.perf_counter()
+    found = run(folder)
+    wall = time.perf_counter() - begun
+    answers.put(Taken(sum(os.times()[:4]), wall, _peak_mib(), found))
+
+
+def taken(run: Callable[[Path], str], folder: Path) -> Taken:
+    """Run a function in a process of its own."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     child = context.Process(target=_child, args=(run, folder, answers))
@@ -123,75 +194,71 @@ def taken(run: Callable[[Path], object], folder: Path) -> Taken:
     return found
 
 
-def compare(folder: Path, runs: int) -> None:
-    subprocess.run(
-        ["bash", "-ec", "tail -n +2 old.csv | sort > old.sorted"],
-        cwd=folder,
-        env={**os.environ, "LC_ALL": "C"},
-        check=True,
-    )
+def sort_old(folder: Path) -> None:
+    """Sort the old file, as the run before has left it."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    script = "tail -n +2 old.csv | sort > old.sorted"
+    subprocess.run(["bash", "-ec", script], cwd=folder, env=environment, check=True)
+
+
+def check(folder: Path, changed: Changed) -> str:
+    """Compare the window's output with what was changed; return what is wrong, or that it is so."""
+    table = pq.ParquetFile(folder / OUTPUT).read(["_op", "id"])
+    keys: dict[str, set[int]] = {"update": set(), "insert": set(), "delete": set()}
+    for form, key in zip(*(table.column(i).to_pylist() for i in range(2)), strict=True):
+        keys[form].add(key)
+    found = Changed(*map(len, (keys["update"], keys["insert"], keys["delete"])))
+    useless = len(keys["insert"] & keys["delete"])
+    verdict = "as changed" if found == changed else f"WRONG: {changed}"
+    return f"out: {table.num_rows:,} changes, {useless} useless pairs, {verdict}"
+
+
+def compare(folder: Path, runs: int, changed: Changed) -> None:
+    """Print what each contender takes."""
+    sort_old(folder)
     contenders = {
-        "imports alone": _nothing,
+        IMPORTS: nothing,
         "parse": parse,
-        "parse and hash": parse_and_hash,
+        BASE: parse_and_hash,
         "window": by_the_window,
         "sort, comm (old sorted before)": by_sort,
         "DuckDB full outer join": by_duckdb,
+        COMMAND: by_the_command,
     }
     best: dict[str, Taken] = {}
     for _ in range(runs):
         for name, run in contenders.items():
             found = taken(run, folder)
-            best[name] = min(best.get(name, found), found, key=lambda t: t[0])
-    start = best["imports alone"]
-    base = best["parse and hash"][0] - start[0]
-    for name, (cpu, memory, answer) in best.items():
-        own = cpu - start[0]
+            best[name] = min(best.get(name, found), found, key=lambda t: t.cpu_s)
+    start = best[IMPORTS]
+    base = best[BASE].cpu_s - start.cpu_s
+    for name, found in best.items():
+        own = found.cpu_s - start.cpu_s
         click.echo(
-            f"{name:32} {own:6.2f} s CPU  x{own / base:4.2f}"
-            f"  {memory:5.0f} MiB (+{memory - start[1]:.0f})  {answer}"
+            f"{name:32}{own:7.2f} s CPU  x{own / base:5.2f} {found.wall_s:7.2f} s wall"
+            f" {found.mib:6.0f} MiB (+{found.mib - start.mib:.0f})  {found.answer}"
         )
-
-
-def in_memory(folder: Path, buffers: Buffers) -> str:
-    old, new = files(folder)
-    counts = window(old, new, lambda *_: None, secret=SECRET, buffers=buffers)
-    return f"distance {counts.distance:.3f}: {counts.mended:,} pairs mended"
-
-
-def figures(rows: int) -> None:
-    """Useless pairs of a window that would not mend, by distance and by aging buffer."""
-    for title, cases in {
-        "Figure 14: by distance, aging buffers of 8,000 records": [
-            (share, 8_000) for share in (0.05, 0.1, 0.15, 0.2, 0.3)
-        ],
-        "Figure 16: by aging buffer, displacement of 10 %": [
-            (0.1, aging) for aging in (1_000, 2_000, 4_000, 8_000, 16_000)
-        ],
-    }.items():
-        click.echo(title)
-        for share, aging in cases:
-            with tempfile.TemporaryDirectory() as name:
-                make(Path(name), rows, rows * share, changed=(0.2, 0, 0))
-                size = Buffers(4096, aging, aging_bytes=1 << 30, left_bytes=1 << 30)
-                click.echo(f"  aging {aging:6,}: {in_memory(Path(name), size)}")
+    click.echo(f"{'':32}{check(folder, changed)}")
 
 
 @click.command()
 @click.option("--rows", default=400_000, show_default=True)
-@click.option("--displacement", default=0.02, show_default=True, help="Mean, as a share of rows.")
+@click.option("--distance", "distances", multiple=True, default=(0.0, 0.05, 0.2), show_default=True)
 @click.option("--runs", default=3, show_default=True)
 @click.option("--figures", "with_figures", is_flag=True)
-def main(rows: int, displacement: float, runs: int, with_figures: bool) -> None:
+def main(rows: int, distances: tuple[float, ...], runs: int, with_figures: bool) -> None:
     if with_figures:
-        figures(rows)
+        from benchmarks.snapshot_figures import figures
+
+        figures(rows, runs)
         return
-    folder = Path(tempfile.mkdtemp())
-    try:
-        make(folder, rows, rows * displacement, changed=(0.01, 0.002, 0.002))
-        compare(folder, runs)
-    finally:
-        shutil.rmtree(folder)
+    for distance in distances:
+        folder = Path(tempfile.mkdtemp())
+        try:
+            click.echo(f"{rows:,} records, distance {distance:g}")
+            compare(folder, runs, make(folder, rows, distance, CHANGED))
+        finally:
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

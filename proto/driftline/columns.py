@@ -21,6 +21,7 @@ from driftline.arrays import I32, Bools, Bytes, Integers
 
 NULL = -1  # the length of a NULL
 SLICED_BYTES = 64  # average length from which values are copied one by one
+ALIKE_BYTES_MAX = 1024  # values of one length up to this are copied by numpy, all at once
 SPANS_AT_ONCE = 4096  # short values: their indices, 16 bytes per byte, stay in the cache
 
 
@@ -93,6 +94,8 @@ def spans(starts: Integers, sizes: Integers) -> Integers:
 
 def pick(buffer: Bytes, starts: Integers, sizes: Integers) -> Bytes:
     """Return the spans of a buffer end to end, uint8 [sum of sizes]."""
+    if len(sizes) and 0 < (width := int(sizes[0])) <= ALIKE_BYTES_MAX and (sizes == width).all():
+        return _windows(buffer, width)[starts].view(np.uint8)
     if not _are_long(sizes):
         out = np.empty(int(sizes.sum()), np.uint8)
         at = 0
@@ -139,8 +142,13 @@ def integers_at(buffer: Bytes, at: Integers, width: int) -> npt.NDArray[np.signe
     """Return the big-endian integer of 2, 4 or 8 bytes at each offset, [n] of that width."""
     if not len(at):
         return np.zeros(0, f">i{width}")
-    view = np.lib.stride_tricks.sliding_window_view(buffer, width)
-    return np.ascontiguousarray(view[at]).view(f">i{width}").reshape(-1)
+    return _windows(buffer, width)[at].view(f">i{width}")
+
+
+def _windows(buffer: Bytes, width: int) -> npt.NDArray[np.void]:
+    """Return the `width` bytes that begin at each place of a buffer, [bytes - width + 1]."""
+    whole = np.ascontiguousarray(buffer)
+    return np.ndarray((len(whole) - width + 1,), f"V{width}", whole, strides=(1,))
 
 
 def value_spans(block: Block, columns: int) -> list[tuple[Integers, I32]]:

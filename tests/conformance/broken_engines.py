@@ -30,6 +30,11 @@ def _without_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(session.SqliteSession, "_begin", lambda self: None)
 
 
+def _without_interrupt(patch: pytest.MonkeyPatch) -> None:
+    """`interrupt` returns at once, and the reading thread goes on."""
+    patch.setattr(session.SqliteSession, "interrupt", lambda self: None)
+
+
 BROKEN: dict[str, Break] = {
     "sound": lambda _: None,
     "rounds": _encoding("real", Fixed("float8", convert=lambda v: float(f"{v:.15g}"))),
@@ -37,6 +42,7 @@ BROKEN: dict[str, Break] = {
     "decodes": _encoding("text", rows.variable(lambda v: v.decode("latin1").encode())),
     "reads_text_from_bytes": _encoding("blob", Raw(rows.check_utf8)),
     "misses_the_snapshot": _without_snapshot,
+    "ignores_interrupt": _without_interrupt,
 }
 
 

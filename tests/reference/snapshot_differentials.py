@@ -1,16 +1,19 @@
 """The reference for snapshot differentials: Labio and Garcia-Molina's algorithms as printed.
 
 Names are the paper's: F_1 and F_2 are files of records (K, B), F_out the changes, r_1 and r_2 the
-next records. `sort_merge` is Algorithm 3.1 (Figure 1), `partitioned_hash` the join of Appendix A,
-`window` Algorithm 4.1 (Figure 6). The first and the last keep the flaws of the printed lines: their
-loops end with the shorter file, and nothing reports what is still in the aging buffers.
+next records, b a compressed B, and p the place of a record in F_2. `sort_merge` is Algorithm 3.1
+(Figure 1), `sort_merge_kb` and `sort_merge_kbp` are Algorithms 3.2 and 3.3 (Figures 3 and 4),
+`partitioned_hash` is the join of Appendix A, `window` Algorithm 4.1 (Figure 6). All but the hash
+join keep the flaws of the printed lines: their loops end with the shorter file, and nothing reports
+what is still in the aging buffers. (Figure 3 reads r_2 from F_2 sorted in lines 7 and 15, which it
+does not write; the runs are meant.)
 `differential` is the problem's definition (section 1.1), `distance` Equation 3.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -27,7 +30,16 @@ class Change(NamedTuple):
     B: str | None = None
 
 
+class Compressed(NamedTuple):
+    """<K, b>, or <K, b, p>."""
+
+    K: int
+    b: int
+    p: int = -1
+
+
 File = Sequence[Record]
+Compress = Callable[[str], int]
 
 
 def differential(f_1: File, f_2: File) -> set[Change]:
@@ -73,6 +85,65 @@ def sort_merge(f_1_sorted: File, f_2: File) -> tuple[list[Change], list[Record]]
         else:  # 11
             if r_1.B != r_2.B:  # 12
                 f_out.append(Change("Update", r_2.K, r_2.B))  # 13
+            r_1, r_2 = next(first, None), read_2()  # 14, 15
+    return f_out, f_2_sorted
+
+
+def sort_merge_kb(
+    f_1_sorted: Sequence[Compressed], f_2: File, compress: Compress
+) -> tuple[list[Change], list[Compressed]]:
+    """Algorithm 3.2: the lines of 3.1 but for 3, 7, 12 and 15; F_out, and f_2 sorted."""
+    f_out: list[Change] = []
+    f_2_sorted: list[Compressed] = []
+    first, second = iter(f_1_sorted), iter(sorted(f_2))  # 1
+
+    def read_2() -> Record | None:
+        if (r := next(second, None)) is not None:
+            f_2_sorted.append(Compressed(r.K, compress(r.B)))
+        return r
+
+    r_1, r_2 = next(first, None), read_2()  # 2, 3
+    while r_1 is not None and r_2 is not None:  # 4
+        if r_1 is None or r_1.K > r_2.K:  # 5
+            f_out.append(Change("Insert", r_2.K, r_2.B))  # 6
+            r_2 = read_2()  # 7
+        elif r_2 is None or r_1.K < r_2.K:  # 8
+            f_out.append(Change("Delete", r_1.K))  # 9
+            r_1 = next(first, None)  # 10
+        else:  # 11
+            if r_1.b != compress(r_2.B):  # 12
+                f_out.append(Change("Update", r_2.K, r_2.B))  # 13
+            r_1, r_2 = next(first, None), read_2()  # 14, 15
+    return f_out, f_2_sorted
+
+
+def sort_merge_kbp(
+    f_1_sorted: Sequence[Compressed], f_2: File, compress: Compress
+) -> tuple[list[Change], list[Compressed]]:
+    """Algorithm 3.3, line by line: F_out, and f_2 sorted as far as it was read."""
+    f_out: list[Change] = []
+    f_2_sorted: list[Compressed] = []
+    runs = sorted(Compressed(r.K, compress(r.B), p) for p, r in enumerate(f_2))  # 1
+    first, second = iter(f_1_sorted), iter(runs)
+
+    def read_2() -> Compressed | None:
+        if (r := next(second, None)) is not None:
+            f_2_sorted.append(r)
+        return r
+
+    r_1, r_2 = next(first, None), read_2()  # 2, 3
+    while r_1 is not None and r_2 is not None:  # 4
+        if r_1 is None or r_1.K > r_2.K:  # 5
+            r_full = f_2[r_2.p]  # 5a
+            f_out.append(Change("Insert", r_2.K, r_full.B))  # 6
+            r_2 = read_2()  # 7
+        elif r_2 is None or r_1.K < r_2.K:  # 8
+            f_out.append(Change("Delete", r_1.K))  # 9
+            r_1 = next(first, None)  # 10
+        else:  # 11
+            if r_1.b != r_2.b:  # 12
+                r_full = f_2[r_2.p]  # 12a
+                f_out.append(Change("Update", r_2.K, r_full.B))  # 13
             r_1, r_2 = next(first, None), read_2()  # 14, 15
     return f_out, f_2_sorted
 

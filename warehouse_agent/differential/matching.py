@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
+import numpy.typing as npt
 from driftline.arrays import Integers, Positions
+
+_SLOTS_PER_RECORD: Final = 8  # one record in twelve finds its slot taken
+_ROUNDS: Final = 4
+_CHECKED_AT_ONCE: Final = 1 << 19  # keys that are sorted at once, some 4 MiB
 
 
 class RepeatedPosition(Exception):
@@ -27,43 +35,69 @@ class GaveUp(Exception):
     """The window's memory does not suffice for these files; the text says which limit and why."""
 
 
-def match(
-    old: Positions, new: Positions, numbers: tuple[Integers, Integers]
-) -> tuple[Integers, Integers]:
+def match(old: Positions, new: Positions) -> tuple[Integers, Integers]:
     """Return the pairs with equal positions as indices into both, int64 [pairs] each.
 
-    Args:
-        old, new: positions, int64 [n] and int64 [m].
-        numbers: of the records, int64 [n] and int64 [m], for the error.
+    A hash join: a table holds one record of the smaller side in each of its slots, and the records
+    that found theirs taken go into it next time. What is left after _ROUNDS is sorted.
 
-    Raises:
-        RepeatedPosition: one of them holds a position twice.
+    Args:
+        old, new: positions, int64 [n] and int64 [m]. What one side holds twice may be in several
+            pairs: `DistinctKeys` refuses it.
     """
-    both = np.concatenate([old, new])
-    order = np.argsort(both, kind="stable")  # two sorted runs are merged in linear time
-    in_order = both[order]
-    equal = np.flatnonzero(in_order[1:] == in_order[:-1])
-    left, right = order[equal], order[equal + 1]
-    wrong = (left >= len(old)) | (right < len(old))
-    if wrong.any():
-        pair = int(wrong.argmax())
-        all_numbers = np.concatenate(numbers)
-        two = sorted((int(all_numbers[left[pair]]), int(all_numbers[right[pair]])))
-        raise RepeatedPosition(int(left[pair] >= len(old)), (two[0], two[1]))
-    return left, right - len(old)
+    if len(new) < len(old):
+        j, i = match(new, old)
+        return i, j
+    bits = max(len(old) * _SLOTS_PER_RECORD, 1).bit_length()
+    slots, probes = _slots(old, bits), _slots(new, bits)
+    table = np.full(1 << bits, -1, np.int32)
+    waiting = np.arange(len(old), dtype=np.int32)
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for _ in range(_ROUNDS):
+        table[slots[waiting]] = waiting
+        there = table[probes]
+        at = np.flatnonzero(there >= 0)
+        at = at[old[there[at]] == new[at]]
+        found.append((there[at].astype(np.int64), at))
+        rest = waiting[table[slots[waiting]] != waiting]
+        if not len(rest):
+            break
+        table[slots[waiting]] = -1
+        waiting = rest
+    else:
+        found.append(_by_order(old, new, waiting))
+    return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+
+
+def _slots(positions: Positions, bits: int) -> Integers:
+    """Return the slot of each record in a table of 2^bits, int64 [n] (Fibonacci hashing)."""
+    mixed = positions.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(64 - bits)).astype(np.int64)
+
+
+def _by_order(
+    old: Positions, new: Positions, waiting: npt.NDArray[np.int32]
+) -> tuple[Integers, Integers]:
+    """Return the pairs of the records `waiting` of the old side, as `match`."""
+    in_order = waiting[np.argsort(old[waiting], kind="stable")].astype(np.int64)
+    at = np.searchsorted(old[in_order], new)
+    at[at == len(in_order)] = 0
+    j = np.flatnonzero(old[in_order[at]] == new)
+    return in_order[at[j]], j
 
 
 class DistinctKeys:
     """The positions of a file's records, kept to find those that come twice.
 
-    Whether a stream has a duplicate can only be known by keeping what was read: 8 bytes per record.
-    A file in the order of its positions has none; beyond `bytes_max` only such a file is accepted.
+    Whether a stream has a duplicate can only be known by keeping what was read. A file in the order
+    of its positions has none; beyond `bytes_max`, 8 for each record, only such a file is accepted.
+    Positions that are near each other, as integer keys are, take less than that.
     """
 
     def __init__(self, side: int, bytes_max: int) -> None:
-        self._side, self._bytes_max = side, bytes_max
-        self._kept: list[Positions] = []
-        self._bytes = 0
+        self._side, self._records_max = side, bytes_max // 8
+        self._kept: list[_Near] = []
+        self._records = 0
         self._is_ascending = True
         self._last: int | None = None
 
@@ -78,24 +112,56 @@ class DistinctKeys:
         follows = self._last is None or int(positions[0]) > self._last
         self._is_ascending &= follows and bool((positions[1:] > positions[:-1]).all())
         self._last = int(positions[-1])
-        self._bytes += positions.nbytes
-        if self._bytes <= self._bytes_max:
-            self._kept.append(positions)
+        self._records += len(positions)
+        if self._records <= self._records_max:
+            self._kept.append(_Near.of(positions))
         elif self._is_ascending:
             self._kept = []
         else:
             raise GaveUp(
                 f"the {('old', 'new')[self._side]} file is not sorted by its key, and more than "
-                f"{self._bytes_max // 8:,} keys are not kept to find duplicates"
+                f"{self._records_max:,} keys are not kept to find duplicates"
             )
 
     def check(self) -> None:
         """Raise RepeatedPosition if two of the records have one position."""
         if self._is_ascending:
             return
-        kept = np.concatenate(self._kept)
-        in_order = np.sort(kept)
-        equal = np.flatnonzero(in_order[1:] == in_order[:-1])
-        if len(equal):
-            first, second, *_ = np.flatnonzero(kept == in_order[equal[0]]).tolist()
-            raise RepeatedPosition(self._side, (first, second))
+        bits = (self._records // _CHECKED_AT_ONCE).bit_length()
+        for part in range(1 << bits):
+            some = []
+            for near in self._kept:
+                positions = near.positions()
+                some.append(positions[_slots(positions, bits) == part] if bits else positions)
+            in_order = np.concatenate(some)
+            in_order.sort()
+            equal = np.flatnonzero(in_order[1:] == in_order[:-1])
+            if len(equal):
+                raise RepeatedPosition(self._side, self._numbers(in_order[equal[0]]))
+
+    def _numbers(self, position: np.int64) -> tuple[int, int]:
+        """Return the places of the first two records with this position."""
+        found: list[int] = []
+        first = 0
+        for near in self._kept:
+            positions = near.positions()
+            found += (np.flatnonzero(positions == position) + first).tolist()
+            first += len(positions)
+        return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """Positions as their distances from the least, [n] of the narrowest type that holds them."""
+
+    least: int
+    distances: npt.NDArray[np.unsignedinteger]
+
+    @classmethod
+    def of(cls, positions: Positions) -> _Near:
+        least, greatest = int(positions.min()), int(positions.max())
+        type = np.min_scalar_type(greatest - least)
+        return cls(least, (positions.view(np.uint64) - np.uint64(least % 2**64)).astype(type))
+
+    def positions(self) -> Positions:
+        return (self.distances.astype(np.uint64) + np.uint64(self.least % 2**64)).view(np.int64)

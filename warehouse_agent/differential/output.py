@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from driftline.errors import ConfigurationError, UsageError, ValueDoesNotFit
 from driftline.types import Recipe
 
 from warehouse_agent.columns.arrow import Carrier, arrow_type, to_arrow
+from warehouse_agent.columns.buffers import variable_array_of
 from warehouse_agent.columns.layout import FEED_NAMES, lay_out
 from warehouse_agent.differential.records import Form
 
@@ -80,7 +82,7 @@ class Output:
         """
         count = self._recipe.key_columns if form is Form.DELETE else len(self._recipe.columns)
         ragged = split(block, count)
-        arrays = [pa.array([str(form)] * len(block), pa.string())]
+        arrays = [_repeated(form, len(block))]
         for i in self._layout.order:
             column, carrier = self._recipe.columns[i], self._layout.carriers[i]
             if i >= count:
@@ -116,3 +118,10 @@ class Output:
             options = pa_csv.WriteOptions(quoting_style="needed")
             return pa_csv.CSVWriter(self._file, self.schema, write_options=options)
         return pq.ParquetWriter(self._file, self.schema, compression="zstd")
+
+
+def _repeated(form: Form, rows: int) -> pa.StringArray:
+    """Return a form as text in each row, which `pa.array` would import pandas for."""
+    text = np.frombuffer(form.encode(), np.uint8)
+    every = np.ones(rows, np.bool_)
+    return variable_array_of(pa.string(), every, np.full(rows, len(text)), np.tile(text, rows))

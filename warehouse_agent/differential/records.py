@@ -131,6 +131,20 @@ def stacked(blocks: Sequence[Block]) -> Block:
     return Block(np.concatenate([empty, *(b.buffer[: b.starts[-1]] for b in blocks)]), starts)
 
 
+def stacked_records(chunks: Sequence[Records], *, has_rows: bool = True) -> Records:
+    """Return all records as one, in their order; without their rows if not `has_rows`."""
+    ints, words = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    count = sum(map(len, chunks)) if has_rows else 0
+    return Records(
+        np.concatenate([ints, *(c.positions for c in chunks)]),
+        np.concatenate([words, *(c.hi for c in chunks)]),
+        np.concatenate([words, *(c.lo for c in chunks)]),
+        np.concatenate([ints, *(c.numbers for c in chunks)]),
+        np.arange(count, dtype=np.int64),
+        stacked([c.rows() for c in chunks] if has_rows else []),
+    )
+
+
 class Hashing:
     """The hashes of one run, by a secret of 32 bytes."""
 
@@ -164,7 +178,7 @@ def in_blocks(snapshot: Snapshot, hashing: Hashing, rows_min: int) -> Iterator[R
     held: list[bytes] = []
     first = 0
     for rows in snapshot.read():
-        held = held + rows if held else rows
+        held += rows
         if len(held) >= rows_min:
             yield hashing.records(snapshot, held, first)
             first += len(held)

@@ -7,7 +7,10 @@ file; the rest ages, oldest first.
 What differs from the printed lines:
 
 - Blocks are not taken in step. Files drift apart by the net inserts so far, so the next block comes
-  from the file that is behind, by the median distance of the last matching records. (Rejected: the
+  from the file that is behind, by the median distance of the last matching records: those of the
+  last blocks of both, because a block finds only partners that were read before it. (Rejected:
+  the matches of the last block alone. A block of the new file finds records that moved back, so
+  the new file is read farther ahead, where its blocks find only those that moved farther. Nor the
   file with fewer unmatched records. Where the window is full of inserts, the old file is read a
   whole window ahead: with a fifth of the records inserted, half of all records missed theirs.)
 - The loop ends when both files have ended, and what the buffers still hold is reported.
@@ -22,7 +25,7 @@ It decides without I/O: files are iterators, changes go to a function.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,11 +48,14 @@ from warehouse_agent.differential.records import (
     cut_behind_keys,
     in_blocks,
     stacked,
+    stacked_records,
 )
 
 Put = Callable[[Form, Block], None]  # whole rows; of deletes, rows cut behind their keys
 OLD, NEW = 0, 1
-MATCHED_SHARE = 4  # of a block, one in so many tells the drift; few may be records that moved
+MATCHED_SHARE = 4  # one record in so many tells the drift; few may be records that moved
+DRIFT_SAMPLE = 1024  # matches of a block that are looked at
+DRIFT_BLOCKS = 4  # of each file; fewer let the drift wander where records moved far
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,15 @@ class Counts:
         return self.apart / (records**2 / 2) if records else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """A sample of a block: its records, and how many places their partners in the new file are
+    behind those in the old one, int64 [matches]."""
+
+    records: int
+    ahead: Integers
+
+
 @dataclass(slots=True)
 class _Side:
     """One file: its blocks to come, its buffers, and what left them."""
@@ -109,6 +124,7 @@ class _Side:
     left: list[Records] = field(default_factory=list)
     left_bytes: int = 0
     has_ended: bool = False
+    last: deque[_Matched] = field(default_factory=lambda: deque(maxlen=DRIFT_BLOCKS))
 
     @property
     def unmatched(self) -> int:
@@ -175,13 +191,23 @@ class _Window:
             self._counts.new += len(block)
         side.distinct.add(block.positions)
         other = self._sides[1 - side.number]
-        mine, theirs = self._join(side.number, [block], list(other.chunks))
+        mine, theirs, ahead = self._join(side.number, [block], list(other.chunks))
+        self._note_drift(side, len(block), ahead)
         _remove(other.chunks, theirs)
         self._age(side)
         rest = np.ones(len(block), np.bool_)
         rest[mine] = False
         if rest.any():
             side.chunks.append(self._held(side, block.take(rest)))
+
+    def _note_drift(self, side: _Side, read: int, ahead: Integers) -> None:
+        """Note how far the files are apart, by the matches of the last blocks of each."""
+        step = max(self._buffers.block_records // DRIFT_SAMPLE, 1)
+        side.last.append(_Matched(-(-read // step), ahead[::step]))
+        blocks = [block for s in self._sides for block in s.last]
+        found = np.concatenate([block.ahead for block in blocks])
+        if len(found) * MATCHED_SHARE >= sum(block.records for block in blocks) and len(found):
+            self._drift = float(np.median(found))
 
     def _held(self, side: _Side, records: Records) -> Records:
         """Return unmatched records as they are held: keys of the old file, rows of the new one."""
@@ -191,7 +217,7 @@ class _Window:
 
     def _age(self, side: _Side) -> None:
         """Let the oldest records leave until the rest fits into the aging buffer."""
-        side.chunks = deque(c.compact() if c.is_sparse else c for c in side.chunks)
+        side.chunks = _merged(side.chunks, self._buffers.block_records)
         over = side.unmatched - self._room(side)
         while over > 0:
             oldest = side.chunks.popleft()
@@ -221,28 +247,23 @@ class _Window:
 
     def _join(
         self, side: int, mine: Sequence[Records], theirs: Sequence[Records]
-    ) -> tuple[Integers, Integers]:
+    ) -> tuple[Integers, Integers, Integers]:
         """Match records of a file, `side`, with records of the other, and put their updates.
 
         Returns:
-            Indices of the matched records among mine, and among theirs, int64 [pairs] each.
+            Indices of the matched records among mine, and among theirs, and how many places those
+            of the new file are behind those of the old one, int64 [pairs] each.
         """
         one, two = _joined(mine), _joined(theirs)
-        if side == NEW:
-            i, j = match(two.positions, one.positions, (two.numbers, one.numbers))
-            i, j = j, i
-        else:
-            i, j = match(one.positions, two.positions, (one.numbers, two.numbers))
+        i, j = match(one.positions, two.positions)
         ahead = (one.numbers[i] - two.numbers[j]) * (1 if side == NEW else -1)
-        if len(i) * MATCHED_SHARE >= sum(map(len, mine)) and len(i):
-            self._drift = float(np.median(ahead))
         differ = (one.hi[i] != two.hi[j]) | (one.lo[i] != two.lo[j])
         self._counts.apart += int(np.abs(ahead).sum())
         self._counts.same += len(i) - int(differ.sum())
         if differ.any():
             updated = (_rows_at(mine, i[differ]), _rows_at(theirs, j[differ]))
             self._put_updates(updated[side], updated[1 - side])
-        return i, j
+        return i, j, ahead
 
     def _put_updates(self, old: Block, new: Block) -> None:
         """Put the new rows of records with equal positions; raise Collision if a key differs."""
@@ -258,10 +279,10 @@ class _Window:
     def _report_rest(self) -> None:
         """Join what was never matched; put what stays as deletes and inserts."""
         rest = [[*side.left, *side.chunks] for side in self._sides]
-        pairs = self._join(OLD, rest[OLD], rest[NEW])
-        self._counts.mended = len(pairs[0])
-        self._counts.deletes = self._put_rest(Form.DELETE, rest[OLD], pairs[OLD])
-        self._counts.inserts = self._put_rest(Form.INSERT, rest[NEW], pairs[NEW])
+        ours, theirs, _ = self._join(OLD, rest[OLD], rest[NEW])
+        self._counts.mended = len(ours)
+        self._counts.deletes = self._put_rest(Form.DELETE, rest[OLD], ours)
+        self._counts.inserts = self._put_rest(Form.INSERT, rest[NEW], theirs)
 
     def _put_rest(self, form: Form, chunks: Sequence[Records], matched: Integers) -> int:
         stays = np.ones(sum(map(len, chunks)), np.bool_)
@@ -272,19 +293,26 @@ class _Window:
         return int(stays.sum())
 
 
+def _merged(chunks: Iterable[Records], records_max: int) -> deque[Records]:
+    """Return the same records in their order, without rows of others, in fewer chunks.
+
+    What is left of most blocks is little, and each chunk costs as much again for each block. Chunks
+    are merged with their like, so that a record is copied seldom.
+    """
+    found: deque[Records] = deque()
+    for chunk in chunks:
+        last = chunk.compact() if chunk.is_sparse else chunk
+        while found and len(found[-1]) <= min(2 * len(last), records_max - len(last)):
+            last = stacked_records([found.pop(), last])
+        found.append(last)
+    return found
+
+
 def _joined(chunks: Sequence[Records]) -> Records:
     """Return the arrays of all records; their rows stay where they are."""
     if len(chunks) == 1:
         return chunks[0]
-    ints, words = np.zeros(0, np.int64), np.zeros(0, np.uint64)
-    return Records(
-        np.concatenate([ints, *(c.positions for c in chunks)]),
-        np.concatenate([words, *(c.hi for c in chunks)]),
-        np.concatenate([words, *(c.lo for c in chunks)]),
-        np.concatenate([ints, *(c.numbers for c in chunks)]),
-        ints,
-        Block(np.zeros(0, np.uint8), np.zeros(1, np.int64)),
-    )
+    return stacked_records(chunks, has_rows=False)
 
 
 def _rows_at(chunks: Sequence[Records], at: Integers) -> Block:

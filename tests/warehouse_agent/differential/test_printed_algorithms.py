@@ -5,11 +5,14 @@ from hypothesis import strategies as st
 
 from tests.reference.snapshot_differentials import (
     Change,
+    Compressed,
     Record,
     differential,
     distance,
     partitioned_hash,
     sort_merge,
+    sort_merge_kb,
+    sort_merge_kbp,
     useless_pairs,
     window,
 )
@@ -38,6 +41,21 @@ def test_sort_merge_stops_when_one_file_ends():
     assert len(in_order) == 4  # nor is the sorted file complete, which the next run would read
     assert sort_merge(new, old)[0] == []  # three deletes
     assert len(differential(old, new)) == len(differential(new, old)) == 3
+
+
+@given(files, files, st.sampled_from([ord, lambda _: 0]))
+def test_compression_misses_updates_with_an_equal_b_and_nothing_else(old, new, compress):
+    """What 3.2 and 3.3 find is what 3.1 does, less updates to a B of the same b (section 3.2)."""
+    plain, in_order = sort_merge(sorted(old), new)
+    before = dict(old)
+    expected = [c for c in plain if c.form != "Update" or compress(before[c.K]) != compress(c.B)]
+    f_1 = [Compressed(r.K, compress(r.B)) for r in sorted(old)]
+    by_b, sorted_b = sort_merge_kb(f_1, new, compress)
+    by_p, sorted_p = sort_merge_kbp(f_1, new, compress)
+    assert by_b == by_p == expected
+    assert sorted_b == [Compressed(r.K, compress(r.B)) for r in in_order]
+    assert [r[:2] for r in sorted_p] == [r[:2] for r in sorted_b]
+    assert [new[r.p].K for r in sorted_p] == [r.K for r in sorted_p]
 
 
 @given(files, files, st.integers(1, 4), st.integers(1, 4))

@@ -104,6 +104,19 @@ def test_inserts_do_not_let_the_files_drift_apart():
         assert set(changes) == differential(*files)
 
 
+@pytest.mark.parametrize(("count", "by", "aging"), [(6000, 1600, 300), (20_000, 4000, 1000)])
+def test_records_that_moved_far_do_not_let_the_window_wander(count, by, aging):
+    """An eighth of the greatest displacement has no partner yet, far less than the buffer holds.
+
+    A block of the new file matches only records that moved back, one of the old file those that
+    moved on: either alone is taken for a drift of the files.
+    """
+    old = [Record(k, "x") for k in range(count)]
+    new = displaced(old, by, 3)
+    counts, changes = run(old, new, buffers=Buffers(64, aging), batch=64)
+    assert (counts.mended, counts.same, changes) == (0, count, [])
+
+
 def test_past_its_memory_it_gives_up():
     old = [Record(k, "x") for k in range(400)]
     with pytest.raises(GaveUp, match="without a partner in the window take more than 0 MiB"):
