@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from driftline.arrays import Integers, Positions
 
-_SLOTS_PER_RECORD: Final = 8  # one record in twelve finds its slot taken
+_SLOTS_PER_RECORD: Final = 4  # one record in eight or less finds its slot taken
 _ROUNDS: Final = 4
 _CHECKED_AT_ONCE: Final = 1 << 19  # keys that are sorted at once, some 4 MiB
+_MARKS_MAX: Final = 8 << 20  # bytes, one for each integer between the least key and the greatest
 
 
 class RepeatedPosition(Exception):
@@ -38,8 +39,9 @@ class GaveUp(Exception):
 def match(old: Positions, new: Positions) -> tuple[Integers, Integers]:
     """Return the pairs with equal positions as indices into both, int64 [pairs] each.
 
-    A hash join: a table holds one record of the smaller side in each of its slots, and the records
-    that found theirs taken go into it next time. What is left after _ROUNDS is sorted.
+    A hash join: a table holds one record of the smaller side in each of its slots. Records that
+    found theirs taken go into it next time, when those of the other side ask again that met another
+    record. What is left after _ROUNDS is sorted.
 
     Args:
         old, new: positions, int64 [n] and int64 [m]. What one side holds twice may be in several
@@ -52,20 +54,24 @@ def match(old: Positions, new: Positions) -> tuple[Integers, Integers]:
     slots, probes = _slots(old, bits), _slots(new, bits)
     table = np.full(1 << bits, -1, np.int32)
     waiting = np.arange(len(old), dtype=np.int32)
+    asking = np.arange(len(new), dtype=np.int64)
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for _ in range(_ROUNDS):
         table[slots[waiting]] = waiting
-        there = table[probes]
-        at = np.flatnonzero(there >= 0)
-        at = at[old[there[at]] == new[at]]
-        found.append((there[at].astype(np.int64), at))
+        there = table[probes[asking]]
+        is_met = there >= 0
+        there, asking = there[is_met], asking[is_met]
+        is_same = old[there] == new[asking]
+        found.append((there[is_same].astype(np.int64), asking[is_same]))
         rest = waiting[table[slots[waiting]] != waiting]
-        if not len(rest):
+        asking = asking[~is_same]
+        if not len(rest) or not len(asking):
             break
         table[slots[waiting]] = -1
         waiting = rest
     else:
-        found.append(_by_order(old, new, waiting))
+        i, j = _by_order(old, new[asking], waiting)
+        found.append((i, asking[j]))
     return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
 
 
@@ -125,7 +131,7 @@ class DistinctKeys:
 
     def check(self) -> None:
         """Raise RepeatedPosition if two of the records have one position."""
-        if self._is_ascending:
+        if self._is_ascending or self._are_marked_apart():
             return
         bits = (self._records // _CHECKED_AT_ONCE).bit_length()
         for part in range(1 << bits):
@@ -138,6 +144,18 @@ class DistinctKeys:
             equal = np.flatnonzero(in_order[1:] == in_order[:-1])
             if len(equal):
                 raise RepeatedPosition(self._side, self._numbers(in_order[equal[0]]))
+
+    def _are_marked_apart(self) -> bool:
+        """Return True if no two are equal, by a mark for each value between the least and the
+        greatest; False also where these are too many."""
+        least = min(near.least for near in self._kept)
+        greatest = max(near.least + int(near.distances.max()) for near in self._kept)
+        if greatest - least >= _MARKS_MAX:
+            return False
+        is_there = np.zeros(greatest - least + 1, np.bool_)
+        for near in self._kept:
+            is_there[near.distances.astype(np.int64) + (near.least - least)] = True
+        return int(np.count_nonzero(is_there)) == self._records
 
     def _numbers(self, position: np.int64) -> tuple[int, int]:
         """Return the places of the first two records with this position."""

@@ -78,6 +78,8 @@ class Records:
 
     def take(self, chosen: Integers | Bools) -> Records:
         """Return some records, by numbers, int64 [n], or a mask, bool [records]; copy no row."""
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)  # once, not for each array
         return Records(
             self.positions[chosen],
             self.hi[chosen],

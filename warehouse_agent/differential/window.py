@@ -217,7 +217,7 @@ class _Window:
 
     def _age(self, side: _Side) -> None:
         """Let the oldest records leave until the rest fits into the aging buffer."""
-        side.chunks = _merged(side.chunks, self._buffers.block_records)
+        side.chunks = _merged(side.chunks, self._buffers.block_records // 4)
         over = side.unmatched - self._room(side)
         while over > 0:
             oldest = side.chunks.popleft()
