@@ -7,10 +7,14 @@ every other block to `string_encoder`: nothing is rounded, and no text is taken 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from itertools import repeat
+from typing import Any, Final
 
+import numpy as np
+from driftline.arrays import Integers
 from driftline.errors import ValueDoesNotFit
 from driftline.types import INTEGER_WIDTHS, DeclaredType
 from driftline.values import string_encoder
@@ -28,6 +32,8 @@ from source_agent.engines.encoding.plain_values import (
 
 DISTINCT_MAX: Final = 1 << 14  # values of a column whose bytes are kept: dates repeat
 SHORT_CHARACTERS: Final = 16  # 15 digits and a point
+DIGITS_MAX: Final = 18  # of a number that fits 64 bits whatever it is
+OID_BYTES: Final = 4
 _INTEGER: Final = b"0123456789-"
 _HEX: Final = b"0123456789abcdef"
 _REPEATING: Final = frozenset({"date", "time", "timestamp", "timestamptz", "timetz"})
@@ -47,7 +53,7 @@ def form_of(type: DeclaredType) -> str:
 def encoders(format: Format) -> Encoders:
     """Return the encoders of a text file's values, by form."""
     return {
-        "integer": lambda type: Fixed(type.kind, convert=int, check=_check_integers),
+        "integer": lambda type: _Integer(type.kind, convert=int, check=_check_integers),
         "numeric": partial(_decimals, sign=format.decimal.encode()),
         "float": lambda type: _located_sign(rows.from_text(type), format.decimal.encode()),
         "bool": lambda _: _bools(*format.truth),
@@ -55,6 +61,52 @@ def encoders(format: Format) -> Encoders:
         "bytea": lambda _: rows.variable(_bytes),
         "string": _strings,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Integer(Fixed):
+    """Encoder of integers in ASCII; those of a block are read at once."""
+
+    def given(self, values: Values) -> list[Iterable[Any]]:
+        """Return what `form` packs for each row."""
+        numbers = _numbers(values, 0)
+        if numbers is None:
+            return Fixed.given(self, values)
+        return [repeat(INTEGER_WIDTHS.get(self.kind, OID_BYTES)), numbers.tolist()]
+
+
+def _numbers(values: Values, decimals: int) -> Integers | None:
+    """Return numbers of ASCII digits times 10^decimals, int64 [n].
+
+    None if one of them is longer than DIGITS_MAX characters, or is anything but digits behind at
+    most one minus sign, with exactly so many behind a point if there are `decimals`.
+    Raises TypeError for a NULL.
+    """
+    if max(map(len, values)) > DIGITS_MAX:
+        return None
+    text = b",".join(values) + b","
+    if text.translate(None, _INTEGER + b",."):
+        return None
+    signs = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(signs == ord(","))
+    points = np.flatnonzero(signs == ord("."))
+    minus = np.flatnonzero(signs == ord("-"))
+    is_begun = np.ones(len(signs) + 1, np.bool_)
+    is_begun[1:] = signs == ord(",")
+    if (
+        len(ends) != len(values)
+        or not is_begun[minus].all()
+        or len(points) != (len(values) if decimals else 0)
+        or (decimals and (ends - points != decimals + 1).any())
+    ):
+        return None
+    whole = signs[(points if decimals else ends) - 1]  # the last characters of whole parts
+    if ((whole < ord("0")) | (whole > ord("9"))).any():
+        return None
+    found: Integers = np.fromstring(
+        text.translate(None, b".")[:-1].decode(), dtype=np.int64, sep=","
+    )
+    return found
 
 
 def _check_integers(values: Values) -> None:
@@ -73,17 +125,21 @@ def _joined(values: Values) -> bytes:
 def _decimals(type: DeclaredType, *, sign: bytes) -> ColumnEncoder:
     """Return the encoder of decimal numbers with this sign between whole part and decimals.
 
-    A double holds 15 digits: values of at most SHORT_CHARACTERS take the way of `short_decimals`,
-    which refuses a decimal more than the type has; so does the exact way of all others.
+    Values with all of their decimals are read as integers. A double holds 15 digits: other values
+    of at most SHORT_CHARACTERS take the way of `short_decimals`, which refuses a decimal more than
+    the type has; so does the exact way of all others.
     """
     exact = rows.from_text(type)
     if type.precision is None or type.precision > rows.DOUBLE_DIGITS:
         return _located_sign(exact, sign)
-    short = rows.short_decimals(type)
+    short, scaled = rows.short_decimals(type), rows.scaled_decimals(type)
     allowed = _INTEGER + b"."
 
     def column(values: Values) -> list[bytes]:
         try:
+            numbers = _numbers(values, type.scale or 0)
+            if numbers is not None:
+                return scaled(numbers)
             longest = max(map(len, values))
         except TypeError:  # a NULL
             longest = max((len(v) for v in values if v is not None), default=0)

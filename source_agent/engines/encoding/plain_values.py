@@ -87,6 +87,12 @@ def behind_length(values: Values) -> list[bytes]:
         return [NULL if v is None else LENGTH(len(v)) + v for v in values]
 
 
+def _lengths(values: Values) -> Iterable[bytes]:
+    """Return the length of each value, of bytes, as bytes."""
+    sizes = list(map(len, values))
+    return map(_short_length if max(sizes) < 1024 else LENGTH, sizes)
+
+
 @lru_cache(maxsize=1024)
 def packer(form: str) -> Callable[..., bytes]:
     """Return the `pack` of a format of `struct`."""
@@ -116,9 +122,12 @@ def joined(
             given += encode.given(values)
         elif isinstance(encode, Raw) and not is_own:
             encode.check(values)
-            form += "i"
-            given.append(map(len, values))
-            flush()
+            if given:
+                form += "i"
+                given.append(map(len, values))
+                flush()
+            else:  # a length alone is faster looked up than packed
+                pieces.append(_lengths(values))
             pieces.append(values)
         else:
             flush()
