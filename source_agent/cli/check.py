@@ -24,12 +24,13 @@ from source_agent.cli.marker_advice import MarkerReport
 from source_agent.config import ServedRelation, SourceConfig
 from source_agent.engines import plug_ins
 from source_agent.engines.interface import Engine, Privilege, Session, TimeLimit
-from source_agent.engines.registry import KINDS
+from source_agent.engines.registry import KINDS, has_files, is_file
 from source_agent.engines.shapes import Fingerprint, Shape
 from source_agent.printable import counted
 
 _TILES = "by the index of its key"
 READ_ONLY = "every session is opened read-only and its driver sends no other statement"
+OF_FILES = "files are opened for reading alone, and links are not followed"
 BY_LOGIN = "sessions are not opened read-only: only the login keeps them from writing"
 
 
@@ -159,12 +160,14 @@ def _check(config: SourceConfig, engine: Engine, server: list[EndpointReport]) -
     finally:
         session.close()
     privileges = engine.privileges(relations)
+    url = make_url(config.database.url)
+    read_only = OF_FILES if has_files(url) else READ_ONLY
     return CheckReport(
         database=engine.name,
-        login=make_url(config.database.url).username or "",
+        login=url.username or ("the account of this process" if is_file(url) else ""),
         as_of=as_of,
         consistency=consistency,
-        read_only=BY_LOGIN if any(p.is_unknown for p in privileges) else READ_ONLY,
+        read_only=BY_LOGIN if any(p.is_unknown for p in privileges) else read_only,
         relations=reports,
         privileges=privileges,
         limits=limits,

@@ -24,6 +24,7 @@ class Accounts:
 
     def __init__(self, folder: Path, text: str = ACCOUNTS, pattern: str = "a-*") -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.format = folder / "accounts.toml"
         self.format.write_text(text)
         files = Files(pattern, self.format, settle_s=1e-9)
