@@ -156,6 +156,13 @@ def test_a_state_stands_in_for_the_old_file(folder, capsys):
     assert found["note"] == ""
     assert written(folder / "changes.csv") == oracle(folder / "old.csv", folder / "new.csv")
 
+    part = next((state / "records").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-1])
+    (folder / "changes.csv").unlink()
+    found = run(folder, "old.csv", "new.csv", capsys=capsys, state=state)
+    assert found["note"].endswith("is missing or damaged. Both files were read.")
+    assert written(folder / "changes.csv") == oracle(folder / "old.csv", folder / "new.csv")
+
     (folder / "state" / "state.json").unlink()
     with pytest.raises(ConfigurationError, match=r"The state cannot be used: .* Name the old file"):
         run(folder, "new.csv", state=state)
