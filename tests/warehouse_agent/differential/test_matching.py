@@ -43,7 +43,7 @@ def test_records_that_share_slots_are_found(slots, old, new):
 )
 def test_what_comes_twice_is_found_by_its_places(blocks, at_once):
     """Whatever the blocks are, and in however many parts they are checked."""
-    places = {}
+    places: dict[int, list[int]] = {}
     for place, position in enumerate(p for block in blocks for p in block):
         places.setdefault(position, []).append(place)
     twice = [tuple(found[:2]) for found in places.values() if len(found) > 1]
