@@ -303,7 +303,7 @@ def begin(session: Session, reader: Reader, asked: pb.Since) -> Marked:
     elif asked.mark:
         found.theirs = fits
     elif reader.consistency is Consistency.EXACT:  # else an audit could blame honest writers
-        rows = session.read_marked(reader.shape.keys(), fits)
+        rows = session.read_marked(reader.shape.narrow(), fits)
         try:
             found.audit(_gathered(found.keys.batches(rows)))
             found._generation = session.generation
