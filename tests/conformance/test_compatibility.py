@@ -32,7 +32,7 @@ from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 
-BASE = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
+BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments
