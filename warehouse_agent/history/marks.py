@@ -11,13 +11,16 @@ import base64
 import binascii
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from driftline import wire_pb2 as pb
 from driftline.negotiation import CHECKSUM, SINCE
 
 from warehouse_agent.planning.markers.state import Audit, MarkerState
 from warehouse_agent.planning.notes import number
 from warehouse_agent.storage.table import Snapshot, VersionRecord
+
+if TYPE_CHECKING:  # commands that ask nobody do not load it
+    from driftline import wire_pb2 as pb
 
 MARK = "mark"  # key of a fragment's notes
 MARKER_TIME = "marker_time"  # the column of a time marker, as the source described it

@@ -138,7 +138,8 @@ def test_the_identity_of_the_database_is_what_marks_carry(
     relation = Relation("kept", table="kept", marker=Marker("row_version"))
     with closing(legacy.connect().open()) as session:
         mark = session.mark(session.describe(relation))
-    assert mark.source == ":".join(report.identity.values())
+    # A table of PostgreSQL has a number besides.
+    assert mark.source.split(" ")[0] == ":".join(report.identity.values())
     assert "\n  identity " in check.as_text(report)
     body = json.loads(json.dumps(check.as_json(report)))
     assert body["identity"] == report.identity
