@@ -44,7 +44,7 @@ class DriftlineDueSensor(BaseSensorOperator):  # type: ignore[misc,unused-ignore
             raise RuntimeError(f"{' '.join(words)} ended with {said.returncode}: {said.stderr}")
         due = [one["name"] for one in found if one.get("error") or one.get("due")]
         if not due:
-            moments = [datetime.fromisoformat(one["at"]) for one in found]
+            moments = [datetime.fromisoformat(one["at"]) for one in found if one.get("at")]
             at = min([*moments, datetime.now(UTC) + LOOK])
             self.log.info("nothing is due before %s", at.isoformat())
             self.defer(trigger=DateTimeTrigger(moment=at), method_name="execute")

@@ -71,7 +71,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     names = ("orders", "items")
     with Pair(NoSpark(), legacy, tmp_path / "pair", {n: f'table = "{n}"' for n in names}) as made:
         made.small_bytes = 32 << 20
-        made.fragment_lines = {"items": 'interval_max = "3h"'}
+        made.fragment_lines = {"orders": 'interval_max = "1d"', "items": 'interval_max = "3h"'}
         yield made
     legacy.close()
 

@@ -50,6 +50,7 @@ def parse(name: str, table: TomlTable, zone: str, hours: Sequence[WeekSpan] = ()
         policy=choice(table, "policy", table.text("policy", default="auto"), Policy),
         weights=_weights(table),
         zone=time_zone(table, zone),
+        is_asked=bool(goals) or table.has("interval_max"),
     )
     _check_intervals(table, timing)
     _check_freshness(table, timing, hours)

@@ -33,6 +33,7 @@ from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 
 GAIN = 0.95  # cost over that of the fixed interval, from which the model may choose
 CACHED = 1024  # fragments whose models a process keeps: about 2 kB each, and their memories
+NEVER = math.inf  # the moment at which nothing is due
 PLANNED_MIN_H = 2.0  # plans are in whole hours, so shorter intervals stay fixed
 
 
@@ -42,7 +43,7 @@ class Decision:
 
     Attributes:
         due: refresh it now.
-        at: else not before this moment, as far as is known now.
+        at: else not before this moment, as far as is known now, or NEVER.
         why: in words.
         by: the fragment or view whose timing it is.
         policy: what chose the moment.
@@ -97,11 +98,14 @@ def decide(
     """Decide whether a fragment is due now, else when it will be.
 
     Args:
-        timings: at least one.
+        timings: that make it due; none: it never is.
         now: by the clock of the warehouse.
         expects: also say what is expected to be unseen until then, which takes a fitted model; a
             decision alone takes none where there is a fixed interval or nothing changed.
     """
+    if not timings:
+        why = "it has no `freshness`, `refreshes_per_day`, `refresh_worth` or `interval_max`"
+        return Decision(False, NEVER, why)
     if given.last is None:
         at, why = _opened(now, "never refreshed", given, timings[0].zone)
         return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)

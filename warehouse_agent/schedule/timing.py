@@ -30,7 +30,8 @@ class Policy(Enum):
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The timing of a fragment, or of a view that reads it. At most one of `freshness_s`,
-    `refreshes_per_day` and `refresh_worth` is set; none means every `interval_max_s`.
+    `refreshes_per_day` and `refresh_worth` is set; none means every `interval_max_s`, or, if that
+    was not written either (`is_asked`), never.
 
     Attributes:
         by: the fragment or view.
@@ -40,6 +41,7 @@ class Timing:
         interval_min_s, interval_max_s: seconds from one refresh to the next.
         weights: of hours of the week; all others weigh 1.
         zone: the time zone of these hours, and of the model's.
+        is_asked: a goal or the longest interval was written, so it makes something due.
     """
 
     by: str = ""
@@ -51,6 +53,7 @@ class Timing:
     policy: Policy = Policy.AUTO
     weights: tuple[tuple[WeekSpan, float], ...] = ()
     zone: str = "UTC"
+    is_asked: bool = True
 
     @property
     def listens(self) -> bool:

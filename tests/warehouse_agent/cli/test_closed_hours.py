@@ -45,6 +45,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     relations = {name: f'table = "{name}"' for name in NAMES}
     with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as made:
         made.small_bytes = 32 << 20
+        made.fragment_lines = dict.fromkeys(NAMES, 'interval_max = "1d"')
         yield made
     legacy.close()
 

@@ -134,6 +134,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     legacy.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
     with Pair(NoSpark(), legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
         made.small_bytes = 32 << 20
+        made.fragment_lines = {"orders": 'interval_max = "1d"'}
         yield made
     legacy.close()
 

@@ -36,6 +36,7 @@ from warehouse_agent.views.selection import select
 SETTINGS = 'refreshes_per_day = 4\n[views.report]\nquery = "SELECT id FROM orders"\n'
 
 GOAL = 'freshness = "1h"\n'
+DAILY = 'interval_max = "1d"'
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     relations = {"items": 'table = "items"', "orders": 'table = "orders"'}
     with Pair(NoSpark(), legacy, tmp_path / "pair", relations) as made:
         made.small_bytes = 32 << 20
+        made.fragment_lines = dict.fromkeys(relations, DAILY)
         made.limits = "activity_seconds = 0.001"
         made.restart()
         yield made
@@ -72,6 +74,23 @@ def test_a_fragment_is_due_a_day_after_its_refresh(pair: Pair) -> None:
         assert found.due == is_due
         assert found.why.startswith("every 24 h")
     assert at(pair, "items", 0).decision.due
+
+
+def test_without_a_goal_a_fragment_is_never_due(pair: Pair) -> None:
+    """Settings that only shape a schedule make none."""
+    pair.fragment_lines["items"] = 'time_zone = "Europe/Vienna"\npolicy = "fixed"'
+    assert not at(pair, "items", 10_000).decision.due
+    pair.refresh("orders")
+    again = run(pair, "refresh", "--due")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert "Next: orders: not before 20" in again.stderr
+    told = run(pair, "schedule", "items").stdout
+    assert told.startswith("items: never due: it has no `freshness`, ")
+    assert json.loads(run(pair, "schedule", "items", "--json").stdout)["at"] is None
+    pair.fragment_lines["orders"] = ""
+    alone = run(pair, "refresh", "--due")
+    assert (alone.exit_code, alone.stdout) == (0, "")
+    assert pair.refresh("items").rows_total == 2
 
 
 def test_refresh_of_what_is_due(pair: Pair) -> None:
@@ -161,7 +180,7 @@ def test_the_goal_of_a_view_passes_to_what_it_reads(tmp_path: Path) -> None:
     assert found == {
         "orders": [Timing("orders", refreshes_per_day=2, zone=zone), report],
         "items": [report],
-        "alone": [Timing("alone", zone=zone)],
+        "alone": [],
     }
 
 

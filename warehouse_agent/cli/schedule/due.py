@@ -17,7 +17,7 @@ from warehouse_agent.config import Fragment, WarehouseConfig
 from warehouse_agent.history import intervals, record, view_phases
 from warehouse_agent.report import counted, utc_at
 from warehouse_agent.runs.each_fragment import each
-from warehouse_agent.schedule.decide import Circumstances, Decision, decide
+from warehouse_agent.schedule.decide import NEVER, Circumstances, Decision, decide
 from warehouse_agent.schedule.memory import Learned, Memory
 from warehouse_agent.schedule.probe import Probe
 from warehouse_agent.schedule.timing import Timing
@@ -43,14 +43,17 @@ class Scheduled:
     unread: str = ""
 
     def to_json(self) -> str:
-        """Return it as one JSON object; `at` is ISO 8601 in UTC."""
-        body = asdict(self.decision) | {"at": utc_at(self.decision.at)}
+        """Return it as one JSON object; `at` is ISO 8601 in UTC, null if it is never due."""
+        at = None if self.decision.at == NEVER else utc_at(self.decision.at)
+        body = asdict(self.decision) | {"at": at}
         more = {"intervals_dropped": self.dropped, "event_time_not_used": self.unread or None}
         return json.dumps({"name": self.name, **body, **more})
 
     def text(self, now: datetime) -> str:
         """Return it as a line for people."""
-        found, at = self.decision, utc_at(self.decision.at)
+        if (found := self.decision).at == NEVER:
+            return f"{self.name}: never due: {found.why}"
+        at = utc_at(found.at)
         when = "due now" if found.due else f"not before {at} ({age(at, now)})"
         by = "" if found.by == self.name else f", for {found.by}"
         unread = f"; `event_time` is not used: {self.unread}" if self.unread else ""
@@ -78,17 +81,14 @@ def _expected(found: Decision) -> str:
 
 
 def timings_of(config: WarehouseConfig, fragment: Fragment) -> list[Timing]:
-    """Return the timings of a fragment and of the views over it; a daily one if there is none.
+    """Return the timings that make a fragment due: its own and those of the views over it.
 
     The timing of a view has the time zone of the fragment's source, if it names none.
     """
     over = graph.above([fragment.name], inputs_of(config.views))
     asked = [config.views[name].timing for name in config.views if name in over]
-    found = [one for one in (fragment.timing, *asked) if one is not None]
-    zone = fragment.source.time_zone
-    return [replace(one, zone=one.zone or zone) for one in found] or [
-        Timing(fragment.name, zone=zone)
-    ]
+    found = [one for one in (fragment.timing, *asked) if one is not None and one.is_asked]
+    return [replace(one, zone=one.zone or fragment.source.time_zone) for one in found]
 
 
 def probes(
