@@ -19,16 +19,13 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
-from driftline.negotiation import SINCE
-from driftline.reference_messages import FEATURE
+from driftline.negotiation import CHECKSUM
 from pyspark.sql import SparkSession
 
-from source_agent.engines.sqlite.activity import WAL
 from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
-from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 
@@ -114,34 +111,41 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         (report,) = pair.reports()
         assert report.held_back_s == 0, "it does not say so"
         assert report.marker is None
-        fragment = pair.config().fragments["orders"]
-        with Link(fragment.source) as link:
-            said = link.activity(["orders"])
-            assert FEATURE not in link.describe("orders").features
-            assert not link.features & {SINCE}
-        assert said == {"orders": WAL}
-        found = parents(pair.config(), pair.store, fragment)
-        assert found.why == "its source is older than this question"
-        # It knows no keys that travel themselves, and says so before it reads anything.
+        # It knows no checksums, and says so before it reads anything.
         with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
-            stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=["keys"])))
-            with pytest.raises(VersionMismatch, match="keys"):
+            stream.send(
+                pb.Request(open=pb.Open(protocol=1, relation="orders", features=[CHECKSUM]))
+            )
+            with pytest.raises(VersionMismatch, match=CHECKSUM):
                 raise refusal(stream.receive().refused)
 
 
-def test_an_older_source_gives_no_mark(base: Path, pair: Pair) -> None:
-    """All rows are compared, and the report says why."""
+def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
+    """It is made, and used by the source that made it; after an upgrade all rows are compared."""
+    pair.legacy.execute("ALTER TABLE orders ADD COLUMN version INTEGER")
+    pair.legacy.execute("UPDATE orders SET version = id")
+    pair.publish("orders", 'table = "orders"\nmarker = { column = "version" }')
     pair.fragment_lines["orders"] = 'proof = "keys"\nmethod = "since"'
+
+    def change(first: int) -> None:
+        pair.legacy.execute(
+            f"UPDATE orders SET note = 'other', version = {first} + id WHERE id % 100 = 3"
+        )
+
     pair.stop()
     with SourceProcess(pair.source_toml(), tree=base) as source:
         pair.address = source.address
         pair.refresh("orders")
-        edit(pair)
+        change(ROWS)
         report = pair.refresh("orders")
-        assert (report.proof, report.rows_changed) == ("total", 35)
-        assert report.marker is not None
-        assert report.marker["why"] == "the source's agent is older than markers"
-        pair.check("orders")
+        assert (report.proof, report.rows_changed) == ("keys", 20)
+    pair.restart()
+    change(2 * ROWS)
+    report = pair.refresh("orders")
+    assert (report.proof, report.rows_changed) == ("total", 20)
+    assert report.marker is not None
+    assert report.marker["why"] == "another release of the source agent made the mark"
+    pair.check("orders")
 
 
 def test_an_older_warehouse_refreshes_from_this_source(base: Path, pair: Pair) -> None:

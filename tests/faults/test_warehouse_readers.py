@@ -127,4 +127,4 @@ def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kill
         f"{count * reads} reads, {killed} kills, {max(versions)} versions: 0 mixed; "
         f"{sum(heads)} mixed reads of heads"
     )
-    assert max(versions) > killed
+    assert max(versions) >= 3, "the readers saw hardly any change"

@@ -262,12 +262,12 @@ def test_a_program_asks_what_is_allowed(site: Site) -> None:
 def test_other_keys_are_refused_before_anything_is_read(site: Site) -> None:
     """As `plan` says."""
     site.legacy.execute("DROP TABLE orders")
-    site.legacy.execute("CREATE TABLE orders (code INTEGER NOT NULL PRIMARY KEY, hits INTEGER)")
-    site.legacy.many("INSERT INTO orders VALUES (?, ?)", [(n << 32, n) for n in range(2000)])
+    site.legacy.execute("CREATE TABLE orders (code REAL NOT NULL PRIMARY KEY, hits INTEGER)")
+    site.legacy.many("INSERT INTO orders VALUES (?, ?)", [(n / 4, n) for n in range(2000)])
     site.pair.fragment_lines["orders"] = PART
     site.allow()
     site.refresh()
-    site.allow(NEVER)
+    site.allow(hours(120, 180))
     planned = site.driftline("plan", "orders", "--json").body
     assert "key is one integer" in planned["refused"]
     refused = site.driftline("refresh", "orders", "--json").body

@@ -21,7 +21,7 @@ SEEDS = 1_000_000  # between the first worlds of two shares
 # ("damaged") and a source that shrank are too rare for each share.
 HAPPENS = (
     "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
-    "misdirected", "garbled", "WAREHOUSE", "UNREACHABLE",
+    "misdirected", "garbled", "answer lost", "WAREHOUSE", "UNREACHABLE",
 )  # fmt: skip
 
 # Seeds of worlds that found a mistake, with their commands, and what it was.

@@ -113,6 +113,7 @@ class Process:
     steps: int = 0
     is_dead: bool = False
     full_for: int = 0  # writes that find no space
+    loses_answer: bool = False  # the next commit is made, and its writer is told of an error
 
 
 @dataclass
@@ -134,6 +135,7 @@ class World:
         """`folder`: of a warehouse of Delta tables; None: one in memory."""
         self.seed, self.tally, self._root = seed, tally, ROOT if folder is None else str(folder)
         self.rng = _rng(seed)
+        self.answers = random.Random(f"answers {seed}")  # apart, so that worlds stay as they were
         self.options = self.drawn = Options.drawn(self.rng)
         self.clock = Clock(seed)
         self.trace = blake2b(digest_size=8)
@@ -210,6 +212,10 @@ class World:
                 raise OSError(errno.EIO, "Input/output error", path)
             if what == "full":
                 process.full_for = self.rng.choice((1, 1, 3, 50))
+        if process.loses_answer and operation == "committed":
+            process.loses_answer = False
+            self.tally.count("answer lost")
+            raise OSError(errno.EIO, "Input/output error", path)
         if process.full_for and operation in WRITES:
             process.full_for -= 1
             self.tally.count(f"full at {operation}")
@@ -321,7 +327,8 @@ class World:
         if rng.random() < 0.02:
             self._damage()
         chosen = self._due() if self.options.scheduled else list(self.config.fragments.values())
-        self.process = Process(self._plan(rivals=self.options.rivals))
+        loses = self.answers.random() < self.options.faults / 2
+        self.process = Process(self._plan(rivals=self.options.rivals), loses_answer=loses)
         is_crashed, spoiled = False, self._spoiled()
         try:
             reports = self._run(chosen, attempts=self.options.attempts)
