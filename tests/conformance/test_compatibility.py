@@ -1,8 +1,9 @@
 """Each side against the other side of an older release: two people upgrade on two days.
 
-BASE is the commit before the messages last changed. It is taken out of the repository's own
-history; its source agent runs as a process against this tree's warehouse, and its warehouse as a
-process against this tree's source agent. Whoever adds messages moves BASE to the commit before.
+BASE is the commit before the messages last changed, OLDER one before markers, foreign keys and
+named keys. Each is taken out of the repository's own history; its source agent runs as a process
+against this tree's warehouse, and its warehouse as a process against this tree's source agent.
+Whoever adds messages moves BASE to the commit before.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import VersionMismatch
-from driftline.negotiation import CHECKSUM
+from driftline.negotiation import CHECKSUM, SINCE
+from driftline.reference_messages import FEATURE
 from pyspark.sql import SparkSession
 
+from source_agent.engines.sqlite.activity import WAL
 from tests import ROOT
 from tests.harness.absent import absent
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
+from warehouse_agent.cli.schedule.parents import parents
 from warehouse_agent.transport.channel import Link
 from warehouse_agent.transport.reply_validation import refusal
 
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
+OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
 ROWS = 2000
 
 # Runs commands of a tree's own command line in one process, so that Spark starts once: arguments
@@ -47,21 +52,31 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree of BASE."""
-    words = ["git", "-C", str(ROOT), "archive", "--format=tar", BASE]
+def tree_of(commit: str, folder: Path) -> Path:
+    """Return a folder with the product's tree of a commit."""
+    words = ["git", "-C", str(ROOT), "archive", "--format=tar", commit]
     words += ["proto", "source_agent", "warehouse_agent"]
     try:
         taken = subprocess.run(words, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
-        absent("OLDER RELEASE", f"this clone lacks commit {BASE}: {said}", is_required_in_ci=True)
-    folder = tmp_path_factory.mktemp("base")
+        absent("OLDER RELEASE", f"this clone lacks commit {commit}: {said}", is_required_in_ci=True)
     with tarfile.open(fileobj=BytesIO(taken.stdout)) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of BASE."""
+    return tree_of(BASE, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of OLDER."""
+    return tree_of(OLDER, tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture
@@ -95,9 +110,9 @@ def check_reports(reports: list[dict[str, Any]], changes: tuple[int, int, int] |
     assert found == (changes or (ROWS, 0, 0)), report
 
 
-def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
+def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
     pair.stop()
-    with SourceProcess(pair.source_toml(), tree=base) as source:
+    with SourceProcess(pair.source_toml(), tree=older) as source:
         pair.address = source.address
 
         def refresh(changes: tuple[int, int, int] | None) -> None:
@@ -111,13 +126,34 @@ def test_an_older_source_serves_this_warehouse(base: Path, pair: Pair) -> None:
         (report,) = pair.reports()
         assert report.held_back_s == 0, "it does not say so"
         assert report.marker is None
-        # It knows no checksums, and says so before it reads anything.
+        fragment = pair.config().fragments["orders"]
+        with Link(fragment.source) as link:
+            said = link.activity(["orders"])
+            assert FEATURE not in link.describe("orders").features
+            assert not link.features & {SINCE}
+        assert said == {"orders": WAL}
+        found = parents(pair.config(), pair.store, fragment)
+        assert found.why == "its source is older than this question"
+        # It knows no keys that travel themselves, and says so before it reads anything.
         with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
-            stream.send(
-                pb.Request(open=pb.Open(protocol=1, relation="orders", features=[CHECKSUM]))
-            )
-            with pytest.raises(VersionMismatch, match=CHECKSUM):
+            stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=["keys"])))
+            with pytest.raises(VersionMismatch, match="keys"):
                 raise refusal(stream.receive().refused)
+
+
+def test_an_older_source_gives_no_mark(older: Path, pair: Pair) -> None:
+    """All rows are compared, and the report says why."""
+    pair.fragment_lines["orders"] = 'proof = "keys"\nmethod = "since"'
+    pair.stop()
+    with SourceProcess(pair.source_toml(), tree=older) as source:
+        pair.address = source.address
+        pair.refresh("orders")
+        edit(pair)
+        report = pair.refresh("orders")
+        assert (report.proof, report.rows_changed) == ("total", 35)
+        assert report.marker is not None
+        assert report.marker["why"] == "the source's agent is older than markers"
+        pair.check("orders")
 
 
 def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
@@ -135,6 +171,12 @@ def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
     pair.stop()
     with SourceProcess(pair.source_toml(), tree=base) as source:
         pair.address = source.address
+        # It knows no checksums, and says so before it reads anything.
+        with Link(pair.config().sources["erp"]) as link, link.stream() as stream:
+            opening = pb.Open(protocol=1, relation="orders", features=[CHECKSUM])
+            stream.send(pb.Request(open=opening))
+            with pytest.raises(VersionMismatch, match=CHECKSUM):
+                raise refusal(stream.receive().refused)
         pair.refresh("orders")
         change(ROWS)
         report = pair.refresh("orders")
@@ -148,7 +190,11 @@ def test_a_mark_of_an_older_source_is_not_used(base: Path, pair: Pair) -> None:
     pair.check("orders")
 
 
-def test_an_older_warehouse_refreshes_from_this_source(base: Path, pair: Pair) -> None:
+@pytest.mark.parametrize("release", ["base", "older"])
+def test_an_older_warehouse_refreshes_from_this_source(
+    release: str, pair: Pair, request: pytest.FixtureRequest
+) -> None:
+    base: Path = request.getfixturevalue(release)
     words = ["--config", str(pair.warehouse_toml()), "refresh", "--all", "--json"]
     with subprocess.Popen(
         [sys.executable, "-c", COMMANDS],

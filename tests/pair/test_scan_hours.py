@@ -259,6 +259,31 @@ def test_a_program_asks_what_is_allowed(site: Site) -> None:
 
 
 @pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [("REAL", "orders"), ("TEXT COLLATE NOCASE", "relations.orders.scan")],
+    ids=["known here", "known there"],
+)
+def test_never_needs_a_key_that_is_found(site: Site, key: str, where: str) -> None:
+    """`plan` asks the source, which refuses the DBA's setting; a refresh is refused before anything
+    is read, by the warehouse where it sees by the types that the key has no order."""
+    site.legacy.execute("DROP TABLE orders")
+    site.legacy.execute(f"CREATE TABLE orders (code {key} NOT NULL PRIMARY KEY, hits INTEGER)")
+    site.legacy.many("INSERT INTO orders VALUES (?, ?)", [(n / 4, n) for n in range(2000)])
+    site.pair.fragment_lines["orders"] = PART
+    site.allow()
+    site.refresh()
+    site.allow(NEVER)
+    planned = site.driftline("plan", "orders", "--json").body["error"]
+    assert (planned["code"], planned["where"]) == ("CONFIGURATION", "relations.orders.scan")
+    assert "(code)" in planned["message"]
+    refused = site.driftline("refresh", "orders", "--json").body
+    error = refused["error"]
+    assert (error["code"], error["where"]) == ("CONFIGURATION", where)
+    assert refused["source_rows_read"] == 0
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
 def test_other_keys_are_refused_before_anything_is_read(site: Site) -> None:
     """As `plan` says."""
     site.legacy.execute("DROP TABLE orders")

@@ -17,11 +17,15 @@ from tests import ROOT
 from tests.harness.pair import environment
 
 MUTATIONS = sorted((Path(__file__).parent / "mutations").glob("*.patch"))
-REFRESHES = 3000  # within which each is noticed; the run ends as soon as it is
-# Of those that need certain worlds: with a table of versions, or compared in part.
+REFRESHES = 600  # within which each is noticed
+# Of those that need a certain world: one with a table of versions, one compared in part, or one
+# in which what goes wrong comes early.
 NEEDS = {
-    "04-flip-before-commit": ("--delta",),
-    "12-note-the-instant-of-a-part": ("--parts",),
+    "03-publish-on-other-totals": ("--seed", "6000", "--refreshes", "300"),
+    "04-flip-before-commit": ("--refreshes", "150", "--delta"),
+    "05-begin-from-a-stale-head": ("--refreshes", "300"),
+    "11-discard-what-was-committed": ("--refreshes", "300"),
+    "12-note-the-instant-of-a-part": ("--refreshes", "300", "--parts"),
 }
 SEED = 5000
 _TREES = ("proto", "source_agent", "warehouse_agent", "tests/harness", "tests/reference")
@@ -47,7 +51,7 @@ def test_a_wrong_publish_step_is_noticed(patch: Path, tmp_path: Path) -> None:
     # It applies to a folder in no repository, wherever the temporary folders are.
     here = environment(GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
     subprocess.run(["git", "apply", str(patch)], cwd=tmp_path, env=here, check=True)
-    done = simulate(tmp_path, "--refreshes", str(REFRESHES), *NEEDS.get(patch.stem, ()))
+    done = simulate(tmp_path, *NEEDS.get(patch.stem, ("--refreshes", str(REFRESHES))))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Violation: " in done.stderr, done.stderr
 

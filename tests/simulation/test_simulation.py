@@ -10,8 +10,8 @@ import pytest
 from tests import ROOT
 from tests.harness.pair import environment
 from tests.simulation.clock import virtual_time
-from tests.simulation.sample import run_world, run_worlds
-from tests.simulation.world import Tally
+from tests.simulation.sample import COMMANDS, run_worlds
+from tests.simulation.world import Options, Tally, World
 
 REFRESHES, SHARES = 10_000, 10
 SOAK_REFRESHES = 1_000_000
@@ -23,12 +23,6 @@ HAPPENS = (
     "crash", "cut", "down", "silent", "rival", "unreadable", "full at open", "scheduled",
     "misdirected", "garbled", "answer lost", "WAREHOUSE", "UNREACHABLE",
 )  # fmt: skip
-
-# Seeds of worlds that found a mistake, with their commands, and what it was.
-FOUND = {
-    (1000009, 8): "a rival's first load overwrote the fragment key: every row counted as updated",
-    (2000028, 8): "the same, by a source whose snapshot ends at each pause",
-}
 
 
 @pytest.mark.slow
@@ -55,10 +49,30 @@ def test_a_million(share: int) -> None:
     run_worlds((100 + share) * SEEDS, SOAK_REFRESHES // 100)
 
 
-@pytest.mark.parametrize(("seed", "commands"), FOUND)
-def test_what_was_found_stays_found(seed: int, commands: int) -> None:
+def quiet(seed: int) -> bool:
+    """Return True if nothing goes wrong in the world of a seed, and it has tables to compare."""
+    options = Options.of(seed)
+    return not options.faults and not options.edits and options.rows >= 7 and not options.scheduled
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(200) if quiet(seed)][:4])
+def test_a_rival_writes_the_fragment_key_first(seed: int) -> None:
+    """A first load must not overwrite the key of another, which may have committed: the next
+    refresh would count every row as updated. Two of the first worlds found this."""
     with virtual_time():
-        run_world(seed, Tally(), commands=commands)
+        world = World(seed, Tally())
+        step, is_over = world.disk.step, False
+
+        def stepped(operation: str, path: str) -> None:
+            nonlocal is_over
+            if operation == "open" and "/_driftline/keys/" in path and not is_over:
+                is_over = True
+                world._beside()
+            step(operation, path)
+
+        world.disk.step = stepped
+        world.run(COMMANDS)
+        assert is_over
 
 
 @pytest.mark.slow

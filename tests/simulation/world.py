@@ -135,7 +135,7 @@ class World:
         """`folder`: of a warehouse of Delta tables; None: one in memory."""
         self.seed, self.tally, self._root = seed, tally, ROOT if folder is None else str(folder)
         self.rng = _rng(seed)
-        self.answers = random.Random(f"answers {seed}")  # apart, so that worlds stay as they were
+        self.answers = random.Random(f"answers {seed}")  # apart: other faults do not depend on it
         self.options = self.drawn = Options.drawn(self.rng)
         self.clock = Clock(seed)
         self.trace = blake2b(digest_size=8)
