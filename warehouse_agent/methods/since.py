@@ -209,7 +209,8 @@ class SinceSide:
             sample = Sample(len(verdict.sample), self.sums.cells.differing(verdict.sample))
         stall = Stall(self.sketch, grid, int(np.count_nonzero(stuck)), sample)
         more = partial(self._send_cells, before=grid, stuck=stuck, to=shipped)
-        return Stalled(self.ranges.disagreement(verdict, stall), self.ranges, more)
+        at = replace(self.ranges.disagreement(verdict, stall), of_keys=True)
+        return Stalled(at, self.ranges, more)
 
     def _replaced(self, talk: Talk, deleted: pb.Deleted, shipped: ShippedPositions) -> Outcome:
         """Return which of our rows are replaced or deleted.

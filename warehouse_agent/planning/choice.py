@@ -107,7 +107,7 @@ class Disagreement:
 
     The count of `ours` includes rows that were lost. `ranges` are those of the finest partition;
     `differing` are the ranges that seem to differ or, with a sketch, the cells of its finest table.
-    `stall` is the sketch that the source holds.
+    `stall` is the sketch that the source holds; if it is one `of_keys`, a marker shows the updates.
     """
 
     costs: Costs
@@ -116,6 +116,7 @@ class Disagreement:
     ranges: int
     differing: int
     stall: Stall | None = None
+    of_keys: bool = False
 
 
 def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Partition:
@@ -146,7 +147,11 @@ def everything() -> Partition:
 
 def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
     """Return the offer of the method in the configuration; else the cheapest one, the first of
-    equals, whose bytes at worst stay near those of a copy, which is among the offers."""
+    equals, whose bytes at worst stay near those of a copy, which is among the offers.
+
+    A sketch of keys goes on while its cells are one of these: any other way would read all rows
+    once more, and ship the updates as well, whose number the keys do not tell.
+    """
     for offer in offers:
         if offer.choice.method is at.costs.forced:
             return offer.choice
@@ -155,6 +160,8 @@ def choose(at: Disagreement, offers: Sequence[PricedChoice]) -> Choice:
     # Bytes that are spent are lost either way: compare only what is still to come with a copy.
     most = max(OVER * copied + OVER_BYTES - spent, copied)
     usable = [offer.choice for offer in offers if offer.bytes_at_worst <= most]
+    if at.of_keys:
+        usable = [choice for choice in usable if choice.method is Method.SKETCH] or usable
     cost = at.costs.line.cost
     return min(usable, key=lambda c: cost(c.bytes_expected, c.round_trips, c.rows_read))
 

@@ -23,7 +23,7 @@ class Policy(Enum):
     AUTO = "auto"  # the optimal plan where a replay says that it gains, else the fixed interval
     FIXED = "fixed"
     THRESHOLD = "threshold"
-    FIRST_ALTERATION = "first_alteration"
+    FIRST_ALTERATION = "first-alteration"
     OPTIMAL = "optimal"
 
 

@@ -58,10 +58,11 @@ def chosen(
     line: Line = LINE,
     integer_key: bool = True,
     stall: Stall | None = None,
+    of_keys: bool = False,
 ) -> Choice:
     """Return the choice between all offers."""
     costs = Costs(prices, line, integer_key, forced)
-    at = Disagreement(costs, ours, theirs, ranges, differing, stall)
+    at = Disagreement(costs, ours, theirs, ranges, differing, stall, of_keys)
     return choose(at, offers(at))
 
 
@@ -418,6 +419,26 @@ def test_a_scan_is_weighed_against_bytes(is_slow: bool) -> None:
     metered = decided(line=replace(line, objective=Objective.BYTES), **said)
     assert metered.method is Method.SKETCH
     assert decided(line=line, **said | {"integer_key": False}).method is Method.SKETCH
+
+
+@pytest.mark.parametrize("rows", [400, N])
+@pytest.mark.parametrize("changed", [1, 10, 100])
+def test_a_sketch_of_keys_goes_on(rows: int, changed: int) -> None:
+    """The keys do not tell how many rows a comparison of all rows would find."""
+    sketch = opened(None, bounds=None, rows=rows)
+    said: dict[str, Any] = {"stall": Stall(sketch), "ours": Digest(rows, 1)}
+    said |= {"theirs": Digest(rows, 2), "ranges": rows // 4}
+    said |= {"line": replace(LINE, rtt_s=0.0, rows_per_s=1e4), "of_keys": True}
+    assert decided(touched(sketch, changed), **said).method is Method.SKETCH
+
+
+def test_a_sketch_of_keys_gives_way_to_a_copy() -> None:
+    stall = Stall(opened(None))
+    found = decided(touched(stall.sketch, 750_000), stall=stall, of_keys=True)
+    assert found.method is Method.FULL
+    stuck = Sketch(embedding_for(N, BOUNDS), 100, 1)
+    found = decided(200, stall=Stall(stuck, Grid(100, 1), 50), of_keys=True)
+    assert found.method is not Method.SKETCH
 
 
 def test_waiting_is_free_where_only_bytes_count() -> None:
