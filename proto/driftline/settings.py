@@ -67,6 +67,8 @@ def read(path: Path, keys: Collection[str]) -> TomlTable:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"It is not TOML: {error}.", where=path.name) from None
+    except RecursionError:
+        raise ConfigurationError("It is nested too deep.", where=path.name) from None
     return TomlTable(path.absolute(), "", values, keys)
 
 

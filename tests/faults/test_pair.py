@@ -917,6 +917,7 @@ def test_certificates(pair: Pair, tmp_path: Path) -> None:
         ('[warehouse]\npath = "w"\nformat = "delta"', "format"),
         ('[warehouse]\npath = "w"\n[fragments.a]\nsource = "erp"', "erp"),
         ("[warehouse", "not TOML"),
+        ("[warehouse]\npath = " + "[" * 5000, "nested too deep"),
     ],
 )
 def test_configuration(lines: str | None, says: str, tmp_path: Path) -> None:
