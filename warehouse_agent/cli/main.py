@@ -270,7 +270,7 @@ def schedule(config: WarehouseConfig, _chosen: Chosen, **options: Any) -> list[i
 def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]:
     """Refresh what is due, again and again, until SIGTERM.
 
-    SIGTERM ends it after the refresh that is at work, a second one at once.
+    SIGTERM ends it after the refreshes that are at work, a second one at once.
     """
     from warehouse_agent.cli import commands
     from warehouse_agent.cli.schedule import loop
@@ -281,11 +281,13 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
     spark = Deferred.of(config)
 
     def refreshed(
-        config: WarehouseConfig, selection: Selection, gains: Mapping[str, float]
+        config: WarehouseConfig,
+        selection: Selection,
+        gains: Mapping[str, float],
+        is_ending: Callable[[], bool],
     ) -> list[int]:
-        return commands.refresh(
-            config, selection, as_json=as_json, spark=spark, is_scheduled=True, gains=gains
-        )
+        allowed = {"is_scheduled": True, "gains": gains, "is_ending": is_ending}
+        return commands.refresh(config, selection, as_json=as_json, spark=spark, **allowed)
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     loop.run(config, patterns, refreshed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class Options:
         trust_marker: use a marker again that audits found wrong.
         anew: views to be computed whatever is published, because their rows are wrong.
         is_scheduled: start nothing of a source outside of its `refresh_hours`.
+        is_ending: tells, at any time, whether nothing more is to be started.
         gains: by fragment name, what a second of a refresh is expected to save, in row-hours; those
             without one come first (`runs.schedule`).
     """
@@ -65,6 +66,7 @@ class Options:
     trust_marker: bool = False
     anew: frozenset[str] = frozenset()
     is_scheduled: bool = False
+    is_ending: Callable[[], bool] = lambda: False
     gains: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -125,13 +125,17 @@ class Command:
         self, fragments: Sequence[Fragment], reports: Mapping[str, Report], before: RunBefore
     ) -> tuple[list[Fragment], float]:
         """Return the fragments of a run to start now; report those that would end too late, or all
-        if it is scheduled and the `refresh_hours` of its source have ended.
+        if the command is to end, or is scheduled and the `refresh_hours` of its source have ended.
 
         Where the run before may need the time that they need, wait until it is done, then decide.
 
         Returns:
             The fragments, and the seconds that they are expected to take; 0 without a deadline.
         """
+        if self.options.is_ending():
+            for fragment in fragments:
+                self._not_started(reports[fragment.name], "The command was asked to end.")
+            return [], 0.0
         if (opens := self._opens(fragments)) is not None:
             why = f"The `refresh_hours` of its source have ended; the next begin {opens:%a %H:%M}."
             for report in (reports[fragment.name] for fragment in fragments):

@@ -179,6 +179,19 @@ def test_nothing_begins_after_refresh_hours_have_ended(pair: Pair) -> None:
     assert (report.error, report.version) == (None, 0)
 
 
+def test_what_is_asked_to_end_begins_no_other_run(pair: Pair) -> None:
+    """A first SIGTERM: the run at work is published, and the other fragment is left as it is."""
+    config = load(pair.warehouse_toml(MORE))
+    asked = iter([False, True])
+    runner = Runner(NoSpark(), config)
+    options = Options(is_ending=lambda: next(asked))
+    first, second = runner.refresh(select(config, [], True), options)
+    assert (first.error, first.version) == (None, 0)
+    assert second.not_started == "The command was asked to end."
+    assert head(pair.store, "orders") is None
+    assert pair.refresh("orders").version == 0
+
+
 def edit_when(
     monkeypatch: pytest.MonkeyPatch, point: Point, edit: Callable[[], object]
 ) -> list[Point]:

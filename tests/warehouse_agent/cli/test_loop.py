@@ -127,6 +127,20 @@ def test_a_quiet_hour_at_the_source_ends() -> None:
     assert all(600 <= b - a <= 610 for a, b in pairwise(times))
 
 
+def test_what_is_asked_to_end_starts_nothing() -> None:
+    """SIGTERM may come while sources are asked: what they say is due is not begun."""
+    world, is_asked = Simulated({"orders": 600.0}), False
+
+    def look(now: float) -> Looked:
+        nonlocal is_asked
+        is_asked = True
+        return world.look(now)
+
+    loop = Loop(look, world.refresh, lambda: world.now, lambda _: is_asked, lambda: is_asked)
+    loop.run()
+    assert world.refreshed == []
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     legacy = SqliteLegacy(tmp_path / "erp.db")

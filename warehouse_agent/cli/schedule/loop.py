@@ -1,9 +1,10 @@
 """`run`: refresh what is due, again and again, until the process is asked to end.
 
-SIGTERM ends it after the refresh that is at work; a second one abandons that as Ctrl-C does:
-nothing unproven is published. A fragment that failed waits longer each time, so that a source that
-is down is not asked without end. A source that is closed for some hours is no failure: the history
-says until when, and then the fragment is due. A changed warehouse.toml is read before each look.
+SIGTERM ends it after the refreshes that are at work, and starts nothing else that is due; a second
+one abandons them as Ctrl-C does: nothing unproven is published. A fragment that failed waits longer
+each time, so that a source that is down is not asked without end. A source that is closed for some
+hours is no failure: the history says until when, and then the fragment is due. A changed
+warehouse.toml is read before each look.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ PAUSE_S = 1.0  # the shortest
 RETRY_S, RETRY_S_MAX = 60.0, 3600.0  # after a failure; it doubles with each
 
 Looked = tuple[list[str], list[tuple[str, float]]]
+Refresh = Callable[
+    [WarehouseConfig, Selection, Mapping[str, float], Callable[[], bool]], Sequence[int]
+]
 
 
 @dataclass
@@ -39,12 +43,14 @@ class Loop:
         refresh: refreshes fragments; returns an exit code for each.
         clock: seconds since 1970.
         wait: waits for seconds; returns True if the loop is to end.
+        is_ending: returns True if the loop is to end.
     """
 
     look: Callable[[float], Looked]
     refresh: Callable[[Sequence[str]], Sequence[int]]
     clock: Callable[[], float]
     wait: Callable[[float], bool]
+    is_ending: Callable[[], bool] = lambda: False
     failed: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -58,7 +64,7 @@ class Loop:
         due, later = self.look(now)
         held = [(name, at) for name, (_, at) in self.failed.items() if name in due and at > now]
         ready = [name for name in due if name not in dict(held)]
-        if ready:
+        if ready and not self.is_ending():
             self._note(ready, self.refresh(ready))
             return PAUSE_S
         first = min((at for _, at in (*later, *held)), default=now + LOOK_S)
@@ -76,14 +82,15 @@ class Loop:
 def run(
     config: WarehouseConfig,
     patterns: Sequence[str],
-    refresh: Callable[[WarehouseConfig, Selection, Mapping[str, float]], Sequence[int]],
+    refresh: Refresh,
 ) -> None:
     """Refresh what is due until SIGTERM; before each look, read a changed configuration again.
 
     Args:
         patterns: names and globs of fragments and views; none: all.
-        refresh: refreshes a selection, given what is gained by each fragment (`due.gains`); returns
-            the exit codes of its fragments, then others.
+        refresh: refreshes a selection, given what is gained by each fragment (`due.gains`) and what
+            tells whether nothing more is to be started; returns the exit codes of its fragments,
+            then others.
 
     Raises:
         UsageError: a pattern matches nothing.
@@ -104,7 +111,7 @@ def run(
         in_order = {f.name: n for n, f in enumerate(selection.fragments)}
         try:
             gained = gains(current.config, [*in_order], time.time(), learned)
-            codes = refresh(current.config, selection, gained)
+            codes = refresh(current.config, selection, gained, lambda: ending.is_asked)
         except DriftlineError as error:
             say_error(error)
             return [error.exit_code] * len(names)
@@ -113,7 +120,7 @@ def run(
     ending = _Ending()
     before = signal.signal(signal.SIGTERM, ending.on_signal)
     try:
-        Loop(looked, refreshed, time.time, ending.wait).run()
+        Loop(looked, refreshed, time.time, ending.wait, lambda: ending.is_asked).run()
     except _EndedError:
         return
     finally:
@@ -128,13 +135,13 @@ class _Ending:
     """The state of the request to end. No lock: a handler runs wherever its thread is."""
 
     def __init__(self) -> None:
-        self._is_asked = self._is_waiting = False
+        self.is_asked = self._is_waiting = False
 
     def on_signal(self, *_: object) -> None:
         """Note the first SIGTERM, and end a wait; interrupt at the second."""
-        if self._is_asked:
+        if self.is_asked:
             raise KeyboardInterrupt
-        self._is_asked = True
+        self.is_asked = True
         if self._is_waiting:
             raise _EndedError
 
@@ -142,10 +149,10 @@ class _Ending:
         """Wait; return True if the loop is to end."""
         self._is_waiting = True
         try:
-            if not self._is_asked:
+            if not self.is_asked:
                 time.sleep(seconds)
         except _EndedError:
             return True
         finally:
             self._is_waiting = False
-        return self._is_asked
+        return self.is_asked
