@@ -45,6 +45,7 @@ from driftline.peer_text import visible
 
 BY_CODE: dict[str, type[DriftlineError]] = {}  # every class below
 NEXT_SCAN, QUIET_UNTIL = "next scan", "quiet until"  # details of NotNow: instants, ISO 8601
+WAIT_SECONDS = "wait seconds"  # a detail of NotNow, where a question came too soon
 
 
 class DriftlineError(Exception):
@@ -186,6 +187,11 @@ class NotNow(DriftlineError, code="NOT_NOW", exit_code=75, is_retryable=True):
                 found = datetime.fromisoformat(self.details.get(name, ""))
                 return found if found.tzinfo else None
         return None
+
+    def wait_s(self) -> float | None:
+        """Return the seconds until a question is answered that came too soon; None: none did."""
+        text = self.details.get(WAIT_SECONDS, "")
+        return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class ProofFailed(DriftlineError, code="PROOF", exit_code=75, is_retryable=True):

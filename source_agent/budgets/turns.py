@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from driftline.errors import NotNow
+from driftline.errors import WAIT_SECONDS, NotNow
 
 
 class Turns:
@@ -35,5 +35,5 @@ class Turns:
                 "The source's DBA lets a warehouse ask about activity once in "
                 f"{every_s:g} s (limits.activity_seconds).",
                 remedy=f"Ask again in {wait_s} s.",
-                details={"wait seconds": str(wait_s)},
+                details={WAIT_SECONDS: str(wait_s)},
             )

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from driftline.activity import Activity, NotKnown
-from driftline.errors import DriftlineError
+from driftline.errors import DriftlineError, NotNow
 
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history import probes
@@ -47,23 +47,30 @@ def probed(store: Store, fragments: Sequence[Fragment]) -> Mapping[str, tuple[Pr
     with ThreadPoolExecutor(SOURCES_AT_ONCE) as pool:
         calls = {n: pool.submit(_activities, s, relations[n]) for n, s in sources.items()}
         said = {name: call.result() for name, call in calls.items()}
-    return {f.name: _since(store, f, said[f.source.name][f.relation]) for f in fragments}
+    return {f.name: _since(store, f, said[f.source.name]) for f in fragments}
 
 
-def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity]:
-    """Return the activity of relations, by name."""
+def _activities(source: Source, relations: Sequence[str]) -> Mapping[str, Activity] | Probe:
+    """Return the activity of relations, by name; or that the source was asked too recently."""
     try:
         reach(source)
         with Link(source) as link:
             return link.activity(relations)
     except DriftlineError as error:
+        if isinstance(error, NotNow) and (wait_s := error.wait_s()) is not None:
+            return Probe(Answer.PUT_OFF, why=error.message, wait_s=wait_s)
         return dict.fromkeys(relations, NotKnown(error.message))
 
 
-def _since(store: Store, fragment: Fragment, now: Activity) -> tuple[Probe, int | None]:
+def _since(
+    store: Store, fragment: Fragment, said: Mapping[str, Activity] | Probe
+) -> tuple[Probe, int | None]:
     version = formats.head(store, fragment.name)
     if version is None:
         return Probe(why="nothing is published yet"), None
+    if isinstance(said, Probe):
+        return said, version.version
+    now = said[fragment.relation]
     kept = probes.kept(store, version, fragment.name)
     found = change_since(kept, now, probes.refreshes(store, fragment.name))
     return found, version.version

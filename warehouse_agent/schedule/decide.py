@@ -35,6 +35,8 @@ GAIN = 0.95  # cost over that of the fixed interval, from which the model may ch
 CACHED = 1024  # fragments whose models a process keeps: about 2 kB each, and their memories
 NEVER = math.inf  # the moment at which nothing is due
 PLANNED_MIN_H = 2.0  # plans are in whole hours, so shorter intervals stay fixed
+ASK_S = 60.0  # the shortest time until a source is asked again whether anything changed
+CLOCK_S = 60.0  # a refresh that is further in the future shows that a clock was set
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Circumstances:
     """Facts that a decision is made from, beside memory and timings.
 
     Attributes:
-        last: the source's instant that the published version shows; None: none is published.
+        last: when the snapshot of the published version was taken, by the clock of the warehouse;
+            None: none is published.
+        behind_s: seconds by which the state that it showed was older than that, by the source.
         allowed: hours in which refreshes may begin; none: always.
         zone: the time zone of these; empty: that of the timing.
         closed_until: the source said that it reads nothing before this moment; None: it did not.
@@ -85,6 +89,7 @@ class Circumstances:
     zone: str = ""
     closed_until: float | None = None
     claims: Claims | None = None
+    behind_s: float = 0.0
 
 
 def decide(
@@ -109,6 +114,11 @@ def decide(
     if given.last is None:
         at, why = _opened(now, "never refreshed", given, timings[0].zone)
         return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
+    if given.last > now + CLOCK_S:
+        why = "its last refresh lies in the future: the clock of the warehouse was set"
+        at, why = _opened(now, why, given, timings[0].zone)
+        return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
+    given = replace(given, last=min(given.last, now))
     found = [_one(memory, timing, given, now, expects) for timing in timings]
     return min(found, key=lambda one: one.at)
 
@@ -117,7 +127,7 @@ def _one(
     memory: Memory, timing: Timing, given: Circumstances, now: float, expects: bool
 ) -> Decision:
     assert given.last is not None
-    last = min(given.last, now)  # the source's clock may be ahead
+    last = given.last
     at, why, policy = _moment(memory, timing, given, now)
     latest = last + timing.interval_max_s
     if at >= latest:
@@ -131,12 +141,14 @@ def _one(
 
 def _late(timing: Timing, given: Circumstances) -> str:
     """Return that the freshness cannot be kept, and what can be, in words; empty: it can be."""
-    best_s = timing.attainable_s(given.allowed, given.duration_s)
+    best_s = timing.attainable_s(given.allowed, given.duration_s) + given.behind_s
     if timing.freshness_s is None or timing.freshness_s >= best_s:
         return ""
+    is_behind = given.behind_s >= ASK_S
+    old = f", of a state {_hours(given.behind_s / HOUR_S)} old by its source" if is_behind else ""
     return (
         f"; a freshness of {_hours(timing.freshness_s / HOUR_S)} cannot be kept, as a refresh takes"
-        f" {_hours(given.duration_s / HOUR_S)}: the best is {_hours(best_s / HOUR_S)}"
+        f" {_hours(given.duration_s / HOUR_S)}{old}: the best is {_hours(best_s / HOUR_S)}"
     )
 
 
@@ -159,6 +171,9 @@ def _moment(
         return (*_by_probe(memory, timing, given, now), "probe")
     if given.probe.answer is Answer.HEARTBEAT and timing.listens and timing.freshness_s is None:
         return given.last + timing.interval_max_s, given.probe.why, "probe"
+    wait_s = given.probe.wait_s
+    if given.probe.answer is Answer.PUT_OFF and timing.listens and _may_wait(timing, given, wait_s):
+        return now + wait_s, given.probe.why, "probe"
     note = ""
     if given.probe.answer is Answer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
@@ -169,7 +184,24 @@ def _moment(
     if (found := _plan(memory, timing, given, interval)) is not None:
         plan, why, policy = found
         return given.last + float(plan[Week(timing.zone).hour_of(given.last)]) * HOUR_S, why, policy
-    return given.last + interval * HOUR_S, f"every {_hours(interval)}{note}", Policy.FIXED.value
+    at = given.last + _less_behind(timing, given, interval * HOUR_S)
+    return at, f"every {_hours(interval)}{note}", Policy.FIXED.value
+
+
+def _may_wait(timing: Timing, given: Circumstances, wait_s: float) -> bool:
+    """Return True if changes are not late when the source is asked so many seconds from now."""
+    return timing.freshness_s is None or wait_s <= timing.freshness_s - given.duration_s
+
+
+def _less_behind(timing: Timing, given: Circumstances, interval_s: float) -> float:
+    """Return an interval less what the last snapshot was behind, where changes have to be fresh.
+
+    At most half of it: else what is always behind, such as a standby of a primary that rests, or a
+    wrong clock, would be due again after each refresh.
+    """
+    if timing.freshness_s is None:
+        return interval_s
+    return interval_s - min(given.behind_s, interval_s / 2)
 
 
 def _by_probe(
@@ -179,9 +211,10 @@ def _by_probe(
     if given.probe.answer is Answer.UNCHANGED:
         # What changes from now on is late after the freshness, so the source is asked before.
         again_s = math.inf if timing.freshness_s is None else timing.freshness_s - given.duration_s
-        return now + max(again_s, 0.0), "its source says that nothing changed"
+        return now + max(again_s, ASK_S), "its source says that nothing changed"
     if timing.freshness_s is not None:
-        at = given.last + timing.freshness_s - given.duration_s
+        interval_s = max(timing.freshness_s - given.duration_s, 0.0)
+        at = given.last + _less_behind(timing, given, interval_s)
         return at, "its source says that it changed"
     model = claims.model(memory, timing.zone, given.claims)
     rows = pending(given.probe, (now - given.last) / HOUR_S, model)

@@ -13,6 +13,7 @@ E. Moulines, J. Royal Statist. Soc. B 71(3), 2009).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
@@ -109,6 +110,9 @@ class Memory:
         parts: rows inserted, updated and deleted that parts found since then.
         dropped: intervals that the clock of the source made impossible.
         line: `as_of` and `checked_at` of the newest report that is in it.
+        taken: the instant of its snapshot by the clock of the warehouse; None: not known.
+        behind_s: seconds by which its `as_of` is older than that: what a standby shows, or a clock
+            that is wrong.
     """
 
     recent: tuple[Interval, ...] = ()
@@ -117,6 +121,8 @@ class Memory:
     parts: tuple[float, float, float] = (0.0, 0.0, 0.0)
     dropped: int = 0
     line: tuple[str, str] | None = None
+    taken: float | None = None
+    behind_s: float = 0.0
 
     @property
     def last(self) -> float | None:
@@ -153,9 +159,11 @@ class Memory:
         except DAMAGED:
             return self
         inserted, updated, deleted = (self.parts + found).tolist()
-        if report.get("rows_left"):  # a part: it ends no interval
-            return replace(self, parts=(inserted, updated, deleted), line=line)
-        before = replace(self, until=at, parts=(0.0, 0.0, 0.0), line=line)
+        taken, behind_s = _taken(line, report)
+        known = replace(self, line=line, taken=taken, behind_s=behind_s)
+        if report.get("rows_left") or at == self.until:  # a part, or no later state: no interval
+            return replace(known, parts=(inserted, updated, deleted))
+        before = replace(known, until=at, parts=(0.0, 0.0, 0.0))
         is_load = report.get("previous_version") is None
         if self.until is None or is_load:
             return before
@@ -197,6 +205,8 @@ class Memory:
             "parts": self.parts,
             "dropped": self.dropped,
             "line": self.line,
+            "taken": self.taken,
+            "behind_s": self.behind_s,
         }
 
 
@@ -233,6 +243,10 @@ def from_json(body: Mapping[str, Any]) -> Memory:
         if any(one.end <= one.start for one in recent) or len(recent) > RECENT_MAX:
             return Memory()
         inserted, updated, deleted = map(_amount, body["parts"])
+        lines = None if line is None else (str(line[0]), str(line[1]))
+        taken = body.get("taken")
+        if taken is None and lines is not None:  # it was kept by an earlier release
+            taken, _ = _taken(lines, {})
         return Memory(
             recent,
             Folded(
@@ -245,7 +259,9 @@ def from_json(body: Mapping[str, Any]) -> Memory:
             None if until is None else _amount(until),
             (inserted, updated, deleted),
             int(_amount(body["dropped"])),
-            None if line is None else (str(line[0]), str(line[1])),
+            lines,
+            None if taken is None else _amount(taken),
+            _amount(body.get("behind_s", 0.0)),
         )
     except DAMAGED:
         return Memory()
@@ -275,6 +291,25 @@ def _instant(as_of: str, report: Mapping[str, Any]) -> float:
     if report.get("tiles"):
         at += _amount(report.get("seconds", {}).get("exchange", 0.0)) / 2
     return at
+
+
+def _taken(line: tuple[str, str], report: Mapping[str, Any]) -> tuple[float, float]:
+    """Return when a snapshot was taken by the clock of the warehouse, and by how many seconds its
+    `as_of` is older than that.
+
+    A snapshot is not newer than its comparison, and not older than the refresh. Between them the
+    source knows better when it was. A pass that was resumed is as old as its first tile.
+    """
+    as_of, took_s = _seconds(line[0]), math.inf
+    try:
+        checked = _seconds(line[1])
+    except DAMAGED:
+        return as_of, 0.0
+    if report.get("resumed_at") is None:
+        with contextlib.suppress(*DAMAGED):
+            took_s = sum(map(_amount, report["seconds"].values()))
+    taken = min(max(as_of, checked - took_s), checked)
+    return taken, max(taken - as_of, 0.0)
 
 
 def _seconds(text: str) -> float:

@@ -21,6 +21,7 @@ class Answer(Enum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     CONTRADICTED = "contradicted"
+    PUT_OFF = "put off"  # it may be asked again, but not yet
     HEARTBEAT = "heartbeat"  # it says that it changed, each time, and refreshes find nothing
 
 
@@ -29,11 +30,13 @@ class Probe:
     """An answer.
 
     `rows`: changed rows, net or not; None: not counted. `why`: of an answer that says nothing.
+    `wait_s`: seconds until the source may be asked again, where it put the question off.
     """
 
     answer: Answer = Answer.UNKNOWN
     rows: float | None = None
     why: str = ""
+    wait_s: float = 0.0
 
     @property
     def is_known(self) -> bool:

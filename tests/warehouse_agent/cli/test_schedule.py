@@ -131,6 +131,21 @@ def test_the_source_is_asked_what_changed(pair: Pair) -> None:
     assert due(pair, 2) == []
 
 
+def test_a_source_that_was_asked_a_moment_ago_is_asked_later(pair: Pair) -> None:
+    """Not refreshed instead, though the last refresh is long ago: its source may be at rest."""
+    pair.fragment_lines = {"orders": 'refreshes_per_day = 24\ninterval_max = "7d"', "items": DAILY}
+    pair.reports()
+    pair.limits = ""  # a question a minute
+    pair.restart()
+    assert "unchanged since" in run(pair, "status", "--ask").stdout
+    config, now = pair.config(), datetime.now(UTC) + timedelta(hours=20)
+    names, later = timetable.look(config, select(config, [], True), now)
+    assert names == []
+    (found,) = (one.decision for one in later if one.name == "orders")
+    assert 0 < found.at - now.timestamp() <= 60
+    assert "lets a warehouse ask about activity once in 60 s" in found.why
+
+
 def test_a_source_that_is_away_decides_nothing(pair: Pair) -> None:
     pair.reports()
     pair.stop()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.warehouse_agent.schedule.weeks import HOUR, MONDAY, OFFICE, every, remembered
 from warehouse_agent.schedule.activity_change import ALARMS_MAX, Refreshed, change_since
-from warehouse_agent.schedule.decide import Circumstances, Decision, decide
+from warehouse_agent.schedule.decide import ASK_S, Circumstances, Decision, decide
 from warehouse_agent.schedule.fit import fit
 from warehouse_agent.schedule.memory import Interval, Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
@@ -106,6 +106,55 @@ def test_the_source_says_that_something_changed() -> None:
     unchanged, at = decided(3, timing, probe=Probe(Answer.UNCHANGED))
     assert not unchanged.due
     assert at == 5  # when it is asked again: what changes right now is then two hours old
+    slow = decided(3, timing, probe=Probe(Answer.UNCHANGED), duration_s=3 * HOUR_S)
+    assert not slow[0].due
+    assert slow[1] == pytest.approx(3 + ASK_S / HOUR_S)
+
+
+def test_a_source_that_was_asked_too_recently_is_asked_again() -> None:
+    """Also where the last refresh is older than the interval: nothing says that anything changed.
+    Only a wait that the freshness does not leave, or the longest interval, ends that."""
+    refused = Probe(Answer.PUT_OFF, why="too recently", wait_s=600.0)
+    for timing in (DAILY, Timing(freshness_s=7200, interval_max_s=4 * DAY_S)):
+        found, at = decided(90, timing, probe=refused)
+        assert (found.due, found.why) == (False, "too recently")
+        assert at == pytest.approx(90 + 1 / 6)
+        assert decided(96, timing, probe=refused)[0].due
+    assert decided(90, Timing(freshness_s=7200), probe=refused, duration_s=6900.0)[0].due
+    assert decided(25, replace(DAILY, policy=Policy.FIXED), probe=refused)[0].due
+
+
+@pytest.mark.parametrize("answer", list(Answer))
+def test_a_last_refresh_in_the_future_is_repeated(answer: Answer) -> None:
+    """The clock of the warehouse was set back: nobody knows how long ago it was."""
+    found, at = decided(-48, probe=Probe(answer))
+    assert (found.due, at) == (True, -48)
+    assert "the clock of the warehouse was set" in found.why
+    assert not decided(-0.01, probe=Probe(answer, wait_s=60.0, rows=1))[0].due
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(Answer),
+    st.floats(0, 1e9),
+    st.builds(Timing, freshness_s=st.integers(1200, DAY_S)) | st.just(DAILY),
+)
+def test_what_a_standby_shows_is_not_due_again_at_once(
+    answer: Answer, behind_s: float, timing: Timing
+) -> None:
+    """A primary that rests, or a wrong clock: no refresh shows anything newer."""
+    probe = Probe(answer, rows=1.0 if answer is Answer.CHANGED else None, wait_s=60.0)
+    memory = FLAT if timing is DAILY else Memory()
+    found, at = decided(0, timing, memory, probe=probe, behind_s=behind_s, duration_s=60.0)
+    assert not found.due
+    if timing.freshness_s is not None and answer not in {Answer.UNCHANGED, Answer.PUT_OFF}:
+        interval_h = (timing.freshness_s - 60) / HOUR_S
+        assert at == pytest.approx(max(interval_h - behind_s / HOUR_S, interval_h / 2))
+
+
+def test_a_state_that_is_too_old_for_its_freshness_is_told() -> None:
+    why = decided(0, Timing(freshness_s=600), Memory(), behind_s=1800.0, duration_s=60.0)[0].why
+    assert "takes 1 min, of a state 30 min old by its source: the best is 32 min" in why
 
 
 @pytest.mark.parametrize("answer", [Answer.UNKNOWN, Answer.CONTRADICTED])

@@ -75,7 +75,45 @@ def test_a_reload_ends_an_interval_and_forgets_none() -> None:
     assert changed(found) == [(1, 5), (1, 2)]
 
 
-@pytest.mark.parametrize("day", [-1, 1, INTERVAL_DAYS_MAX + 2])
+def test_the_same_state_twice_is_no_interval() -> None:
+    """A standby of a primary that rests: no clock was set."""
+    found = Memory().after([LOAD, report(1, 5), report(1, 2, checked_at=text(1.5)), report(2, 3)])
+    assert found.dropped == 0
+    assert changed(found) == [(1, 5), (1, 5)]
+
+
+@pytest.mark.parametrize("part", [{}, {"rows_left": 3}])
+@pytest.mark.parametrize(
+    ("as_of", "more", "taken", "behind"),
+    [
+        (1.0, {}, 1.0, 0),  # within the refresh: the source knows
+        (1.0 - 1 / 48, {"seconds": {"exchange": 2700.0, "proof": 900.0}}, 1, 1 / 48),
+        (0.5, {}, 1, 0.5),  # a standby, or a clock behind
+        (9.0, {}, 1 + 1 / 24, 0),  # a clock ahead
+        (0.5, {"resumed_at": 4}, 0.5, 0),  # its first tile was read by an earlier command
+        (0.5, {"seconds": None}, 0.5, 0),
+        (0.5, {"checked_at": "x"}, 0.5, 0),
+    ],
+)
+def test_when_a_snapshot_was_taken(
+    as_of: float, more: dict[str, Any], taken: float, behind: float, part: dict[str, Any]
+) -> None:
+    """By the clock of the warehouse: from an hour before it was compared until then."""
+    facts = {"checked_at": text(1 + 1 / 24), "seconds": {"exchange": 3600.0}, **more, **part}
+    found = Memory().after([report(0), report(as_of, **facts)])
+    again = from_json(json.loads(json.dumps(found.to_json())))
+    assert again.taken == found.taken == pytest.approx(MONDAY + taken * DAY_S)
+    assert again.behind_s == found.behind_s == pytest.approx(behind * DAY_S)
+
+
+def test_a_memory_of_an_earlier_release_knows_when_its_snapshot_was_taken() -> None:
+    body = Memory().after([LOAD, report(1, 5)]).to_json()
+    del body["taken"], body["behind_s"]
+    found = from_json(json.loads(json.dumps(body)))
+    assert (found.taken, found.behind_s) == (MONDAY + DAY_S, 0)
+
+
+@pytest.mark.parametrize("day", [-1, 0.9, INTERVAL_DAYS_MAX + 2])
 def test_a_clock_that_was_set_is_counted(day: float) -> None:
     found = Memory().after([LOAD, report(1, 5), report(day, 9), report(day + 1, 2)])
     assert found.dropped == 1

@@ -137,8 +137,8 @@ def scheduled(
     duration_s, sent = intervals.habits(store, fragment.name)
     duration_s += _phase_s(config, store, fragment.name, memory)
     is_published = formats.head(store, fragment.name) is not None
-    last, claims, unread = memory.last if is_published else None, None, ""
-    if last is not None:
+    taken, claims, unread = memory.taken if is_published else None, None, ""
+    if taken is not None and (last := memory.last) is not None:
         from warehouse_agent.cli.schedule.claimed import claims_of  # Arrow, where one is published
 
         try:
@@ -146,7 +146,8 @@ def scheduled(
         except ConfigurationError as error:  # the counts of refreshes decide
             unread = error.message
     given = Circumstances(
-        last=last,
+        last=taken,
+        behind_s=memory.behind_s,
         probe=probe or Probe(),
         allowed=fragment.source.refresh_hours,
         zone=fragment.source.time_zone,
