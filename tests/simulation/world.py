@@ -353,7 +353,8 @@ class World:
         self.process = Process()
         every = list(self.config.fragments.values())
         now = datetime.fromtimestamp(self.clock.time(), UTC)
-        names, _ = look(self.config, of_fragments(self.config, every), now)
+        found = look(self.config, of_fragments(self.config, every), now)
+        names = found.due + found.undecided
         for fragment in every:
             seen = self.checker.seen.get(fragment.name)
             if not seen and fragment.name not in names:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import statistics
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -160,7 +161,9 @@ def rows_forecast(
     deaths = np.full(HOURS, model.deleted_per_row)
     begin = float(Week(model.zone).hour_of(memory.last))
     hours = max(now.timestamp() - memory.last, 0.0) / HOUR_S
-    inserted = model.hourly * model.shares[0]
+    # Refreshes count the insertions that survived until then (Prop. 1): there were more.
+    died = model.deleted_per_row * statistics.fmean(one.hours for one in memory.recent)
+    inserted = model.hourly * model.shares[0] * (died / -math.expm1(-died) if died > 0 else 1.0)
     return processes.cardinality(float(rows), inserted, deaths, begin, begin + min(hours, MOST_H))
 
 

@@ -29,7 +29,7 @@ from warehouse_agent.schedule.fit import FINER, Model
 from warehouse_agent.schedule.memory import Memory
 from warehouse_agent.schedule.probe import Answer, Probe, pending, pending_enough
 from warehouse_agent.schedule.timing import Policy, Timing, hours_allowed
-from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
+from warehouse_agent.schedule.week import HOUR_S, Week
 
 GAIN = 0.95  # cost over that of the fixed interval, from which the model may choose
 CACHED = 1024  # fragments whose models a process keeps: about 2 kB each, and their memories
@@ -246,7 +246,7 @@ def _plan(
     if len(model.rates) == 1:
         return None
     said = given.claims if model.is_claimed else None
-    ratio = _gain(memory, timing, given.allowed, interval, said)
+    ratio = _gain(memory, timing, given.allowed, interval, said, model.mean)
     if ratio is None or ratio > GAIN:
         return None
     source = "its history" if said is None else "the times that its rows claim"
@@ -261,6 +261,7 @@ def _gain(
     allowed: tuple[WeekSpan, ...],
     interval: float,
     said: Claims | None,
+    mean: float,
 ) -> float | None:
     """Return what the model costs over what the fixed interval costs, as `replay.gain` does, or, if
     claimed times made the model, `claims.gain`."""
@@ -270,7 +271,7 @@ def _gain(
         return _planned(timing, allowed, learned)
 
     if said is not None:
-        return claims.gain(said, timing.zone, weights, planned, interval)
+        return claims.gain(said, timing.zone, weights, planned, interval, mean)
     return replay.gain(memory, timing.zone, weights, planned, interval)
 
 
@@ -307,7 +308,7 @@ def _expected(
 ) -> Decision:
     """Add what is expected to be unseen until the refresh is published."""
     week, weights = Week(timing.zone), timing.hourly_weights()
-    hours = min((decision.at - last) / HOUR_S, HOURS)  # more than a week is as certain
+    hours = (decision.at - last) / HOUR_S
     start = float(week.hour_of(last)) + (last % HOUR_S) / HOUR_S
     rows = processes.integral(model.hourly, start, start + hours)
     row_hours = processes.obsolescence(model.hourly, weights, start, start + hours)

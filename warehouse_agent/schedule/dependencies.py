@@ -55,21 +55,34 @@ Graph = Mapping[str, Sequence[Edge]]  # the edges of each relation
 def multiplicities(graph: Graph, name: str) -> dict[str, Multiplicity]:
     """Return the multiplicity of every relation on which the tuples of one depend, without itself.
 
-    Cycles are cut where they return to a relation of the same path.
+    A cycle is cut where a walk from `name` returns to a relation that it has not left yet.
     """
-    found: dict[str, Multiplicity] = {}
-
-    def follow(relation: str, path: frozenset[str], is_certain: bool) -> None:
-        for edge in graph.get(relation, ()):
-            if edge.parent in path:
-                continue
-            certain = is_certain and not edge.is_nullable
-            known = found.get(edge.parent, Multiplicity(0, 0))
-            found[edge.parent] = Multiplicity(max(known.least, int(certain)), known.most + 1)
-            follow(edge.parent, path | {edge.parent}, certain)
-
-    follow(name, frozenset({name}), True)
+    order, kept = _walk(graph, name)
+    found = dict.fromkeys(order, Multiplicity(0, 0)) | {name: Multiplicity(1, 1)}
+    for relation in order:
+        of = found[relation]
+        for edge in kept[relation]:
+            known, certain = found[edge.parent], 0 if edge.is_nullable else of.least
+            found[edge.parent] = Multiplicity(max(known.least, certain), known.most + of.most)
+    del found[name]
     return found
+
+
+def _walk(graph: Graph, name: str) -> tuple[list[str], dict[str, list[Edge]]]:
+    """Return the relations on which one depends, itself first and each before its parents, and
+    their foreign keys without those that close a cycle."""
+    left: list[str] = []  # in the order in which all of their parents had been visited
+    kept: dict[str, list[Edge]] = {}
+
+    def visit(relation: str, path: frozenset[str]) -> None:
+        kept[relation] = [one for one in graph.get(relation, ()) if one.parent not in path]
+        for edge in kept[relation]:
+            if edge.parent not in kept:
+                visit(edge.parent, path | {edge.parent})
+        left.append(relation)
+
+    visit(name, frozenset({name}))
+    return left[::-1], kept
 
 
 def cycles(graph: Graph) -> tuple[str, ...]:
@@ -108,7 +121,7 @@ def own_deaths(graph: Graph, observed: Mapping[str, float]) -> dict[str, float]:
             found[name] = max(observed.get(name, 0.0) - caused, 0.0)
         return found[name]
 
-    for name in {*graph, *observed}:
+    for name in sorted({*graph, *observed}):
         own(name, frozenset({name}))
     return found
 

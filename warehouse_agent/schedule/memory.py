@@ -72,14 +72,12 @@ class Folded:
         hours: hours of exposure.
         rows: changed rows that are expected to have been of this hour.
         intervals: their number.
-        pearson: the sum of (D − Λ)² / Λ.
     """
 
     zone: str = "UTC"
     hours: Floats = field(default_factory=_zeros)
     rows: Floats = field(default_factory=_zeros)
     intervals: int = 0
-    pearson: float = 0.0
 
     def plus(self, one: Interval, rows: float) -> Folded:
         """Return the sums with one interval more, of which `rows` are counted."""
@@ -95,7 +93,6 @@ class Folded:
             self.hours + exposure,
             self.rows + rows * share,
             self.intervals + 1,
-            self.pearson + ((rows - amount) ** 2 / amount if amount > 0 else 0.0),
         )
 
 
@@ -199,7 +196,6 @@ class Memory:
                 "hours": np.round(folded.hours, 4).tolist(),
                 "rows": np.round(folded.rows, 4).tolist(),
                 "intervals": folded.intervals,
-                "pearson": folded.pearson,
             },
             "until": self.until,
             "parts": self.parts,
@@ -254,7 +250,6 @@ def from_json(body: Mapping[str, Any]) -> Memory:
                 _hours(folded["hours"]),
                 _hours(folded["rows"]),
                 int(_amount(folded["intervals"])),
-                _amount(folded["pearson"]),
             ),
             None if until is None else _amount(until),
             (inserted, updated, deleted),

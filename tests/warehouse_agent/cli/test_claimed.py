@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.harness.legacy import PostgresLegacy
+from tests.harness.legacy import PostgresLegacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
@@ -128,6 +128,39 @@ def test_a_column_that_is_no_time_is_told_and_counts_decide(pair: Pair) -> None:
         datetime.now(UTC)
     )
     assert json.loads(found.to_json())["event_time_not_used"] == found.unread
+
+
+@pytest.mark.parametrize("column", ["entered", "created_at"])
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Vienna", "America/New_York"])
+def test_times_at_the_ends_of_time_are_outside(pair: Pair, column: str, zone: str) -> None:
+    """Many tables have a last or first day for "never"; a zone has no offset there."""
+    pair.legacy.execute(
+        "INSERT INTO orders (id, entered, created_at) SELECT n, at::timestamp, at FROM"
+        " unnest(ARRAY['9999-12-31 23:59:59+00', '0001-01-01 00:00:00+00', '1900-01-01 00:00+00']"
+        "::timestamptz[]) WITH ORDINALITY AS drawn(at, m), LATERAL (SELECT -10 - m AS n) AS k"
+    )
+    pair.reports()
+    lines = f'event_time = "{column}"\nevent_kind = "update"\ntime_zone = "{zone}"\n'
+    body = json.loads(fit(pair, "orders", "--json", lines=lines).stdout)
+    assert 1 <= body["event_times_in_future"] <= 12  # those of the last hours, in New York
+    assert body["rows_per_hour"] == pytest.approx(ROWS / (20 * 168), rel=0.1)
+    assert not decision(pair, lines + "refreshes_per_day = 2\n").decision.due
+
+
+def test_a_time_marker_that_is_published_as_text_claims_nothing(tmp_path: Path) -> None:
+    """Nobody wrote `event_time`: neither is anything wrong, nor is a fit refused."""
+    legacy = SqliteLegacy(tmp_path / "erp.db")
+    legacy.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, changed DATETIME NOT NULL)")
+    legacy.execute("INSERT INTO orders VALUES (1, datetime('now'))")
+    lines = 'table = "orders"\nmarker = { column = "changed", late = "15m", zone = "UTC" }'
+    with Pair(NoSpark(), legacy, tmp_path / "pair", {"orders": lines}) as pair:
+        pair.small_bytes = 32 << 20
+        pair.reports()
+        found = decision(pair, "refreshes_per_day = 2\n")
+        assert (found.decision.due, found.unread) == (False, "")
+        said = fit(pair, "orders", lines="")
+        assert (said.exit_code, said.exception) == (0, None), said.output
+    legacy.close()
 
 
 def test_a_time_marker_claims_times_without_another_word(pair: Pair) -> None:

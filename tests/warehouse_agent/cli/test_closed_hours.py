@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from warehouse_agent.cli import commands
 from warehouse_agent.cli.main import cli
 from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.configuration import Configuration
-from warehouse_agent.cli.schedule.loop import Loop
+from warehouse_agent.cli.schedule.loop import RETRY_S, Loop
+from warehouse_agent.cli.schedule.loop import run as run_loop
+from warehouse_agent.config import WarehouseConfig
 from warehouse_agent.events import Event, RefreshCommitted
 from warehouse_agent.failpoints import Point
 from warehouse_agent.history import intervals
@@ -30,7 +33,7 @@ from warehouse_agent.schedule.week import HOURS
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import PRIVATE
 from warehouse_agent.views.inputs import load
-from warehouse_agent.views.selection import select
+from warehouse_agent.views.selection import Selection, select
 
 NAMES = ("items", "orders")
 MORE = "ahead = 1"  # each fragment is a run of its own
@@ -76,16 +79,15 @@ def test_a_quiet_hour_is_no_failure_and_the_fragment_is_due_when_it_ends(pair: P
     chosen = select(config, ["orders"], False)
     soon = end - timedelta(days=3)  # long before the day after the last refresh, too
     for now, is_due in ((soon, False), (end - timedelta(seconds=1), False), (end, False)):
-        names, later = timetable.look(config, chosen, now)
-        assert (names == ["orders"]) == is_due
+        assert (timetable.look(config, chosen, now).due == ["orders"]) == is_due
     pair.fragment_lines["orders"] = 'interval_max = "1m"'
     config = pair.config()
     chosen = select(config, ["orders"], False)
-    names, later = timetable.look(config, chosen, end - timedelta(seconds=1))
-    assert names == []
-    assert later[0].decision.at == end.timestamp()
-    assert "its source reads nothing before then" in later[0].decision.why
-    assert timetable.look(config, chosen, end)[0] == ["orders"]
+    found = timetable.look(config, chosen, end - timedelta(seconds=1))
+    assert found.due == []
+    assert found.later[0].decision.at == end.timestamp()
+    assert "its source reads nothing before then" in found.later[0].decision.why
+    assert timetable.look(config, chosen, end).due == ["orders"]
 
 
 def test_a_scheduled_refresh_that_meets_a_quiet_hour_ends_with_0(pair: Pair) -> None:
@@ -125,8 +127,8 @@ def test_run_waits_for_the_end_of_a_quiet_hour_and_no_longer(pair: Pair) -> None
 
     def look(at: float) -> tuple[list[str], list[tuple[str, float]]]:
         config, moment = pair.config(), datetime.fromtimestamp(at, UTC)
-        names, later = timetable.look(config, select(config, ["orders"], False), moment)
-        return names, [(one.name, one.decision.at) for one in later]
+        found = timetable.look(config, select(config, ["orders"], False), moment)
+        return found.due, [(one.name, one.decision.at) for one in found.later]
 
     loop = Loop(look, refresh, lambda: now[0], lambda _: True)
     waits = list[float]()
@@ -248,8 +250,8 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     def look(at: float) -> tuple[list[str], list[tuple[str, float]]]:
         current.renew()
         moment = datetime.fromtimestamp(at, UTC)
-        names, later = timetable.look(current.config, current.chosen, moment)
-        return names, [(one.name, one.decision.at) for one in later]
+        found = timetable.look(current.config, current.chosen, moment)
+        return found.due, [(one.name, one.decision.at) for one in found.later]
 
     def refresh(names: Sequence[str]) -> list[int]:
         refreshed.append(list(names))
@@ -268,6 +270,32 @@ def test_a_fragment_that_is_deleted_from_the_file_while_run_refreshes_it(
     loop.turn()
     assert refreshed[2:] == [["items"]]
     assert "'orders'" not in capsys.readouterr().err, "said once"
+
+
+def test_what_cannot_be_decided_is_not_refreshed_without_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is due at each look, and its refreshes go well: it waits as long as one that fails."""
+    decided, refreshed, waits = timetable.scheduled, list[list[str]](), list[float]()
+
+    def scheduled(*given: Any, **others: Any) -> timetable.Scheduled:
+        if given[2].name == "orders":
+            raise ValueError("year 10000 is out of range")
+        return decided(*given, **others)
+
+    def refresh(config: WarehouseConfig, chosen: Selection, *_: object) -> list[int]:
+        refreshed.append([fragment.name for fragment in chosen.fragments])
+        return commands.refresh(config, chosen, as_json=True, is_scheduled=True)
+
+    def turns(self: Loop) -> None:
+        waits.extend(self.turn() for _ in range(2))
+
+    monkeypatch.setattr(timetable, "scheduled", scheduled)
+    monkeypatch.setattr(Loop, "run", turns)
+    run_loop(load(pair.warehouse_toml()), [], refresh)
+    assert [sorted(names) for names in refreshed] == [["items", "orders"]]
+    assert RETRY_S - 10 < waits[1] <= RETRY_S
+    assert "year 10000 is out of range" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(

@@ -28,6 +28,7 @@ from warehouse_agent.cli.schedule import due as timetable
 from warehouse_agent.cli.schedule.fit import spans
 from warehouse_agent.cli.schedule.plot import svg
 from warehouse_agent.schedule.fit import fit
+from warehouse_agent.schedule.memory import Interval
 from warehouse_agent.schedule.timing import Timing
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.views.inputs import load
@@ -139,9 +140,9 @@ def test_a_source_that_was_asked_a_moment_ago_is_asked_later(pair: Pair) -> None
     pair.restart()
     assert "unchanged since" in run(pair, "status", "--ask").stdout
     config, now = pair.config(), datetime.now(UTC) + timedelta(hours=20)
-    names, later = timetable.look(config, select(config, [], True), now)
-    assert names == []
-    (found,) = (one.decision for one in later if one.name == "orders")
+    seen = timetable.look(config, select(config, [], True), now)
+    assert seen.due + seen.undecided == []
+    (found,) = (one.decision for one in seen.later if one.name == "orders")
     assert 0 < found.at - now.timestamp() <= 60
     assert "lets a warehouse ask about activity once in 60 s" in found.why
 
@@ -279,6 +280,11 @@ def test_the_expected_number_of_rows(tmp_path: Path) -> None:
             survive = math.exp(-model.deleted_per_row * 48)
             assert 1000 * survive + inserted * survive < (found or 0) < 1000 * survive + inserted
     assert rows_forecast(store, fragment, None, later) is None
+    # As many rows come as go, half of them a day: refreshes see those alone that survive till then.
+    stays = tuple(Interval(a, a + 86_400, 500, 0, 500, 1000) for a in np.arange(30) * 86_400.0)
+    body = replace(known, recent=stays, line=(last.isoformat(), last.isoformat())).to_json()
+    store.write(json.dumps(body).encode(), PRIVATE, "schedule", "orders.json")
+    assert rows_forecast(store, fragment, 1000, later) == pytest.approx(1000, rel=0.01)
 
 
 def test_fit_of_nothing(pair: Pair) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from warehouse_agent.schedule import processes
 from warehouse_agent.schedule.dependencies import (
+    RELATIONS_MAX,
     Edge,
+    Graph,
     Multiplicity,
     cycles,
     multiplicities,
@@ -48,6 +50,37 @@ def test_multiplicities_of_the_paper() -> None:
     assert cycles(NET_COMMERCE) == ()
 
 
+def counted(graph: Graph, name: str) -> dict[str, Multiplicity]:
+    """The multiplicities by each path, one by one."""
+    found: dict[str, list[bool]] = {}
+
+    def follow(relation: str, is_certain: bool) -> None:
+        for edge in graph.get(relation, ()):
+            certain = is_certain and not edge.is_nullable
+            found.setdefault(edge.parent, []).append(certain)
+            follow(edge.parent, certain)
+
+    follow(name, True)
+    return {one: Multiplicity(int(any(paths)), len(paths)) for one, paths in found.items()}
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=14))
+def test_multiplicities_are_those_of_all_paths(drawn: list[tuple[int, int, bool]]) -> None:
+    graph: dict[str, list[Edge]] = {}
+    for child, parent, is_nullable in drawn:
+        if child < parent:
+            graph.setdefault(f"t{child}", []).append(Edge(f"t{parent}", is_nullable))
+    for name in graph:
+        assert multiplicities(graph, name) == counted(graph, name)
+
+
+def test_as_many_relations_as_are_followed_with_all_foreign_keys() -> None:
+    names = [f"t{n:02}" for n in range(RELATIONS_MAX)]
+    graph = {a: [Edge(b, False) for b in names[n + 1 :]] for n, a in enumerate(names)}
+    assert multiplicities(graph, "t00")["t63"] == Multiplicity(1, 2**62)
+    assert len(own_deaths(graph, dict.fromkeys(names, 0.1))) == RELATIONS_MAX
+
+
 def test_cycles_are_cut_and_told() -> None:
     graph = {"a": (Edge("b", False),), "b": (Edge("a", False),), "c": (Edge("a", True),)}
     assert cycles(graph) == ("a", "b")
@@ -56,7 +89,8 @@ def test_cycles_are_cut_and_told() -> None:
     itself = {"employees": (Edge("employees", True),)}
     assert cycles(itself) == ("employees",)
     assert multiplicities(itself, "employees") == {}
-    own_deaths(graph, {"a": 0.1, "b": 0.1})  # ends
+    same = own_deaths(dict(reversed(graph.items())), {"b": 0.1, "a": 0.1})
+    assert own_deaths(graph, {"a": 0.1, "b": 0.1}) == same
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))

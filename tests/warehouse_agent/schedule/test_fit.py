@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.warehouse_agent.schedule.weeks import (
 )
 from warehouse_agent.schedule import fitness
 from warehouse_agent.schedule.fit import Model, fit, rate_per_row
-from warehouse_agent.schedule.memory import Interval, Memory
+from warehouse_agent.schedule.memory import RECENT_MAX, Interval, Memory
 from warehouse_agent.schedule.processes import inverse
 from warehouse_agent.schedule.structure import STRUCTURES, merged
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
@@ -79,6 +80,28 @@ def test_intervals_without_dispersion_do_not() -> None:
 @pytest.mark.parametrize("dispersion", [1.0, 5.0])
 def test_intervals_hold_the_rate_in_many_fits(dispersion: float) -> None:
     assert 0.92 <= coverage(dispersion, 2000) <= 0.97
+
+
+@pytest.mark.parametrize("hours", [1, 6, 24])
+def test_hours_in_which_nothing_was_found_have_a_bound(hours: float) -> None:
+    """About that of the rule of three: 3 over the hours that were seen."""
+    idle = remembered(np.where(OFFICE, 8.0, 0.0), every(hours), np.random.default_rng(5))
+    model = fitted(replace(idle, recent=idle.recent[-RECENT_MAX:]))
+    assert model.bounds()[1].max() < 20
+    quiet = remembered(np.zeros(HOURS), every(hours), np.random.default_rng(6))
+    high = fitted(quiet).bounds()[1].max()
+    assert high == pytest.approx(3 / (12 * HOURS), rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1])
+def test_folded_intervals_do_not_disperse_what_is_recent(rate: float) -> None:
+    """After weeks of an hour without a change the first change in it is no burst."""
+    rng, memory = np.random.default_rng(7), Memory()
+    for n, count in enumerate(rng.poisson(rate, 365 * 24).tolist()):
+        at = MONDAY + n * HOUR_S
+        memory = memory.plus(Interval(at, at + HOUR_S, float(count), 0.0, 0.0, 1000.0))
+    assert memory.folded.intervals == 365 * 24 - RECENT_MAX
+    assert fitted(memory).dispersion < 1.5
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from driftline.arrays import Floats
 from driftline.errors import ConfigurationError, WarehouseUnavailable
 
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.config import Fragment
 from warehouse_agent.config.settings import EventKind, EventTime
 from warehouse_agent.history.marks import MARKER_TIME
@@ -24,12 +25,13 @@ from warehouse_agent.report import counted
 from warehouse_agent.schedule.claimed_times.claims import Claims, from_json
 from warehouse_agent.schedule.claimed_times.event_times import (
     EVENTS_MIN,
+    RECENT_MAX_H,
     EventModel,
     fitted,
     gathered,
 )
 from warehouse_agent.schedule.fitness import Fitness
-from warehouse_agent.schedule.week import Week
+from warehouse_agent.schedule.week import HOUR_S, Week
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import Snapshot
@@ -37,6 +39,7 @@ from warehouse_agent.tasks.scan import read_batches
 
 DOUBTFUL = 0.05  # p-value
 READ_AGAIN_S = 86_400.0  # by the source's clock: a day more changes little in 26 weeks
+FAR_S = (RECENT_MAX_H + 48) * HOUR_S  # from a snapshot, and from its local time: not looked at
 BIAS = {
     EventKind.CREATION: "a creation time: deleted rows do not show, so older rates are too low",
     EventKind.UPDATE: "an update time: of each row its last change alone shows",
@@ -98,11 +101,22 @@ def _verdict(one: Fitness) -> str:
 
 
 def event_time(store: Store, fragment: Fragment) -> EventTime | None:
-    """Return the column that claims times: the configured one, else a time marker's; None: none."""
+    """Return the column that claims times: the configured one, else a time marker's where it is
+    published as a time; None: there is none.
+
+    Raises:
+        WarehouseUnavailable: what is published cannot be read.
+    """
     if fragment.event_time is not None:
         return fragment.event_time
     column = store.read_json(PRIVATE, "fragments", f"{fragment.name}.json").get(MARKER_TIME)
-    return EventTime(column, EventKind.UPDATE) if isinstance(column, str) and column else None
+    snapshot = formats.head(store, fragment.name) if isinstance(column, str) else None
+    if not isinstance(column, str) or snapshot is None:
+        return None
+    names = [one.name for one in snapshot.layout.recipe.columns]
+    if column not in names or not _is_time(*_field(snapshot.layout, column)):
+        return None
+    return EventTime(column, EventKind.UPDATE)
 
 
 def claims_of(store: Store, fragment: Fragment, until: float) -> Claims | None:
@@ -126,7 +140,7 @@ def claims_of(store: Store, fragment: Fragment, until: float) -> Claims | None:
     snapshot = formats.head(store, fragment.name)
     if snapshot is None:
         return None
-    times, _ = _times(snapshot, fragment, of)
+    times, _ = _times(snapshot, fragment, of, until)
     is_creation = of.kind is EventKind.CREATION
     found = Claims.of(gathered(times, until), is_creation=is_creation)
     body = json.dumps({"of": identity, **found.to_json()}).encode()
@@ -159,14 +173,20 @@ def claimed(store: Store, fragment: Fragment, of: EventTime, until: float) -> Cl
     snapshot = formats.head(store, fragment.name)
     if snapshot is None:
         return Claimed(of, None)
-    times, without = _times(snapshot, fragment, of)
+    times, without = _times(snapshot, fragment, of, until)
     events = gathered(times, until)
     found = fitted(events, fragment.time_zone)
     return Claimed(of, found, len(events.at), events.future, without)
 
 
-def _times(snapshot: Snapshot, fragment: Fragment, of: EventTime) -> tuple[Floats, int]:
-    """Return the times of rows, as moments, [n], and the number of rows without one."""
+def _times(
+    snapshot: Snapshot, fragment: Fragment, of: EventTime, until: float
+) -> tuple[Floats, int]:
+    """Return the times of rows, as moments, [n], and the number of rows without one.
+
+    What is far from the hours before `until` is somewhere outside of them: a zone has no offset for
+    every time that a database has, such as the end of the year 9999.
+    """
     layout = snapshot.layout
     names = [column.name for column in layout.recipe.columns]
     where = f"fragments.{fragment.name}.event_time"
@@ -176,13 +196,11 @@ def _times(snapshot: Snapshot, fragment: Fragment, of: EventTime) -> tuple[Float
             remedy="Name one of its columns of type timestamp or timestamptz.",
             where=where,
         )
-    index = names.index(of.column)
-    kind = layout.recipe.columns[index].type.kind
-    published = layout.names[index]
-    schema = pa.schema([layout.file_schema.field(published)])
-    if kind not in _TYPES or not pa.types.is_timestamp(schema.field(0).type):
+    field, kind = _field(layout, of.column)
+    schema = pa.schema([field])
+    if not _is_time(field, kind):
         raise ConfigurationError(
-            f"{of.column!r} of {fragment.name} is published as {schema.field(0).type}, no time.",
+            f"{of.column!r} of {fragment.name} is published as {field.type}, no time.",
             remedy="Name a column of type timestamp or timestamptz, without another carrier.",
             where=where,
         )
@@ -194,4 +212,15 @@ def _times(snapshot: Snapshot, fragment: Fragment, of: EventTime) -> tuple[Float
             known = pc.drop_null(column).cast(pa.int64())
             found.append(known.to_numpy(zero_copy_only=False) / 1e6)
     times = np.concatenate(found)
+    times = np.clip(times, until - FAR_S, until + FAR_S)
     return (times if kind == "timestamptz" else Week(fragment.time_zone).moments(times)), without
+
+
+def _field(layout: Layout, column: str) -> tuple[pa.Field, str]:
+    """Return the field of a published column in its files, and the kind of its type."""
+    index = [one.name for one in layout.recipe.columns].index(column)
+    return layout.file_schema.field(layout.names[index]), layout.recipe.columns[index].type.kind
+
+
+def _is_time(field: pa.Field, kind: str) -> bool:
+    return kind in _TYPES and pa.types.is_timestamp(field.type)

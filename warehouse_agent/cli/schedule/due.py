@@ -185,15 +185,28 @@ def schedule(
     return each(chosen.fragments, one, as_json=as_json, command="schedule")
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of one look at a selection.
+
+    Attributes:
+        due: names of fragments that are due now.
+        undecided: names of those of which nothing can be decided, which has been said. They are
+            refreshed with the others, because a refresh says more of what is wrong.
+        later: the decisions about the others.
+    """
+
+    due: list[str]
+    undecided: list[str]
+    later: list[Scheduled]
+
+
 def look(
     config: WarehouseConfig, chosen: Selection, now: datetime, learned: Learned | None = None
-) -> tuple[list[str], list[Scheduled]]:
-    """Return the names of the fragments of a selection that are due now, and the others, after
-    asking the sources.
+) -> Found:
+    """Return which fragments of a selection are due now, after asking the sources.
 
     learned: as in `scheduled`.
-
-    A fragment about which nothing can be decided is due: its refresh says what is wrong.
     """
     store = Store.of(config)
     said = probes(config, store, chosen.fragments)
@@ -212,7 +225,7 @@ def look(
 
     codes = each(chosen.fragments, one, as_json=False, command="schedule")
     undecided = [f.name for f, code in zip(chosen.fragments, codes, strict=True) if code]
-    return names + undecided, later
+    return Found(names, undecided, later)
 
 
 def gains(
@@ -225,7 +238,7 @@ def gains(
     """
     store, found = Store.of(config), dict[str, float]()
     for name in names if len(names) > 1 else ():
-        with contextlib.suppress(WarehouseUnavailable):
+        with contextlib.suppress(Exception):  # `look` said it; here only the order is at stake
             one = scheduled(config, store, config.fragments[name], now, None, learned=learned)
             duration_s, _ = intervals.habits(store, name)
             if one.decision.row_hours is not None and duration_s > 0:
@@ -240,10 +253,10 @@ def due(
 
     If nothing is due, the next moment is printed on stderr.
     """
-    names, later = look(config, chosen, now)
-    if names:
+    found = look(config, chosen, now)
+    if names := found.due + found.undecided:
         return select(config, names, False, without)
-    if later:
-        first = min(later, key=lambda found: found.decision.at)
+    if found.later:
+        first = min(found.later, key=lambda one: one.decision.at)
         print(f"Nothing is due. Next: {first.text(now)}", file=sys.stderr)
     return Selection(())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from driftline.errors import DriftlineError
+from driftline.errors import DriftlineError, InternalError
 
 from warehouse_agent.cli.schedule.configuration import Configuration
 from warehouse_agent.cli.schedule.due import gains, look
@@ -98,12 +98,14 @@ def run(
         KeyboardInterrupt: Ctrl-C, or a second SIGTERM.
     """
     learned, current = Learned(), Configuration(patterns, config)
+    undecided: list[str] = []
 
     def looked(now: float) -> Looked:
         current.renew()
         moment = datetime.fromtimestamp(now, UTC)
-        due, later = look(current.config, current.chosen, moment, learned)
-        return due, [(found.name, found.decision.at) for found in later]
+        found = look(current.config, current.chosen, moment, learned)
+        undecided[:] = found.undecided
+        return found.due + undecided, [(one.name, one.decision.at) for one in found.later]
 
     def refreshed(names: Sequence[str]) -> Sequence[int]:
         left_out = [view.name for view in current.chosen.left_out]
@@ -115,7 +117,9 @@ def run(
         except DriftlineError as error:
             say_error(error)
             return [error.exit_code] * len(names)
-        return [codes[in_order[name]] for name in names]
+        # What cannot be decided is due again at once, so it waits like what failed.
+        again = dict.fromkeys(undecided, InternalError.exit_code)
+        return [codes[in_order[name]] or again.get(name, 0) for name in names]
 
     ending = _Ending()
     before = signal.signal(signal.SIGTERM, ending.on_signal)

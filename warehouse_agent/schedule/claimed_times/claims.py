@@ -165,17 +165,24 @@ def gain(
     weights: Floats,
     planned: Callable[[Model], tuple[Integers, float]],
     hours: float,
+    mean: float,
 ) -> float | None:
     """Return what a plan costs over what a fixed interval of `hours` costs, as `replay.gain`, with
     the changes at their claimed times; None: there are too few.
 
-    The greater of two ratios counts: of the second and the last third of the time, each with what
-    was claimed before it.
+    Rows count as many times as refreshes find more changes than the times show, because the price
+    of a refresh is one in rows. The greater of two ratios counts: of the second and the last third
+    of the time, each with what was claimed before it.
 
     Args:
         weights: of each hour of the week, [168].
         planned: the plan of a model, and the price of a refresh in row-hours.
+        mean: changed rows per hour of the model that decides.
     """
+    by_times = fitted_before(claims, claims.end, zone)
+    if by_times is None or by_times.mean <= 0:
+        return None
+    level = mean / by_times.mean
     week, all_ = Week(zone), claims.gathered()
     weighted, third = hours_of(week, weights), (claims.end - claims.start) / 3
     ratios = []
@@ -186,8 +193,8 @@ def gain(
         before = fitted_before(claims, start, zone)
         if before is None or before.mean <= 0 or paid.sum() < EVENTS_MIN:
             return None
-        plan, price = planned(before)
-        at, rows = all_.at[paid], all_.rows[paid].astype(np.float64)
+        plan, price = planned(replace(before, rates=before.rates * level))
+        at, rows = all_.at[paid], all_.rows[paid].astype(np.float64) * level
         moments = replay.by_plan(plan, week, start, end)
         by_model = replay.cost(moments, at, rows, end=end, weighted=weighted)
         by_clock = replay.fixed(hours, at, rows, start, end, weighted)

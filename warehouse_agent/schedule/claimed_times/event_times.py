@@ -3,7 +3,8 @@
 Intervals between refreshes say how many rows changed, a time of each row says when. Successive
 times within TOGETHER_S are one event, whose rows are its batch (the compound process of Gal and
 Eckstein, section 4.1), and the rate of a segment is its events over its hours, which is the maximum
-of the likelihood.
+of the likelihood, with PRIOR_HOURS of the mean: what was not seen has the mean rate. No other event
+can be told from one that lasts, so the tests of the times leave these hours out.
 
 A time is a claim of the source. Two biases are part of every such column, and are told:
 
@@ -25,6 +26,7 @@ from driftline.arrays import Floats, Integers
 from warehouse_agent.schedule import fitness
 from warehouse_agent.schedule.fit import Model
 from warehouse_agent.schedule.fitness import Fitness
+from warehouse_agent.schedule.memory import PRIOR_HOURS
 from warehouse_agent.schedule.structure import HOMOGENEOUS, STRUCTURES, matrix
 from warehouse_agent.schedule.week import HOUR_S, HOURS, Week
 
@@ -33,6 +35,9 @@ EVENTS_MIN = 20
 EVENTS_MAX = 200_000  # times
 RECENT_MAX_H = 26 * HOURS
 JUDGED_MAX = 2_000  # events, the newest, whose times are tested
+PORTION = 4_096  # events whose hours are counted at once
+UNSEEN_H = 0.5  # less of an hour of the week was not seen
+FREE_MIN = 1e-3  # of hours, in which no event lasts
 PRIOR_EVENTS = 0.5  # of a segment without events, so that it has a rate and an error
 
 
@@ -104,9 +109,6 @@ def fitted(events: Events, zone: str) -> EventModel | None:
         return None
     week = Week(zone)
     hours = week.exposures([events.start], [events.end])[0]
-    of_all, lengths = week.hours_of(events.at), (events.over - events.at) / HOUR_S
-    # While an event lasts no other one can be told from it, so these hours do not count.
-    hours = np.maximum(hours - np.bincount(of_all, lengths, HOURS), 0.0)
     of_week = week.hours_of(events.at[1:])  # the first begins the exposure
     by_hour = np.bincount(of_week, minlength=HOURS).astype(np.float64)
     best, least = HOMOGENEOUS, math.inf
@@ -123,7 +125,25 @@ def _rates(by_hour: Floats, hours: Floats, segments: Integers) -> tuple[Floats, 
     """Return events of each segment, and their rate per hour, [K] each."""
     joined = matrix(segments)
     some, exposed = by_hour @ joined, hours @ joined
-    return some, some / np.maximum(exposed, 1e-9)
+    mean = float(some.sum() / exposed.sum())
+    return some, (some + PRIOR_HOURS * mean) / (exposed + PRIOR_HOURS)
+
+
+def _busy(events: Events, week: Week) -> Floats:
+    """Return the hours in which an event lasted, by hour of the week, [168]."""
+    found, over = np.zeros(HOURS), np.minimum(events.over, events.end)
+    for a in range(0, len(over), PORTION):
+        part = slice(a, a + PORTION)
+        found += week.exposures(events.at[part].tolist(), over[part].tolist()).sum(axis=0)
+    return found
+
+
+def _unseen(hours: Floats) -> tuple[str, ...]:
+    """Return that some hours of the week, of which [168] hours were seen, are not known."""
+    count = int((hours < UNSEEN_H).sum())
+    if not count:
+        return ()
+    return (f"{count} of the {HOURS} hours of the week lie outside of the times: no rates there",)
 
 
 def _tested(
@@ -141,7 +161,7 @@ def _tested(
         segments=segments,
         rates=rates * batch,
         errors=np.sqrt(np.maximum(some, PRIOR_EVENTS) * dispersion * batch)
-        / np.maximum(exposed, 1e-9),
+        / (exposed + PRIOR_HOURS),
         dispersion=dispersion,
         batch=batch,
         shares=(0.0, 0.0, 0.0),
@@ -149,11 +169,14 @@ def _tested(
         deleted_per_row=0.0,
         intervals=len(events.at),
         shortest_h=0.0,
+        untold=_unseen(hours),
         is_claimed=True,
     )
     judged, over = events.at[-JUDGED_MAX:], events.over[-JUDGED_MAX:]
-    between = Week(zone).exposures(over[:-1].tolist(), judged[1:].tolist())
-    amounts = between @ model.events
+    week = Week(zone)
+    between = week.exposures(over[:-1].tolist(), judged[1:].tolist())
+    free = np.maximum(exposed - _busy(events, week) @ matrix(segments), exposed * FREE_MIN)
+    amounts = between @ (some / np.maximum(free, 1e-9))[segments]
     return EventModel(
         model,
         events,

@@ -128,7 +128,24 @@ def test_refreshes_that_find_nothing_are_believed() -> None:
 def test_a_few_times_are_no_model() -> None:
     few = Claims.of(gathered(MONDAY + np.arange(5.0) * HOUR_S, END), is_creation=True)
     assert claims.model(Memory(), "UTC", few) is None
-    assert claims.gain(few, "UTC", np.ones(HOURS), lambda _: (np.full(HOURS, 8), 1.0), 8) is None
+    assert (
+        claims.gain(few, "UTC", np.ones(HOURS), lambda _: (np.full(HOURS, 8), 1.0), 8, 1.0) is None
+    )
+
+
+@pytest.mark.parametrize("level", [0.05, 1, 10])
+def test_a_replay_is_at_the_level_of_the_refreshes(level: float) -> None:
+    """The price of a refresh is one in rows: at another level any plan would beat the clock."""
+    rates = np.where(HOUR == 3, 6.0, 2.0)
+    said = claimed(rates, is_creation=False)
+    daily = remembered(level * rates, every(24, WEEKS), np.random.default_rng(5))
+    memory = Memory(
+        tuple(replace(one, inserted=0.0, updated=one.inserted) for one in daily.recent),
+        until=daily.until,
+    )
+    timing = Timing("orders", refresh_worth=3000, interval_max_s=7 * 86_400)
+    why = decide(memory, [timing], Circumstances(END, claims=said), END + 1).why
+    assert why.startswith("every"), why
 
 
 def decided(memory: Memory, said: Claims | None, hour: float) -> tuple[str, float]:

@@ -90,6 +90,43 @@ def test_what_is_not_counted() -> None:
     assert fitted(gathered(np.zeros(0), end), "UTC") is None
 
 
+NIGHTS = MONDAY + np.arange(WEEKS * 7) * 86_400.0
+DENSE = {
+    "nightly": (NIGHTS[:, None] + 22 * HOUR_S + np.arange(0, 7200, 5)).reshape(-1),
+    "each minute": MONDAY + np.arange(0, WEEKS * HOURS * HOUR_S, 60.0),
+    "each 61 s": MONDAY + np.arange(0, WEEKS * HOURS * HOUR_S, 61.0),
+    "30 an hour": stream(np.full(HOURS, 30.0), 6, pair=0.0),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_rates_are_those_of_real_hours(name: str) -> None:
+    """Also where events fill most of the hours, so that other ones cannot be told from them."""
+    times = DENSE[name]
+    found = model_of(times).model
+    assert found.mean == pytest.approx(len(times) / (WEEKS * HOURS), rel=0.03)
+
+
+def test_many_events_of_a_week_with_hours_are_not_contradicted() -> None:
+    """40 an hour in office hours: a third of these is within an event, and told by no other."""
+    rates = np.where((HOUR % 24 >= 9) & (HOUR % 24 < 17), 40.0, 2.0)
+    values = [model_of(stream(rates, seed, 8, 0.0), weeks=8).times.p_value for seed in range(5)]
+    assert np.median(values) > 0.1
+
+
+def test_hours_that_were_never_seen_have_the_mean_rate() -> None:
+    """A table that is three days old."""
+    rates = np.where(HOUR < 24, 10.0, np.where(HOUR < 48, 2.0, 6.0))
+    times = stream(rates, 7, weeks=1, pair=0.0)
+    end = MONDAY + 72 * HOUR_S
+    found = fitted(gathered(times[times <= end], end), "UTC")
+    assert found is not None
+    assert found.model.hourly[72:] == pytest.approx(6.0, rel=0.15)
+    assert found.model.untold[0].startswith("96 of the 168 hours of the week lie outside")
+    assert found.model.bounds()[1].max() < 60
+    assert model_of(times, weeks=1).model.untold == ()
+
+
 def test_hours_are_those_of_the_source() -> None:
     """Events at eight in Tokyo."""
     rates = np.where(HOUR % 24 == 23, 3.0, 0.0)  # 23:00 UTC is 08:00 there
