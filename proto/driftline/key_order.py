@@ -227,6 +227,6 @@ def _numeric(buffer: Bytes, starts: Integers, width: int) -> Bytes:
         is_there = is_number & (group < digits)
         at = np.where(is_there, starts + _HEADER_BYTES + 2 * group, starts)
         words[:, 1 + group] = np.where(is_there, integers_at(buffer, at, 2), 0)
-    made[:, 1:] = words.view(np.uint8).reshape(len(starts), -1)
+    made[:, 1:] = words.view(np.uint8).reshape(len(starts), width - 1)
     made[is_negative, 1:] ^= 0xFF
     return made

@@ -3,6 +3,8 @@ one stream and one snapshot. The limit is small here. The oracle is the owner's 
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +17,18 @@ from driftline.types import Column, DeclaredType, Recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.legacy import LEGACIES, Legacy
+from source_agent.engines.sqlite.session import SqliteSession
+from source_agent.methods import request_validation
+from tests.harness.legacy import LEGACIES, Legacy, SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, expect_equal
 from warehouse_agent.methods import key_parts
+from warehouse_agent.methods import shards as shard_methods
 from warehouse_agent.methods.shards import Shards, clipped
 from warehouse_agent.planning import candidates
 from warehouse_agent.planning.groups import shards
 from warehouse_agent.storage.formats import head
+from warehouse_agent.tasks.difference import Equal
 from warehouse_agent.tasks.digests import InKeyTiles
 from warehouse_agent.tasks.scan import read_batches
 
@@ -233,6 +239,152 @@ def test_keys_that_are_too_long_for_one_exchange(
         assert (report.proof, report.source_scans) == ("part", 0)
         assert report.round_trips >= 3
     check(pair, "named")
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_keys_of_other_lengths_in_other_places(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes, and behind them paths: a shard of paths has fewer rows."""
+    for module in (shards, key_parts, request_validation):
+        monkeypatch.setattr(module, "NAMED_BYTES_MAX", 6000)
+    pair.legacy.execute("CREATE TABLE files (path TEXT PRIMARY KEY NOT NULL, v INTEGER)")
+    codes = [f"a{n:06}" for n in range(MOST * 3)]
+    paths = [f"s3://bucket/archive/2024/{n:06}.parquet" for n in range(MOST * 3)]
+    pair.legacy.many("INSERT INTO files VALUES (?, 0)", [(one,) for one in codes + paths])
+    pair.publish("files", 'table = "files"')
+    pair.refresh("files")
+    pair.fragment_lines["files"] = WHOLE
+    pair.legacy.execute("UPDATE files SET v = 1 WHERE path IN (?, ?)", codes[17], paths[17])
+    report = pair.refresh("files")
+    assert (report.proof, report.rows_updated, report.method) == ("total", 2, "group")
+    expect_equal(pair.legacy.rows("files"), published(pair, "files"))
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("share", [0.93, 0.97, 1.0])
+def test_the_lengths_of_named_keys_count_as_their_bytes(
+    pair: Pair, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source holds them, too: what it takes is never exceeded."""
+    pair.refresh("named")
+    pair.fragment_lines["named"] = 'read_at_most = 1000\nrequire = "fuzzy"'
+    edit(pair.legacy, "named", 1)
+    assign = key_parts._assign
+
+    def assigned(*given: Any) -> Any:
+        found = assign(*given)
+        for module in (key_parts, request_validation):
+            monkeypatch.setattr(module, "NAMED_BYTES_MAX", int(found.key_bytes / share))
+        monkeypatch.setattr(key_parts, "_assign", assign)
+        return found
+
+    monkeypatch.setattr(key_parts, "_assign", assigned)
+    (report,) = pair.reports("named")
+    assert report.error is None or report.error["code"] == "LIMIT", report.error
+
+
+@pytest.mark.parametrize("gone", [1, ROWS - 1], ids=["first", "last"])
+def test_rows_of_two_instants_are_no_snapshot(
+    tmp_path: Path, gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer commits while a shard is read, the first or the last (a rollback journal)."""
+    for module, name in ((shards, "KEYS_MAX"), (candidates, "GROUP_KEYS_MAX")):
+        monkeypatch.setattr(module, name, MOST)
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=False)
+    legacy.execute("CREATE TABLE near (id INTEGER PRIMARY KEY NOT NULL, v INTEGER)")
+    legacy.many("INSERT INTO near VALUES (?, 0)", [(n,) for n in range(ROWS)])
+    is_done = False
+    read_keys = SqliteSession.read_keys
+
+    def read(session: SqliteSession, *given: Any, **options: Any) -> Any:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            with contextlib.closing(sqlite3.connect(tmp_path / "erp.db")) as other:
+                other.execute("INSERT INTO near VALUES (?, 0)", (gone,))
+                other.commit()
+        return read_keys(session, *given, **options)
+
+    with Pair(NoSpark(), legacy, tmp_path / "pair", {"near": 'table = "near"'}) as pair:
+        pair.small_bytes = 64 << 20
+        pair.refresh("near")
+        pair.fragment_lines["near"] = WHOLE
+        legacy.execute("DELETE FROM near WHERE id = ?", gone)
+        legacy.execute("UPDATE near SET v = 1 WHERE id = 300")
+        monkeypatch.setattr(SqliteSession, "read_keys", read)
+        assert pair.error("near")["code"] == "SNAPSHOT_LOST"
+        assert is_done
+        pair.refresh("near")
+        expect_equal(legacy.rows("near"), published(pair, "near"))
+    legacy.close()
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_a_shard_keeps_no_more_than_what_it_replaces(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until all have been compared: memory does not grow with the table."""
+    joined, kept = shard_methods._joined, list[int]()
+
+    def noted(found: Any) -> Any:
+        kept.extend(one.difference.embedding.span for one in found if one.difference != Equal())
+        return joined(found)
+
+    pair.refresh("near")
+    pair.fragment_lines["near"] = WHOLE
+    pair.legacy.execute("DELETE FROM near WHERE id % 300 = 3")
+    monkeypatch.setattr(shard_methods, "_joined", noted)
+    report = pair.refresh("near")
+    assert 0 < sum(kept) <= 2 * report.rows_deleted
+
+
+DECIMALS = {
+    "mariadb": "BIGINT UNSIGNED",
+    "postgresql": "NUMERIC(20,0)",
+    "sqlite": "DECIMAL(12,2)",
+}
+WAYS = {
+    "part": 'read_at_most = 5000\nrequire = "fuzzy"',
+    "shards": WHOLE,
+    "tiles": f'require = "fuzzy"\nincremental = {{ rows = {MOST}, pause_s = 0.001 }}',
+    "tile": 'require = "fuzzy"\nincremental = { rows = 5000, pause_s = 0.001 }',
+}
+
+
+def test_keys_that_are_decimals(pair: Pair) -> None:
+    """Such as MariaDB's BIGINT UNSIGNED; also where there is no bound, or no key to be named."""
+    type_ = DECIMALS[pair.legacy.engine]
+    pair.legacy.execute(f"CREATE TABLE sums (id {type_} NOT NULL PRIMARY KEY, v INTEGER)")
+    pair.legacy.many("INSERT INTO sums VALUES (?, 0)", [(n,) for n in range(1, 3 * MOST)])
+    pair.publish("sums", 'table = "sums"')
+    pair.refresh("sums")
+    for number, (way, lines) in enumerate(WAYS.items(), 1):
+        if pair.legacy.engine == "sqlite" and way.startswith("tile"):
+            continue
+        pair.fragment_lines["sums"] = lines
+        pair.legacy.execute("UPDATE sums SET v = v + 1 WHERE id = 17")
+        pair.legacy.execute("DELETE FROM sums WHERE id = ?", number)
+        report = pair.refresh("sums")
+        assert (report.rows_updated, report.rows_deleted) == (1, 1), way
+        expect_equal(pair.legacy.rows("sums"), published(pair, "sums"))
+
+
+@pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)
+def test_instants_as_text_are_no_keys_that_can_be_looked_up(pair: Pair) -> None:
+    """SQLite keeps two texts of one instant apart, and finds neither by the other."""
+    pair.legacy.execute("CREATE TABLE ticks (at TEXT PRIMARY KEY NOT NULL, v INTEGER)")
+    keys = [(f"2024-01-01 00:{n // 60:02}:{n % 60:02}.{n:06}",) for n in range(MOST)]
+    pair.legacy.many("INSERT INTO ticks VALUES (?, 0)", keys)
+    pair.publish("ticks", 'table = "ticks"\ntypes = { at = "timestamp" }')
+    assert pair.refresh("ticks").rows_total == MOST
+    pair.fragment_lines["ticks"] = 'read_at_most = 1000\nrequire = "fuzzy"'
+    for _ in range(3):
+        pair.reports("ticks")
+        snapshot = head(pair.store, "ticks")
+        assert snapshot is not None
+        assert snapshot.rows == MOST
+    pair.fragment_lines["ticks"] = ""
+    pair.legacy.execute("INSERT INTO ticks VALUES ('2024-01-01 00:00:00', 1)")
+    assert pair.error("ticks")["code"] == "DUPLICATE_KEY"
 
 
 @pytest.mark.parametrize("legacy", ["sqlite"], indirect=True)

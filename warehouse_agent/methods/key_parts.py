@@ -38,6 +38,7 @@ from warehouse_agent.methods.groups import Grouped, GroupSide, KeyPartOf, NamedP
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.unit_assignment import PartRows
 from warehouse_agent.planning.groups.group_selection import NAMED_KEY_BYTES, GroupPlan, class_of
+from warehouse_agent.planning.groups.shards import LENGTH_BYTES
 from warehouse_agent.planning.update_probability import Outlook
 from warehouse_agent.report import counted
 from warehouse_agent.tasks.digests import InKeyTiles, keys_of, numbers, tasks_for, with_keys
@@ -102,9 +103,10 @@ def reduce(
         MalformedMessage: two keys have one position.
     """
     found = _assign(copy, plan, part)
-    if found.key_bytes > NAMED_BYTES_MAX:
+    key_bytes = found.key_bytes + LENGTH_BYTES * found.compared.count
+    if key_bytes > NAMED_BYTES_MAX:
         raise LimitExceeded(
-            f"The keys of {counted(found.compared.count, 'row')} have {found.key_bytes:,} bytes,"
+            f"The keys of {counted(found.compared.count, 'row')} have {key_bytes:,} bytes,"
             f" and a source takes {NAMED_BYTES_MAX:,}.",
             where=copy.name,
             remedy="Set `read_at_most` of the fragment to fewer rows.",

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from driftline.arrays import Integers
 from driftline.digests import Digest, Mixed, mix
 from driftline.errors import LimitExceeded, MalformedMessage, SnapshotLost
 from driftline.key_order import KeyOrder, KeyRange, Keys, key_text
 from driftline.named_keys import Ranks
 
+from warehouse_agent.columns.layout import KEY
 from warehouse_agent.methods import key_parts, unit_assignment
 from warehouse_agent.methods.conversation import Talk
 from warehouse_agent.methods.groups import GroupSide
@@ -45,7 +47,10 @@ ROWS_MAX = 1 << 62  # that the shards of all rows may read: no limit
 NOBODY = Selection(len(CLASS_EDGES) + 2, 0.0)  # no row is chosen for being likely
 _EXACT = "exact"
 _COUNTED = pa.schema(
-    [*((name, pa.binary()) for name in ("counts", "compared", "rest")), ("left", pa.float64())]
+    [
+        *((name, pa.binary()) for name in ("counts", "sizes", "compared", "rest")),
+        ("left", pa.float64()),
+    ]
 )
 
 
@@ -128,7 +133,7 @@ class ShardedSide:
             if number:
                 side = self.shards.side(number, self.shards.allowed(number, read))
                 talk.renew()
-            found.append(side.compare(talk))
+            found.append(_replacing(side.compare(talk)))
             read += found[-1].theirs.count
             _check_snapshot(found[0], found[-1])
         one = _joined(found)
@@ -162,8 +167,8 @@ def reduce(
     keys = sample_keys(copy.steps, copy.files, copy.layout, max(copy.rows // wanted, 1)).keys
     most = planning.limit(float(np.mean([len(key) for key in keys])), limit)
     bounds = _bounds(copy, keys, planning.pieces(copy.rows, most))
-    counts, compared, rest, left = _count(copy, chosen.part, bounds)
-    ends = planning.ends(counts, most)
+    counts, sizes, compared, rest, left = _count(copy, chosen.part, bounds)
+    ends = planning.ends(counts, sizes, limit)
     if ends is None:
         raise LimitExceeded(
             f"More than {counted(most, 'row')} lie between two of {counted(len(keys), 'key')} of a"
@@ -213,9 +218,9 @@ def _bounds(copy: WorkingCopy, keys: Sequence[bytes], count: int) -> list[bytes]
 
 def _count(
     copy: WorkingCopy, part: PartRows | None, bounds: Sequence[bytes]
-) -> tuple[Integers, Digest, Digest, float]:
-    """Count the chosen rows between bounds, int64 [bounds + 1]; return the digests of chosen and of
-    all other rows, and Σ P({±t}) of these; one step."""
+) -> tuple[Integers, Integers, Digest, Digest, float]:
+    """Count the chosen rows between bounds, and the bytes of their keys, int64 [bounds + 1] each;
+    return the digests of chosen and of all other rows, and Σ P({±t}) of these; one step."""
     rows = scan(
         copy.steps,
         copy.files,
@@ -223,16 +228,17 @@ def _count(
         with_keys(copy.layout.recipe, _counted(copy, part, tuple(bounds))),
         _COUNTED,
         size=size_of_digests(copy.files),
-        tasks_max=tasks_for(8 * len(bounds) + 8),
+        tasks_max=tasks_for(16 * len(bounds) + 16),
     ).to_pylist()
-    counts = np.zeros(len(bounds) + 1, np.int64)
+    counts, sizes = (np.zeros(len(bounds) + 1, np.int64) for _ in range(2))
     compared, rest, left = Digest(), Digest(), 0.0
     for row in rows:
         counts += np.frombuffer(row["counts"], np.int64)
+        sizes += np.frombuffer(row["sizes"], np.int64)
         compared += unit_assignment.digest_of(row["compared"])
         rest += unit_assignment.digest_of(row["rest"])
         left += row["left"]
-    return counts, compared, rest, left
+    return counts, sizes, compared, rest, left
 
 
 def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]) -> Function:
@@ -240,7 +246,7 @@ def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]
 
     def run(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         order, edges = KeyOrder(recipe), Keys.of_bytes(bounds)
-        counts = np.zeros(len(bounds) + 1, np.int64)
+        counts, sizes = (np.zeros(len(bounds) + 1, np.int64) for _ in range(2))
         compared, rest, left = Digest(), Digest(), 0.0
         for batch in (piece.batch for piece in pieces):
             hi, lo = (numbers(batch, i).view(np.uint64) for i in (1, 2))
@@ -251,9 +257,11 @@ def _counted(copy: WorkingCopy, part: PartRows | None, bounds: tuple[bytes, ...]
             rest += outside.digest()
             left += float(p[~chosen].sum())
             at = order.ranks(keys_of(batch), edges)[chosen]
+            lengths = pc.binary_length(batch.column(KEY)).to_numpy(zero_copy_only=False)[chosen]
             counts += np.bincount(at, minlength=len(counts))
+            sizes += np.bincount(at, lengths, len(counts)).astype(np.int64)
         digests = (unit_assignment.digest_bytes(one) for one in (compared, rest))
-        columns = [counts.tobytes(), *digests, left]
+        columns = [counts.tobytes(), sizes.tobytes(), *digests, left]
         yield pa.RecordBatch.from_pylist(
             [dict(zip(_COUNTED.names, columns, strict=True))], schema=_COUNTED
         )
@@ -271,15 +279,16 @@ def _check_snapshot(first: Outcome, found: Outcome) -> None:
 def _joined(found: Sequence[Outcome]) -> Outcome:
     """Return the outcomes of all shards as one."""
     one = found[0]
+    weaker = (outcome.consistency for outcome in found if outcome.consistency != _EXACT)
     if all(isinstance(outcome.difference, Equal) for outcome in found):
         difference: Equal | BelowKeys = Equal()
     else:
-        where = np.unique(np.concatenate([_replaced(outcome) for outcome in found]))
-        difference = BelowKeys(np.arange(len(where), dtype=np.uint64), Ranks(where))
+        difference = _below(np.unique(np.concatenate([_replaced(outcome) for outcome in found])))
     return replace(
         one,
         difference=difference,
         method=Method.GROUP,
+        consistency=next(weaker, _EXACT),
         theirs=sum((outcome.theirs for outcome in found), Digest()),
         came=sum((outcome.came for outcome in found), Digest()),
         checked_at=found[-1].checked_at,
@@ -291,6 +300,18 @@ def _joined(found: Sequence[Outcome]) -> Outcome:
         frame_bytes=sum(outcome.frame_bytes for outcome in found),
         held_back_s=sum(outcome.held_back_s for outcome in found),
     )
+
+
+def _replacing(found: Outcome) -> Outcome:
+    """Return the outcome of a shard, which holds no more of our rows than those to be replaced."""
+    if isinstance(found.difference, Equal):
+        return found
+    return replace(found, difference=_below(np.sort(_replaced(found))))
+
+
+def _below(positions: Integers) -> BelowKeys:
+    """Return that our rows at these positions, int64 [n] ascending, are replaced or deleted."""
+    return BelowKeys(np.arange(len(positions), dtype=np.uint64), Ranks(positions))
 
 
 def _replaced(found: Outcome) -> Integers:

@@ -66,6 +66,7 @@ _RENAMED = re.compile(r"(.+):\d+")  # a view's name for a second column of one n
 _TEXT_AFFINITY: Final = ("CHAR", "CLOB", "TEXT")
 ROWIDS: Final = ("rowid", "_rowid_", "oid")
 _COLLATIONS: Final = {"BINARY", "NOCASE", "RTRIM"}
+_SPELT_ONCE: Final = {"uuid", "date"}  # types whose values have one string form that is read
 _STRUCTURED: Final = {"int2": "int", "int4": "int", "int8": "int", "oid": "int", "bool": "bool"}
 
 
@@ -209,7 +210,8 @@ def describe(session: SqliteCatalogue, relation: Relation) -> Shape:
     is_rowid = (*order.key,) == (table.alias,)  # then the table is the index
     access = Access(
         source,
-        vouched=table.vouches(order.key),
+        vouched=table.vouches(order.key)
+        and all(_is_spelt_once(f) for f in found[: len(order.key)]),
         ordered=first == table.alias or (not table.rowid and table.primary[:1] == (first,)),
         key_indexed=is_rowid or any(i.orders(order.key) for i in table.indexes),
         indexed=first == table.alias
@@ -389,6 +391,12 @@ def _unordered(found: ReadColumn, encoding: str, collations: Mapping[str | None,
     if found.type.kind == "numeric" and found.form == "string":
         return "as text"
     return ""
+
+
+def _is_spelt_once(found: ReadColumn) -> bool:
+    """Return True if a value of a column has one stored text: a unique index keeps two texts apart
+    that are one instant, and a value is found by one of them."""
+    return found.form != "string" or found.type.kind in _SPELT_ONCE
 
 
 def _form(type: DeclaredType) -> str:

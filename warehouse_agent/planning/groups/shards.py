@@ -5,8 +5,9 @@ that neither side holds more. More rows are compared in shards, one exchange aft
 stream and one snapshot of the source. Shards are ranges of keys that follow each other, and cover
 every key that can exist; so each row of the source belongs to one of them, whatever was inserted.
 
-Bounds are keys of a sample. Rows are counted between them, and neighbours joined while they fit, so
-a shard never has more rows than it may, however the chosen rows lie. Rejected: shards by a hash of
+Bounds are keys of a sample. Rows are counted between them, and the bytes of their keys, and
+neighbours joined while they fit, so a shard never has more than it may, however the chosen rows and
+the long keys lie. Rejected: shards by a hash of
 the key. They need no bounds, and tear neighbours apart, which an index reads together.
 """
 
@@ -21,11 +22,12 @@ from driftline.limits import GROUP_KEYS_MAX, NAMED_BYTES_MAX
 
 KEYS_MAX: int = GROUP_KEYS_MAX  # of a shard
 PIECES_PER_SHARD: Final = 16  # ranges in which rows are counted
-_FILLED: Final = 0.8  # of the bytes: a shard's keys may be longer than those of the sample
+LENGTH_BYTES: Final = 2  # beside each key, where a source holds it
+_FILLED: Final = 0.8  # of the bytes: keys may be longer than those of the sample
 
 
 def limit(key_bytes: float, keys_max: int | None = None) -> int:
-    """Return the most rows of a shard.
+    """Return the most rows of a shard whose keys are as long as others.
 
     Args:
         key_bytes: of a key, a mean, before compression.
@@ -41,24 +43,27 @@ def pieces(rows: int, most: int) -> int:
     return max(math.ceil(rows / most), 1) * PIECES_PER_SHARD
 
 
-def ends(counts: Integers, most: int) -> list[int] | None:
+def ends(counts: Integers, sizes: Integers, most: int) -> list[int] | None:
     """Return where each shard ends: the number of ranges before its end, ascending.
 
-    Each shard has 1 to `most` rows, and two neighbours have more than that together; the last one
-    ends with the last range. None: a range alone has more rows. One empty shard if all are.
+    Each shard has 1 to `most` rows, whose keys have at most NAMED_BYTES_MAX bytes, and two
+    neighbours have more than that together; the last one ends with the last range. None: a range
+    alone has more. One empty shard if all are.
 
     Args:
         counts: chosen rows in each range, in key order, int64 [n], n >= 1.
+        sizes: bytes of their keys, int64 [n].
         most: rows of a shard.
     """
-    if int(counts.max()) > most:
+    held = sizes + LENGTH_BYTES * counts
+    if int(counts.max()) > most or int(held.max()) > NAMED_BYTES_MAX:
         return None
-    found, rows = [], 0
-    for at, count in enumerate(counts.tolist()):
-        if rows and rows + count > most:
+    found, rows, filled = [], 0, 0
+    for at, (count, size) in enumerate(zip(counts.tolist(), held.tolist(), strict=True)):
+        if rows and (rows + count > most or filled + size > NAMED_BYTES_MAX):
             found.append(at)
-            rows = 0
-        rows += count
+            rows = filled = 0
+        rows, filled = rows + count, filled + size
     return [*found, len(counts)]
 
 

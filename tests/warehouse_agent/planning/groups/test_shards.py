@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 from driftline.limits import GROUP_KEYS_MAX, NAMED_BYTES_MAX
@@ -18,7 +19,7 @@ from warehouse_agent.planning.groups import shards
 )
 def test_shards_are_neighbours_within_the_limit(counts: list[int], most: int) -> None:
     """Each has a row and no more than may be, unless there is none at all; no two fit into one."""
-    found = shards.ends(np.array(counts, np.int64), most)
+    found = shards.ends(np.array(counts, np.int64), 8 * np.array(counts, np.int64), most)
     if found is None:
         assert max(counts) > most
         return
@@ -33,6 +34,23 @@ def test_shards_are_neighbours_within_the_limit(counts: list[int], most: int) ->
         assert rows == [0]
     assert all(one + other > most for one, other in pairwise(rows))
     assert len(rows) <= 2 * sum(counts) // (most + 1) + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 100)), min_size=1, max_size=40))
+def test_shards_hold_the_bytes_that_a_source_takes(ranges: list[tuple[int, int]]) -> None:
+    """Wherever the long keys lie: each range has rows, and keys of some length."""
+    most = 2000
+    counts, lengths = np.array(ranges, np.int64).T
+    held = counts * (lengths + shards.LENGTH_BYTES)
+    with patch.object(shards, "NAMED_BYTES_MAX", most):
+        found = shards.ends(counts, counts * lengths, 10**9)
+    if found is None:
+        assert held.max() > most
+        return
+    each = [int(held[a:b].sum()) for a, b in zip([0, *found[:-1]], found, strict=True)]
+    assert sum(each) == held.sum()
+    assert max(each) <= most
+    assert all(one + other > most for one, other in pairwise(each))
 
 
 @given(
