@@ -173,7 +173,7 @@ def _moment(
         return given.last + timing.interval_max_s, given.probe.why, "probe"
     wait_s = given.probe.wait_s
     if given.probe.answer is Answer.PUT_OFF and timing.listens and _may_wait(timing, given, wait_s):
-        return now + wait_s, given.probe.why, "probe"
+        return now + wait_s, given.probe.why or "its source may be asked again then", "probe"
     note = ""
     if given.probe.answer is Answer.CONTRADICTED:
         note = "; its source said that nothing changed when something had, so it is not believed"
