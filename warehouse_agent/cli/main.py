@@ -286,8 +286,15 @@ def run(config: WarehouseConfig, _chosen: Chosen, *, as_json: bool) -> list[int]
         gains: Mapping[str, float],
         is_ending: Callable[[], bool],
     ) -> list[int]:
-        allowed = {"is_scheduled": True, "gains": gains, "is_ending": is_ending}
-        return commands.refresh(config, selection, as_json=as_json, spark=spark, **allowed)
+        return commands.refresh(
+            config,
+            selection,
+            as_json=as_json,
+            spark=spark,
+            is_scheduled=True,
+            gains=gains,
+            is_ending=is_ending,
+        )
 
     patterns: Sequence[str] = click.get_current_context().params["names"]
     loop.run(config, patterns, refreshed)

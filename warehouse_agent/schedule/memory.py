@@ -158,16 +158,21 @@ class Memory:
         inserted, updated, deleted = (self.parts + found).tolist()
         taken, behind_s = _taken(line, report)
         known = replace(self, line=line, taken=taken, behind_s=behind_s)
-        if report.get("rows_left") or at == self.until:  # a part, or no later state: no interval
-            return replace(known, parts=(inserted, updated, deleted))
+        more = replace(known, parts=(inserted, updated, deleted))
+        if report.get("rows_left"):  # a part: it ends no interval
+            return more
         before = replace(known, until=at, parts=(0.0, 0.0, 0.0))
         is_load = report.get("previous_version") is None
         if self.until is None or is_load:
             return before
+        # Counts that are not changes of the source.
+        is_other = report.get("schema_changed") or report.get("repaired_files")
+        if at == self.until:  # no later state
+            return known if is_other else more
         if not 0 < at - self.until <= INTERVAL_DAYS_MAX * _DAY_S:
             return replace(before, dropped=self.dropped + 1)
-        if report.get("schema_changed") or report.get("repaired_files"):
-            return before  # its counts are not changes of the source
+        if is_other:
+            return before
         rows = max(total - float(found[0]) + float(found[2]), 0.0)
         return before.plus(Interval(self.until, at, inserted, updated, deleted, rows))
 

@@ -395,7 +395,7 @@ def _unordered(found: ReadColumn, encoding: str, collations: Mapping[str | None,
 
 def _is_spelt_once(found: ReadColumn) -> bool:
     """Return True if a value of a column has one stored text: a unique index keeps two texts apart
-    that are one instant, and a value is found by one of them."""
+    that are one value, such as an instant, and a value is found by one of them."""
     return found.form != "string" or found.type.kind in _SPELT_ONCE
 
 

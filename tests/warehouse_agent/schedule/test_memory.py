@@ -82,6 +82,15 @@ def test_the_same_state_twice_is_no_interval() -> None:
     assert changed(found) == [(1, 5), (1, 5)]
 
 
+@pytest.mark.parametrize(
+    "facts", [{"previous_version": None}, {"schema_changed": True}, {"repaired_files": 2}]
+)
+def test_the_same_state_loaded_or_repaired_is_no_change(facts: dict[str, Any]) -> None:
+    again = report(1, 1000, checked_at=text(1.5), **facts)
+    found = Memory().after([LOAD, report(1, 5), again, report(2, 3)])
+    assert (found.dropped, changed(found)) == (0, [(1, 5), (1, 3)])
+
+
 @pytest.mark.parametrize("part", [{}, {"rows_left": 3}])
 @pytest.mark.parametrize(
     ("as_of", "more", "taken", "behind"),

@@ -132,6 +132,7 @@ def model(memory: Memory, zone: str, claims: Claims | None) -> Model | None:
     return _leveled(fitted_before(claims, claims.end, zone), by_counts, claims) or by_counts
 
 
+@functools.lru_cache(maxsize=MODELS)
 def fitted_before(claims: Claims, until: float, zone: str) -> Model | None:
     """Return the model of the claimed times before a moment; None: they are too few."""
     events = claims.gathered(until)

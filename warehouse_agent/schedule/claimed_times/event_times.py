@@ -35,7 +35,6 @@ EVENTS_MIN = 20
 EVENTS_MAX = 200_000  # times
 RECENT_MAX_H = 26 * HOURS
 JUDGED_MAX = 2_000  # events, the newest, whose times are tested
-PORTION = 4_096  # events whose hours are counted at once
 UNSEEN_H = 0.5  # less of an hour of the week was not seen
 FREE_MIN = 1e-3  # of hours, in which no event lasts
 PRIOR_EVENTS = 0.5  # of a segment without events, so that it has a rate and an error
@@ -131,11 +130,14 @@ def _rates(by_hour: Floats, hours: Floats, segments: Integers) -> tuple[Floats, 
 
 def _busy(events: Events, week: Week) -> Floats:
     """Return the hours in which an event lasted, by hour of the week, [168]."""
-    found, over = np.zeros(HOURS), np.minimum(events.over, events.end)
-    for a in range(0, len(over), PORTION):
-        part = slice(a, a + PORTION)
-        found += week.exposures(events.at[part].tolist(), over[part].tolist()).sum(axis=0)
-    return found
+    over = np.minimum(events.over, events.end)
+    lengths, begins = (over - events.at) / HOUR_S, week.hours_of(events.at)
+    is_short = (begins == week.hours_of(over)) & (lengths < 1)
+    found = np.bincount(begins[is_short], lengths[is_short], HOURS).astype(np.float64)
+    # An end of an hour lies within one event at most, so the others are few.
+    others = week.exposures(events.at[~is_short].tolist(), over[~is_short].tolist())
+    busy: Floats = found + others.sum(axis=0)
+    return busy
 
 
 def _unseen(hours: Floats) -> tuple[str, ...]:
