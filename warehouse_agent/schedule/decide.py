@@ -118,7 +118,8 @@ def decide(
         why = "its last refresh lies in the future: the clock of the warehouse was set"
         at, why = _opened(now, why, given, timings[0].zone)
         return Decision(at <= now, at, why, timings[0].by, bytes=given.bytes)
-    given = replace(given, last=min(given.last, now))
+    if given.last > now:
+        given = replace(given, last=now)
     found = [_one(memory, timing, given, now, expects) for timing in timings]
     return min(found, key=lambda one: one.at)
 
