@@ -241,15 +241,10 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
     try:
         system, path = located(uri)
         with system.open_input_file(path) as source:
-            footer = pq.read_metadata(source)
-            file = pq.ParquetFile(
-                source,
-                metadata=footer,
-                read_dictionary=sorted(uncounted_columns(footer) & {*columns.names}),
-                buffer_size=BUFFER_BYTES,
-                pre_buffer=False,  # it would hold all of the file's compressed pages
-                page_checksum_verification=True,
-            )
+            file = _opened(source)
+            footer = file.metadata
+            if dictionaries := uncounted_columns(footer) & {*columns.names}:
+                file = _opened(source, footer, sorted(dictionaries))
             names = set(file.schema_arrow.names)
             there = [name for name in columns.names if name in names]
             absent = [name for name in columns.names if name not in names | _MAY_LACK]
@@ -268,6 +263,23 @@ def read_batches(uri: str, columns: pa.Schema, groups: slice = _WHOLE) -> Iterat
             remedy="Run the command again; `driftline verify` tells whether files are damaged.",
             details={DATA_FILE: uri.rsplit("/", 1)[-1]},
         ) from error
+
+
+def _opened(
+    source: pa.NativeFile,
+    footer: pq.FileMetaData | None = None,
+    dictionaries: list[str] | None = None,
+) -> pq.ParquetFile:
+    """Open a data file, whose footer is read unless it is known; `dictionaries`: columns whose
+    values stay encoded."""
+    return pq.ParquetFile(
+        source,
+        metadata=footer,
+        read_dictionary=dictionaries,
+        buffer_size=BUFFER_BYTES,
+        pre_buffer=False,  # it would hold all of the file's compressed pages
+        page_checksum_verification=True,
+    )
 
 
 def _rows_at_once(footer: pq.FileMetaData, columns: pa.Schema) -> int:
