@@ -49,7 +49,7 @@ class Disk(fs.FileSystemHandler):
         self.step(what, path)
         if what == "misdirected":
             return before or data
-        rows = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+        rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         texts = ["garbled", *rows["a"].to_pylist()[1:]]
         at = rows.schema.get_field_index("a")
         out = io.BytesIO()
@@ -99,12 +99,14 @@ class Disk(fs.FileSystemHandler):
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         self.step("list", selector.base_dir)
         below = selector.base_dir + "/"
-        found = set()
+        found: set[str] = set()
         for path in (*self.files, *self.folders):
             if path.startswith(below):
-                parts = path.removeprefix(below).split("/")
-                depths = range(1, len(parts) + 1) if selector.recursive else (1,)
-                found |= {below + "/".join(parts[:depth]) for depth in depths}
+                end = path.find("/", len(below))
+                while end >= 0 and selector.recursive:
+                    found.add(path[:end])
+                    end = path.find("/", end + 1)
+                found.add(path if end < 0 else path[:end])
         if not found and not selector.allow_not_found and selector.base_dir not in self.folders:
             raise FileNotFoundError(selector.base_dir)
         return [self._info(path) for path in sorted(found)]
