@@ -1,16 +1,21 @@
 """How much slower a live workload is beside a refresh: pgbench at half of its own peak.
 
-    python -m benchmarks.live_workload [--rounds 3] [--seconds 15] [--rows 1000000]
+    python -m benchmarks.live_workload [--rounds 10] [--seconds 6] [--rows 1000000] [--scale 100]
     python -m benchmarks.live_workload --slow
 
-PostgreSQL (of the tests' wheel), pgbench's own transactions, and a source agent on one machine. The
-peak is measured first; then pgbench keeps half of it (`-R`), and its latencies, which include the
-wait for a turn, are those of its log. Each round has pgbench alone, beside refreshes with the
-agent's default settings, beside refreshes without feedback, and beside refreshes by two readers, in
-a new order. Refreshes follow each other without a break: a peer asks for a total that is not the
-source's, so every row is scanned and hashed, and goes no further. The warehouse is another machine
-and is left out. Printed: the p95 of each, its quotient to that of the same round alone (median of
-the rounds; goal: at most 1.10), rows scanned per second, and the load of the machine before.
+PostgreSQL (of the tests' wheel, commits durable as by default), pgbench's own transactions, and a
+source agent on one machine. The peak is measured first; then one run of pgbench keeps half of it
+(`-R`), while spans take turns, in a new order in each round: pgbench alone, beside refreshes with
+the agent's default settings, without feedback, at a limited rate, by two readers, and beside a
+session that holds a snapshot and does nothing. Refreshes follow each other without a break: a peer
+asks for a total that is not the source's, so every row is scanned and hashed, and goes no further.
+The warehouse is another machine and is left out.
+
+Latencies are those of pgbench's log, from the moment at which a transaction was due; not of
+the seconds in which a span begins. Printed for each way: the p95 of all its transactions, the
+median over its seconds of the p95 of a second, its quotient to pgbench alone (goal: at most 1.10),
+rows scanned per second, and the load of the machine before. Single seconds with a p95 of 30 ms and
+more happen alone, too, on a virtual machine; the median is what they do not move.
 
 With --slow, without pgbench: the backends of a refresh are stopped (SIGSTOP) for 0.4 s of each
 0.45 s after a first refresh, as by a database that has become slow. Printed: what both refreshes
@@ -26,8 +31,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -36,6 +41,7 @@ from tempfile import TemporaryDirectory
 import click
 import grpc
 from driftline.digests import Digest
+from psycopg import IsolationLevel
 
 from benchmarks.peer_sites import DEBIAN
 from source_agent.config import load
@@ -45,13 +51,19 @@ from tests.harness.pair import SourceProcess
 from tests.harness.servers import PostgreSQL, find_program
 
 CLIENTS = 4
-SCALE = 10  # of pgbench: a million accounts, 150 MB
 PEAK_S = 10
+SETTLE_S = 4.0  # of a span: what the one before has delayed is over
 GOAL = 1.10
-ALONE = "alone"
+ALONE, SNAPSHOT = "alone", "a snapshot"
 SLOW_S, STOPPED_S, LOOK_S = 15.0, 0.4, 0.05
 # The lines of [limits] in each way to refresh.
-LIMITS = {"default": "", "no feedback": "feedback = false", "two readers": "readers = 2"}
+LIMITS = {
+    "default": "",
+    "no feedback": "feedback = false",
+    "200,000 rows/s": "rows_per_second = 200000",
+    "two readers": "readers = 2",
+}
+DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 @dataclass
@@ -59,7 +71,6 @@ class Beside:
     """Refreshes one after the other, until `stop`."""
 
     rows: int = 0
-    held_back_s: float = 0.0
     refreshes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -81,15 +92,16 @@ class Beside:
 class Live:
     """A server with pgbench's tables and a table to refresh."""
 
-    def __init__(self, folder: Path, server: PostgreSQL, rows: int, seconds: int) -> None:
-        self.folder, self.server, self.seconds = folder, server, seconds
+    def __init__(self, folder: Path, server: PostgreSQL, rows: int, scale: int) -> None:
+        self.folder, self.server = folder, server
         server.create_database("live")
         program = find_program("pgbench")
         versions = sorted(DEBIAN.glob("*/bin/pgbench"))
-        self._pgbench = program or (str(versions[-1]) if versions else None)
-        if self._pgbench is None:
+        found = program or (str(versions[-1]) if versions else None)
+        if found is None:
             raise click.ClickException("no pgbench: install postgresql-contrib or postgresql")
-        self._run("-i", "-q", "-s", str(SCALE))
+        self._pgbench = [found, "-h", str(server.folder), "-p", str(server.port), "-U", "postgres"]
+        self._run("-i", "-q", "-s", str(scale))
         with server.superuser("live") as connection:
             connection.execute(
                 "CREATE TABLE items AS SELECT n::bigint AS id, md5(n::text) AS note,"
@@ -97,14 +109,18 @@ class Live:
             )
             connection.execute("ALTER TABLE items ADD PRIMARY KEY (id)")
             connection.execute("VACUUM ANALYZE items")
-        config = load(self.toml(""))
+            connection.execute("CHECKPOINT")
+        config = load(self.toml("recipe", ""))
         engine = connect(config.database.url, None, config.database.limits)
         session = engine.open()
         self.recipe = session.describe(config.relations["items"].relation).recipe.id
         session.close()
 
-    def toml(self, limits: str) -> Path:
-        path = self.folder / "source.toml"
+    def toml(self, way: str, limits: str) -> Path:
+        """Write the settings of one agent; return their path."""
+        folder = self.folder / way.replace("/", " per ")
+        folder.mkdir(exist_ok=True)
+        path = folder / "source.toml"
         path.write_text(
             f'[database]\nurl = "{self.server.url("postgres", "live")}"\n'
             '[server]\nlisten = "127.0.0.1:0"\ninsecure = true\naudit_file = "audit.jsonl"\n'
@@ -113,10 +129,8 @@ class Live:
         return path
 
     def _run(self, *options: str) -> str:
-        assert self._pgbench is not None
-        words = [self._pgbench, "-h", str(self.server.folder), "-p", str(self.server.port)]
         done = subprocess.run(
-            [*words, "-U", "postgres", *options, "live"],
+            [*self._pgbench, *options, "live"],
             check=True, capture_output=True, text=True, cwd=self.folder,
         )  # fmt: skip
         return done.stdout
@@ -126,53 +140,108 @@ class Live:
         said = self._run("-c", str(CLIENTS), "-j", "1", "-n", "-T", str(PEAK_S))
         return float(said.partition("tps = ")[2].split()[0])
 
-    def p95_ms(self, rate: float) -> float:
-        """Return the 95th percentile of a run at a rate, from the start that was planned."""
-        for old in self.folder.glob("log.*"):
-            old.unlink()
-        self._run(
-            "-c", str(CLIENTS), "-j", "1", "-n", "-T", str(self.seconds), "-R", f"{rate:.0f}",
-            "-l", "--log-prefix=log",
-        )  # fmt: skip
-        lines = [line for log in self.folder.glob("log.*") for line in log.read_text().splitlines()]
-        return quantiles([int(line.split()[2]) / 1000 for line in lines], n=20)[-1]
+    @contextmanager
+    def worked(self, rate: float, seconds: float) -> Iterator[list[tuple[float, float]]]:
+        """Run pgbench at a rate meanwhile. Yields a list, empty until the run is over: when each
+        transaction was due, in seconds of the epoch, and its latency in ms."""
+        words = ["-c", str(CLIENTS), "-j", "1", "-n", "-T", f"{seconds:.0f}", "-R", f"{rate:.0f}"]
+        found: list[tuple[float, float]] = []
+        with subprocess.Popen(
+            [*self._pgbench, *words, "-l", "--log-prefix=log", "live"],
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            try:
+                yield found
+                assert process.wait() == 0
+            finally:
+                process.kill()
+        for log in self.folder.glob("log.*"):
+            for line in log.read_text().splitlines():
+                _, _, latency_us, _, at_s, at_us, *_ = map(int, line.split())
+                found.append((at_s + (at_us - latency_us) / 1e6, latency_us / 1000))
+            log.unlink()
 
     @contextmanager
-    def refreshed(self, limits: str) -> Iterator[Beside]:
-        """Refresh meanwhile, beside what the caller measures."""
-        audit = self.folder / "audit.jsonl"
-        audit.unlink(missing_ok=True)
-        with SourceProcess(self.toml(limits)) as agent:
-            port, beside = int(agent.address.rpartition(":")[2]), Beside()
-            thread = threading.Thread(target=beside.run, args=(port, self.recipe))
-            thread.start()
-            try:
-                yield beside
-            finally:
-                beside.stop.set()
-                thread.join()
-        for line in audit.read_text().splitlines() if audit.exists() else ():
-            beside.held_back_s += json.loads(line).get("held_back_s", 0.0)
+    def snapshot(self) -> Iterator[None]:
+        """Hold a snapshot meanwhile, as long a one as a refresh does."""
+        with self.server.superuser("live") as connection:
+            connection.autocommit = False
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            connection.execute("SELECT count(*) FROM pgbench_branches")
+            yield
+            connection.rollback()
 
 
-def measure(live: Live, rate: float, rounds: int) -> dict[str, list[tuple[float, Beside]]]:
-    """Return p95 in ms and the refreshes beside it, by way, one for each round."""
-    found: dict[str, list[tuple[float, Beside]]] = {way: [] for way in (ALONE, *LIMITS)}
-    for number in range(rounds):
-        for way in random.Random(number).sample(list(found), len(found)):
-            if way == ALONE:
-                found[way].append((live.p95_ms(rate), Beside()))
-                continue
-            with live.refreshed(LIMITS[way]) as beside:
-                p95_ms = live.p95_ms(rate)
-            found[way].append((p95_ms, beside))
+@contextmanager
+def refreshed(agent: SourceProcess, recipe: bytes) -> Iterator[Beside]:
+    """Refresh meanwhile, beside what the caller measures."""
+    beside = Beside()
+    port = int(agent.address.rpartition(":")[2])
+    thread = threading.Thread(target=beside.run, args=(port, recipe))
+    thread.start()
+    try:
+        yield beside
+    finally:
+        beside.stop.set()
+        thread.join()
+
+
+@dataclass
+class Span:
+    """A part of a run of pgbench, and what was beside it."""
+
+    way: str
+    first_s: float  # of the epoch, when it has settled
+    last_s: float
+    rows: int
+
+
+def measure(
+    live: Live, rate: float, rounds: int, seconds: int, ways: dict[str, str]
+) -> dict[str, list[list[float]]]:
+    """Return latencies in ms by way, [seconds, transactions]; print the rows scanned by each."""
+    order = [way for n in range(rounds) for way in random.Random(n).sample(list(ways), len(ways))]
+    spans: list[Span] = []
+    with ExitStack() as stack:
+        agents = {
+            way: stack.enter_context(SourceProcess(live.toml(way, limits)))
+            for way, limits in ways.items()
+            if way not in (ALONE, SNAPSHOT)
+        }
+        with live.worked(rate, len(order) * (SETTLE_S + seconds + 0.5) + 5) as transactions:
+            time.sleep(SETTLE_S)
+            for way in order:
+                with ExitStack() as beside:
+                    refreshes = Beside()
+                    if way == SNAPSHOT:
+                        beside.enter_context(live.snapshot())
+                    elif way != ALONE:
+                        refreshes = beside.enter_context(refreshed(agents[way], live.recipe))
+                    first_s = time.time() + SETTLE_S
+                    time.sleep(SETTLE_S + seconds)
+                    spans.append(Span(way, first_s, first_s + seconds, refreshes.rows))
+    found: dict[str, list[list[float]]] = {way: [] for way in ways}
+    for span in spans:
+        by_second: dict[int, list[float]] = {}
+        for due_s, latency_ms in transactions:
+            if span.first_s <= due_s < span.last_s:
+                by_second.setdefault(int(due_s - span.first_s), []).append(latency_ms)
+        found[span.way] += by_second.values()
+    for way in agents:
+        rows = sum(span.rows for span in spans if span.way == way)
+        print(
+            f"{way}: {rows / rounds / (SETTLE_S + seconds):,.0f} rows/s scanned by whole refreshes"
+        )
     return found
 
 
-def slowed(live: Live, limits: str) -> tuple[float, float, float]:
+def slowed(live: Live, way: str) -> tuple[float, float, float]:
     """Return the seconds of a refresh, of one whose backends are mostly stopped, and its hold."""
     find = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active'"
-    with live.refreshed(limits) as beside:
+    with (
+        SourceProcess(live.toml(way, LIMITS[way])) as agent,
+        refreshed(agent, live.recipe) as beside,
+    ):
         while beside.refreshes < 1:
             time.sleep(LOOK_S)
         with live.server.superuser("live") as connection:
@@ -188,43 +257,51 @@ def slowed(live: Live, limits: str) -> tuple[float, float, float]:
         while beside.refreshes == before:
             time.sleep(LOOK_S)
         time.sleep(1.0)  # until the audit has its line
-    lines = [json.loads(line) for line in (live.folder / "audit.jsonl").read_text().splitlines()]
+    audit = live.folder / way / "audit.jsonl"
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
     slow = max(lines[1:], key=lambda line: float(line["seconds"]))
     return lines[0]["seconds"], slow["seconds"], slow.get("held_back_s", 0.0)
 
 
-def text_of(found: dict[str, list[tuple[float, Beside]]], seconds: int) -> str:
+def p95(values: Sequence[float]) -> float:
+    return quantiles(values, n=20)[-1]
+
+
+def text_of(found: dict[str, list[list[float]]]) -> str:
     """Return a table of what was measured."""
-    alone = [p95_ms for p95_ms, _ in found[ALONE]]
-    lines = ["| beside | p95, ms | of alone | rows/s | held back, s |", "|---|---|---|---|---|"]
-    for way, runs in found.items():
-        quotient = median(p95_ms / one for (p95_ms, _), one in zip(runs, alone, strict=True))
-        rows = sum(beside.rows for _, beside in runs) / seconds / len(runs)
-        held_s = sum(beside.held_back_s for _, beside in runs)
-        p95 = ", ".join(f"{p95_ms:.1f}" for p95_ms, _ in runs)
-        lines.append(f"| {way} | {p95} | {quotient:.2f} | {rows:,.0f} | {held_s:.1f} |")
+    lines = ["| beside | seconds | p95, ms | median of the p95 of a second | of alone |"]
+    lines.append("|---|---|---|---|---|")
+    alone = median(map(p95, found[ALONE]))
+    for way, seconds in found.items():
+        usual = median(map(p95, seconds))
+        every = p95([latency for second in seconds for latency in second])
+        lines.append(
+            f"| {way} | {len(seconds)} | {every:.1f} | {usual:.2f} | {usual / alone:.2f} |"
+        )
     return "\n".join(lines)
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=3, show_default=True)
-@click.option("--seconds", default=15, show_default=True, help="Of each run of pgbench.")
+@click.option("--rounds", default=10, show_default=True)
+@click.option("--seconds", default=6, show_default=True, help="Of a span.")
 @click.option("--slow", is_flag=True, help="A database that becomes slow, without pgbench.")
 @click.option("--rows", default=1_000_000, show_default=True, help="Of the refreshed table.")
-def main(rounds: int, seconds: int, slow: bool, rows: int) -> None:
+@click.option("--scale", default=100, show_default=True, help="Of pgbench's tables.")
+def main(rounds: int, seconds: int, slow: bool, rows: int, scale: int) -> None:
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    with TemporaryDirectory() as name, PostgreSQL() as server:
-        live = Live(Path(name), server, rows, seconds)
+    with TemporaryDirectory() as name, PostgreSQL(**DURABLE) as server:
+        live = Live(Path(name), server, rows, scale)
         if slow:
             for way in ("default", "two readers"):
-                usual_s, slow_s, held_s = slowed(live, LIMITS[way])
+                usual_s, slow_s, held_s = slowed(live, way)
                 print(
                     f"{way}: {usual_s:.1f} s; slow {slow_s:.1f} s, of it {held_s:.1f} s held back"
                 )
             return
         peak = live.peak()
         print(f"peak: {peak:,.0f} transactions/s; pgbench keeps {peak / 2:,.0f}", flush=True)
-        print(text_of(measure(live, peak / 2, rounds), seconds))
+        ways = {ALONE: "", SNAPSHOT: "", **LIMITS}
+        print(text_of(measure(live, peak / 2, rounds, seconds, ways)))
         print(f"goal: at most {GOAL} of alone")
 
 

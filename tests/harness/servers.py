@@ -136,7 +136,9 @@ class PostgreSQL(_Server):
     crash_signal = signal.SIGQUIT  # "immediate shutdown"; SIGKILL would leave shared memory
     stop_signal = signal.SIGINT  # "fast shutdown": it does not wait for sessions
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
+        """`settings` are the server's own, in place of those that make tests fast."""
+        self._settings = settings
         super().__init__("pg")
 
     @property
@@ -231,6 +233,7 @@ class PostgreSQL(_Server):
             "shared_buffers": "128MB",
             "max_connections": 50,
             "max_prepared_transactions": 4,
+            **self._settings,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [self._binary, "-D", str(self.folder / "data"), *options]
