@@ -82,7 +82,9 @@ class Bench:
                 f'[database]\nurl = "{server.url("postgres", site)}"\n'
                 f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT + number}"\n'
                 'certificate = "certs/source.pem"\nkey = "certs/source.key"\n'
-                f'client_ca = "certs/ca.pem"\naudit_file = "{site}.jsonl"\n{"".join(relations)}'
+                f'client_ca = "certs/ca.pem"\naudit_file = "{site}.jsonl"\n'
+                # Both sides share the processors here.
+                f"[limits]\nfeedback = false\n{''.join(relations)}"
             )
             lines.append(
                 f'[sources.{site}]\naddress = "{SOURCE_ADDRESS}:{SOURCE_PORT + number}"\n'

@@ -51,7 +51,9 @@ class Bench:
             f'[database]\nurl = "{server.url("postgres", self.database)}"\n'
             f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
             'key = "certs/source.key"\nclient_ca = "certs/ca.pem"\naudit_file = "audit.jsonl"\n'
-            f'[limits]\nreaders = {readers}\n[relations.orders]\ntable = "orders"\n'
+            # Both sides share the processors here.
+            f"[limits]\nfeedback = false\nreaders = {readers}\n"
+            '[relations.orders]\ntable = "orders"\n'
         )
         (folder / "warehouse.toml").write_text(
             '[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n'

@@ -56,7 +56,7 @@ class Agents(Bench):
             f'[database]\nurl = "{server.url(READER, self.database)}"\n'
             f'[server]\nlisten = "0.0.0.0:{SOURCE_PORT}"\ncertificate = "certs/source.pem"\n'
             'key = "certs/source.key"\nclient_ca = "certs/ca.pem"\naudit_file = "audit.jsonl"\n'
-            f"{relations}"
+            f"[limits]\nfeedback = false\n{relations}"  # both sides share the processors here
         )
         head = (
             '[warehouse]\npath = "warehouse"\n[spark]\n"spark.master" = "local[2]"\n'

@@ -75,7 +75,9 @@ class Bench:
         self._server = server
         (folder / "source.toml").write_text(
             f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
-            f'audit_file = "audit.jsonl"\n[relations.orders]\ntable = "orders"\n{marker}\n'
+            # Both sides share the processors here.
+            'audit_file = "audit.jsonl"\n[limits]\nfeedback = false\n'
+            f'[relations.orders]\ntable = "orders"\n{marker}\n'
         )
         self.source = SourceProcess(folder / "source.toml")
         self._folder = folder

@@ -88,7 +88,8 @@ def serving(folder: Path, url: str, tables: list[str], readers: int) -> Iterator
     (folder / "source.toml").write_text(
         f'[database]\nurl = "{url}"\n[server]\nlisten = "127.0.0.1:0"\n'
         'certificate = "certs/source.pem"\nkey = "certs/source.key"\nclient_ca = "certs/ca.pem"\n'
-        f'audit_file = "audit.jsonl"\n[limits]\nreaders = {readers}\n{relations}'
+        f'audit_file = "audit.jsonl"\n[limits]\nfeedback = false\nreaders = {readers}\n'
+        f"{relations}"
     )
     ready = folder / "port"
     ready.unlink(missing_ok=True)

@@ -98,7 +98,7 @@ class Report:
     round_trips: int = 0
     source_scans: int = 0
     source_rows_read: int = 0
-    held_back_s: float = 0.0  # the source read less, because its database answered slowly
+    held_back_s: float = 0.0  # the source read more slowly, to spare its database
     snapshot_s: float | None = None  # the longest that the source held a snapshot, at most
     seconds: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step

@@ -1298,7 +1298,7 @@ class Finished(_message.Message):
     changed: _builtins.bool
     """the data changed during the read, which this engine allows"""
     held_back_s: _builtins.float
-    """seconds of reading held back, because the database answered slowly"""
+    """seconds of reading held back, to spare the database"""
     @_builtins.property
     def row_security(self) -> Global___RowSecurity:
         """under which the rows were read"""

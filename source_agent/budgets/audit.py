@@ -40,7 +40,7 @@ class AuditEntry:
 
     `relation` is empty for a list of relations, for a stream that ended before it named one, and
     for a question about the activity of several; `relations` is their number, 0 elsewhere.
-    `held_back_s`: for how long the read was held back because the database answered slowly.
+    `held_back_s`: for how long the read was held back to spare the database.
     `snapshot_s`: how long the session had held its snapshot at the end.
     `chosen_columns` and `chosen_rows` are those of a derivation; empty: all.
     """

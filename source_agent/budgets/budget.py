@@ -31,7 +31,9 @@ from driftline.references import Reference
 from driftline.types import Column
 
 from source_agent.budgets.allowance import instant
-from source_agent.budgets.feedback import Feedback, Pasts, held_s_max
+from source_agent.budgets.brakes import Brakes
+from source_agent.budgets.crowding import REST_S_MAX, Crowding, Rests
+from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, held_s_max
 from source_agent.budgets.places import Places
 from source_agent.budgets.turns import Turns
 from source_agent.budgets.watch import Watch
@@ -57,6 +59,10 @@ SLOT_WAIT_S = 10.0  # for another scan to end; the warehouse retries after that
 PART_S = 0.25  # of a limited rate: what a worker process reads before it is counted
 RATE_LOOK_S = 1.0  # the longest time until a wait notices a changed rate
 DAY = timedelta(days=1)
+# Time limits of a session, by the database's name, that also count while the agent takes no rows.
+_READS_END = frozenset(
+    ["statement_timeout", "transaction_timeout", "max_statement_time", "max_execution_time"]
+)
 SWITCH_LOOK_S = 1.0  # the longest time until a scan notices the pause file
 
 Held = AbstractContextManager[None]  # a place, until it is left
@@ -118,7 +124,9 @@ class Governor:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = local_now,
         slot_wait_s: float = SLOT_WAIT_S,
+        is_beside: bool = False,
     ) -> None:
+        """is_beside: the database shares the machine, and its writers do not wait for readers."""
         self.budget = budget
         self.clock, self.wall = clock, wall
         self._slot_wait_s = slot_wait_s
@@ -133,6 +141,7 @@ class Governor:
         self.activity_turns = Turns(lambda: self.budget.activity_s, clock)
         self.pool = WorkerPool(budget.readers - 1)
         self.pasts = Pasts()
+        self.crowding = Crowding(clock) if is_beside else None
 
     def adopt(self, budget: Budget) -> None:
         """Use this budget from now on. A scan that runs keeps its readers."""
@@ -158,6 +167,12 @@ class Governor:
                     remedy="Run the refresh again outside those hours.",
                     details=_quiet_until(quiet, now),
                 )
+
+    def until_quiet_s(self) -> float | None:
+        """Return the seconds until the next quiet hours begin; None: there are none."""
+        now = self.wall()
+        window = ScanHours(tuple(self.budget.quiet_hours)).window(now)
+        return None if window is None else max((window.begins - now).total_seconds(), 0.0)
 
     def slot(self, stop: threading.Event, client: str = "") -> Held:
         """Hold one of `scans_at_once` places. Raises NotNow if none becomes free, and Stopped."""
@@ -204,6 +219,8 @@ class GovernedSession:
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
         self._limits, self._on_held = limits or Limits(), on_held
+        self._hold_limit: HoldLimit | None = None  # of this exchange, from its first read on
+        self._rest_limit = HoldLimit(0.0)
         self.watch = Watch(session, self._limits)
         self._looked = governor.clock()
 
@@ -254,8 +271,8 @@ class GovernedSession:
         return self._session.compare(comparison, column, place)
 
     def scan(self, shape: Shape, *, ordered: bool = False) -> Iterator[Rows]:
-        read = self._session.scan(shape, ordered=ordered)
-        return self.governed(read, self._feedback("scan", shape))
+        brakes = self._brakes("scan", shape, rows=shape.rows_expected)
+        return self.governed(self._session.scan(shape, ordered=ordered), brakes)
 
     def split(self, shape: Shape, *, rows_max: int | None = None) -> Split | None:
         rate = self._governor.budget.rows_per_second
@@ -266,7 +283,7 @@ class GovernedSession:
         if split is None:
             return None
         return GovernedSplit(
-            split, self, self._feedback("split", shape, processes=self._governor.budget.readers)
+            split, self, self._brakes("split", shape, processes=self._governor.budget.readers)
         )
 
     def read_ranges(
@@ -277,14 +294,16 @@ class GovernedSession:
         *,
         rows_max: int | None = None,
     ) -> Iterator[Rows]:
-        read = self._session.read_ranges(shape, first, last, rows_max=rows_max)
-        return self.governed(read, self._feedback("ranges", shape))
+        brakes = self._brakes("ranges", shape)
+        return self.governed(
+            self._session.read_ranges(shape, first, last, rows_max=rows_max), brakes
+        )
 
     def read_between(
         self, shape: Shape, within: KeyRange, *, rows_max: int | None = None
     ) -> Iterator[Rows]:
-        read = self._session.read_between(shape, within, rows_max=rows_max)
-        return self.governed(read, self._feedback("between", shape))
+        brakes = self._brakes("between", shape)
+        return self.governed(self._session.read_between(shape, within, rows_max=rows_max), brakes)
 
     def identity(self) -> Mapping[str, str]:
         with self.watch.waiting():
@@ -309,8 +328,8 @@ class GovernedSession:
             return self._session.mark(shape)
 
     def read_marked(self, shape: Shape, mark: Mark) -> Iterator[Rows]:
-        read = self._session.read_marked(shape, mark)
-        return self.governed(read, self._feedback("marked", shape))
+        brakes = self._brakes("marked", shape)
+        return self.governed(self._session.read_marked(shape, mark), brakes)
 
     def hash_keys(self, shape: Shape, seed: int) -> tuple[int, int] | None:
         if self._governor.budget.rows_per_second is not None:
@@ -323,8 +342,8 @@ class GovernedSession:
     def read_keys(
         self, shape: Shape, keys: Sequence[Key], *, rows_max: int | None = None
     ) -> Iterator[Rows]:
-        read = self._session.read_keys(shape, keys, rows_max=rows_max)
-        return self.governed(read, self._feedback("keys", shape))
+        brakes = self._brakes("keys", shape)
+        return self.governed(self._session.read_keys(shape, keys, rows_max=rows_max), brakes)
 
     def pause(self) -> None:
         with self.watch.waiting():
@@ -347,16 +366,16 @@ class GovernedSession:
             self._check()
         self._governor.wait_rows(rows, self._stop)
 
-    def hold_back(self, feedback: Feedback, spent: DatabaseTime) -> None:
-        """Wait if the database answers more slowly than it did; raise Stopped."""
-        hold_s = feedback.note(spent) if self._governor.budget.feedback else 0.0
+    def hold_back(self, brakes: Brakes, spent: DatabaseTime, rows: int = 0) -> None:
+        """Wait if the database is slower than it was or needs the processors; raise Stopped."""
+        hold_s = brakes.note(spent, rows) if self._governor.budget.feedback else 0.0
         if hold_s <= 0:
             return
         if self._stop.wait(hold_s):
             raise Stopped
         self._on_held(hold_s)
 
-    def governed(self, batches: Iterator[Rows], feedback: Feedback) -> Iterator[Rows]:
+    def governed(self, batches: Iterator[Rows], brakes: Brakes) -> Iterator[Rows]:
         """Yield the batches, each when the budget allows it."""
         timer = DatabaseTimer()
         # The engine's generator closes its cursor only when it is closed itself.
@@ -367,26 +386,46 @@ class GovernedSession:
                 if rows is None:
                     return
                 self.note(len(rows))
-                self.hold_back(feedback, timer.taken())
+                self.hold_back(brakes, timer.taken(), len(rows))
                 yield rows
 
-    def _feedback(self, kind: str, shape: Shape, *, processes: int = 1) -> Feedback:
-        """Return the feedback of one read; reads of a kind of the same columns and rows are alike.
+    def _brakes(self, kind: str, shape: Shape, *, processes: int = 1, rows: int = 0) -> Brakes:
+        """Return the brakes of one read; reads of a kind of the same columns and rows are alike.
 
-        Another kind costs the database more or less for the same rows.
+        Another kind costs the database more or less for the same rows. rows: expected; 0: unknown.
         """
         plan = shape.plan
         what = (plan.where, plan.reads, plan.row_hash) if plan else shape.recipe.id
         past = self._governor.pasts.of((kind, shape.relation.name, what))
-        most_s = held_s_max(self._governor.budget.snapshot_s, self._limits.statement_s)
-        return Feedback(past, most_s, processes=processes)
+        if self._hold_limit is None:
+            self._limit_holds()
+            assert self._hold_limit is not None
+        feedback = Feedback(past, self._hold_limit.left_s, processes=processes)
+        crowding, rests = self._governor.crowding, None
+        # A read without a snapshot may block writers, and several readers are the DBA's wish.
+        is_fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
+        if crowding is not None and not is_fuzzy and self._governor.budget.readers == 1:
+            rests = Rests(crowding, self._rest_limit, rows)
+        return Brakes(feedback, rests, self._hold_limit)
+
+    def _limit_holds(self) -> None:
+        """Let an exchange be held back for a part of what the DBA's limits on it leave."""
+        ends_s = [self._governor.budget.snapshot_s, self._limits.statement_s]
+        if self._governor.crowding is not None:
+            with self.watch.waiting():
+                known = self._session.time_limits
+            ends_s += [limit.seconds for limit in known if limit.name in _READS_END]
+            ends_s.append(self._governor.until_quiet_s())
+        most_s = held_s_max(*ends_s)
+        self._hold_limit = HoldLimit(most_s)
+        self._rest_limit = HoldLimit(min(most_s, REST_S_MAX))
 
 
 class GovernedSplit:
     """A `Split` within the budget, for rows that are read here and by other processes."""
 
-    def __init__(self, split: Split, session: GovernedSession, feedback: Feedback) -> None:
-        self._split, self.session, self._feedback = split, session, feedback
+    def __init__(self, split: Split, session: GovernedSession, brakes: Brakes) -> None:
+        self._split, self.session, self._brakes = split, session, brakes
 
     @property
     def parts(self) -> int:
@@ -398,14 +437,14 @@ class GovernedSplit:
         return self._split.join
 
     def read(self, part: int) -> Iterator[Rows]:
-        return self.session.governed(self._split.read(part), self._feedback)
+        return self.session.governed(self._split.read(part), self._brakes)
 
     def note(self, rows: int) -> None:
         self._split.note(rows)
         self.session.note(rows)
 
     def spent(self, time: DatabaseTime) -> None:
-        self.session.hold_back(self._feedback, time)
+        self.session.hold_back(self._brakes, time)
 
     def wait(self) -> None:
         with self.session.watch.waiting():

@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable
+from dataclasses import dataclass
 from statistics import median
 
 from source_agent.engines.interface import DatabaseTime
@@ -103,6 +104,19 @@ class Feedback:
         hold_s = min(self._hold_s, max(most_s, 0.0))
         self._held_s += hold_s
         return hold_s
+
+
+@dataclass(slots=True)
+class HoldLimit:
+    """Seconds for which the reads of an exchange may still be held back."""
+
+    left_s: float
+
+    def take(self, seconds: float) -> float:
+        """Return as many of the seconds as are left, and count them."""
+        taken = min(seconds, self.left_s)
+        self.left_s -= taken
+        return taken
 
 
 def held_s_max(*limits_s: float | None) -> float:

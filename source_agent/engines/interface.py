@@ -82,10 +82,16 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTime:
-    """Seconds that a thread waited for the database, and seconds of its own CPU."""
+    """Seconds that a thread waited for the database, of its own CPU, and without a processor."""
 
     waited_s: float = 0.0
     worked_s: float = 0.0
+    queued_s: float = 0.0
+
+    @property
+    def read_s(self) -> float:
+        """All of them: what the read took, without what it waited for others."""
+        return self.waited_s + self.worked_s + self.queued_s
 
 
 @dataclass(frozen=True, slots=True)

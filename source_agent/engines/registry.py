@@ -8,8 +8,10 @@ driver may not be installed. What is not in `KINDS` may be an engine of another 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import import_module
+from ipaddress import ip_address
 
 from driftline.errors import ConfigurationError
 from sqlalchemy.engine import URL, make_url
@@ -51,6 +53,9 @@ KINDS: dict[str, EngineKind] = {  # by the scheme of a URL
     "dump": EngineKind("dump", "source_agent.engines.dump.engine", is_file=True, has_files=True),
 }
 
+_SNAPSHOT_SERVERS = frozenset(["postgresql", "mariadb", "mysql"])
+_ELSEWHERE = ("PGHOST", "PGHOSTADDR", "PGSERVICE")  # of libpq
+
 
 def is_file(url: URL) -> bool:
     """Return True if a URL names an engine whose databases are files."""
@@ -62,6 +67,30 @@ def has_files(url: URL) -> bool:
     """Return True if a URL names an engine whose relations are files of a folder."""
     kind = KINDS.get(url.get_backend_name())
     return kind is not None and kind.has_files
+
+
+def is_beside(url: str) -> bool:
+    """Return True if a URL names a server on this machine, whose writers never wait for readers.
+
+    Only if nothing else could: not if a driver may take the host from elsewhere.
+    """
+    parsed = make_url(url)
+    if parsed.get_backend_name() not in _SNAPSHOT_SERVERS:
+        return False
+    query = parsed.normalized_query
+    if "service" in query or any(name in os.environ for name in _ELSEWHERE):
+        return False
+    named = [*query.get("host", ()), *query.get("hostaddr", ()), parsed.host or ""]
+    return all(map(_is_local, filter(None, ",".join(named).split(","))))
+
+
+def _is_local(host: str) -> bool:
+    if host.startswith(("/", "@")) or host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def connect(url: str, password: str | None, limits: Limits) -> Engine:

@@ -38,7 +38,7 @@ class Tally:
     rows_read: int = 0
     rows_expected: int = 0
     phase: str = "scan"
-    held_back_s: float = 0.0  # because the database answered slowly
+    held_back_s: float = 0.0  # to spare the database
 
 
 class Reader:

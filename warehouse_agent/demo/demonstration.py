@@ -56,6 +56,8 @@ certificate = "certs/source.pem"
 key = "certs/source.key"
 client_ca = "certs/ca.pem"
 audit_file = "audit.jsonl"
+[limits]
+feedback = false    # both agents share this machine; leave it on beside a live database
 """
 _WAREHOUSE = """\
 [warehouse]

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from source_agent.budgets import feedback
+from source_agent.budgets.brakes import Brakes
 from source_agent.budgets.budget import GovernedSession, Governor, Stopped
-from source_agent.budgets.feedback import Feedback, Pasts, RecentPast, held_s_max
+from source_agent.budgets.feedback import Feedback, HoldLimit, Pasts, RecentPast, held_s_max
 from source_agent.config import Budget
 from source_agent.engines.interface import DatabaseTime, Rows
 from source_agent.scan.database_time import DatabaseTimer
@@ -23,6 +24,10 @@ SLOW = DatabaseTime(0.9, WORK_S)
 
 def notes(decides: Feedback, window: DatabaseTime, windows: int) -> list[float]:
     return [decides.note(window) for _ in range(windows)]
+
+
+def slow_only(past: RecentPast) -> Brakes:
+    return Brakes(Feedback(past), None, HoldLimit(float("inf")))
 
 
 def test_a_quiet_database_is_never_held_back() -> None:
@@ -127,7 +132,7 @@ def test_only_waits_for_the_database_count() -> None:
             clocks.spend(wall_s=5.0, cpu_s=2.0)
             yield [b"row"]
 
-    timer = DatabaseTimer(lambda: clocks.wall_s, lambda: clocks.cpu_s)
+    timer = DatabaseTimer(lambda: clocks.wall_s, lambda: clocks.cpu_s, lambda: 0.0)
     for _ in timer.timed(batches()):
         clocks.spend(wall_s=1.0, cpu_s=1.0)  # hashes
         clocks.spend(wall_s=100.0)  # a warehouse that takes nothing
@@ -163,7 +168,7 @@ def test_a_governed_read_waits_and_says_for_how_long(
     timer = DatabaseTimer
     monkeypatch.setattr(
         "source_agent.budgets.budget.DatabaseTimer",
-        lambda: timer(lambda: clocks.wall_s, lambda: clocks.cpu_s),
+        lambda: timer(lambda: clocks.wall_s, lambda: clocks.cpu_s, lambda: 0.0),
     )
     stop = Stop()
     governed = GovernedSession(
@@ -174,7 +179,7 @@ def test_a_governed_read_waits_and_says_for_how_long(
     )
     monkeypatch.setattr(governed, "watch", _NoWatch())
     past = RecentPast()
-    rows = governed.governed(SlowingDown(clocks, 20)(), Feedback(past))
+    rows = governed.governed(SlowingDown(clocks, 20)(), slow_only(past))
     assert sum(map(len, rows)) == 40
     assert held == waits
     assert (sum(held) > 1) == is_on
@@ -187,7 +192,7 @@ def test_a_governed_read_waits_and_says_for_how_long(
 def _stop_in_the_middle(
     governed: GovernedSession, clocks: Clocks, stop: threading.Event, past: RecentPast
 ) -> None:
-    rows = governed.governed(SlowingDown(clocks, 20)(), Feedback(past))
+    rows = governed.governed(SlowingDown(clocks, 20)(), slow_only(past))
     for number, _ in enumerate(rows):
         if number == 20:
             stop.set()
