@@ -94,7 +94,7 @@ print(last_version, heads, done)
 
 
 @pytest.mark.parametrize(
-    ("reads", "kills"), [(READS, KILLS), pytest.param(20_000, 100, marks=pytest.mark.soak)]
+    ("reads", "kills"), [(READS, KILLS), pytest.param(10_000, 100, marks=pytest.mark.soak)]
 )
 def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kills: int) -> None:
     rng = random.Random(1)
