@@ -34,7 +34,7 @@ FRESH_S = 60.0  # after which nothing is known
 
 
 class Crowding:
-    """What is known of one machine, for all reads of an agent. Thread-safe."""
+    """Judge how crowded one machine is, for all reads of an agent. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
