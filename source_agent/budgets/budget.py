@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -219,8 +219,6 @@ class GovernedSession:
     ) -> None:
         self._session, self._governor, self._stop, self._check = session, governor, stop, check
         self._limits, self._on_held = limits or Limits(), on_held
-        self._hold_limit: HoldLimit | None = None  # of this exchange, from its first read on
-        self._rest_limit = HoldLimit(0.0)
         self.watch = Watch(session, self._limits)
         self._looked = governor.clock()
 
@@ -397,19 +395,19 @@ class GovernedSession:
         plan = shape.plan
         what = (plan.where, plan.reads, plan.row_hash) if plan else shape.recipe.id
         past = self._governor.pasts.of((kind, shape.relation.name, what))
-        if self._hold_limit is None:
-            self._limit_holds()
-            assert self._hold_limit is not None
-        feedback = Feedback(past, self._hold_limit.left_s, processes=processes)
+        holds, rest = self._hold_limits
+        feedback = Feedback(past, holds.left_s, processes=processes)
         crowding, rests = self._governor.crowding, None
         # A read without a snapshot may block writers, and several readers are the DBA's wish.
         is_fuzzy = plan is not None and plan.consistency is Consistency.FUZZY
         if crowding is not None and not is_fuzzy and self._governor.budget.readers == 1:
-            rests = Rests(crowding, self._rest_limit, rows)
-        return Brakes(feedback, rests, self._hold_limit)
+            rests = Rests(crowding, rest, rows)
+        return Brakes(feedback, rests, holds)
 
-    def _limit_holds(self) -> None:
-        """Let an exchange be held back for a part of what the DBA's limits on it leave."""
+    @cached_property
+    def _hold_limits(self) -> tuple[HoldLimit, HoldLimit]:
+        """Return for how long this exchange may be held back at all, and may rest: a part of what
+        the DBA's limits leave, from its first read on."""
         ends_s = [self._governor.budget.snapshot_s, self._limits.statement_s]
         if self._governor.crowding is not None:
             with self.watch.waiting():
@@ -417,8 +415,7 @@ class GovernedSession:
             ends_s += [limit.seconds for limit in known if limit.name in _READS_END]
             ends_s.append(self._governor.until_quiet_s())
         most_s = held_s_max(*ends_s)
-        self._hold_limit = HoldLimit(most_s)
-        self._rest_limit = HoldLimit(min(most_s, REST_S_MAX))
+        return HoldLimit(most_s), HoldLimit(min(most_s, REST_S_MAX))
 
 
 class GovernedSplit:

@@ -23,9 +23,6 @@ from tests.harness.servers import dying_with_parent
 
 START_S_MAX = 240.0  # of a process on a busy machine
 HOST = "127.0.0.1"
-# A JVM of a test lives for seconds and has rows by the hundred: its optimizing compiler would take
-# half of the processor time, and never pay.
-CHEAP_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK = Path(pyspark.__file__).parent
 _LOCAL = {
     "SPARK_HOME": str(_SPARK),

@@ -170,7 +170,11 @@ def test_rests_are_bounded(
         ("dump:////srv/dumps", False),
     ],
 )
-def test_only_a_server_on_this_machine_shares_its_processors(url: str, is_here: bool) -> None:
+def test_only_a_server_on_this_machine_shares_its_processors(
+    url: str, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
     assert is_beside(url) == is_here
 
 
@@ -223,7 +227,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         limits: Sequence[TimeLimit] = (),
         is_beside: bool = True,
         scans: int = 1,
-        wall: datetime | None = None,
     ) -> float:
         now, stop = [0.0], Stop()
         monkeypatch.setattr(
@@ -233,7 +236,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         governor = Governor(
             budget or Budget(),
             clock=lambda: now[0],
-            wall=lambda: wall or datetime(2026, 1, 1, 12),  # noqa: DTZ001 - local time
+            wall=lambda: datetime(2026, 1, 1, 12),  # noqa: DTZ001 - local time
             is_beside=is_beside,
         )
         session = cast("Session", Scanned(now, 4.0, limits))
