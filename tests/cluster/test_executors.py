@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -25,6 +25,9 @@ from warehouse_agent.spark import session
 from warehouse_agent.spark.cluster import watch
 from warehouse_agent.spark.executors import Batches, driver_errors
 from warehouse_agent.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.spark]
 
@@ -156,6 +159,7 @@ def test_a_path_that_only_the_driver_reaches(pair: Pair) -> None:
 def lose_executors(settings: dict[str, str], folder: Path, wait_s: float) -> str:
     """Run a job until its executors are lost; return the error, once another job went well."""
     spark = session.start(settings)
+    wait_for_executor(spark)  # however long the first one takes to start
     watch(spark, wait_s)
     begun, ended = str(folder / "begun"), folder / "again"
 
@@ -177,12 +181,16 @@ def lose_executors(settings: dict[str, str], folder: Path, wait_s: float) -> str
     (folder / "lost").touch()
     while not ended.exists():
         time.sleep(0.1)
-    end = time.monotonic() + END_S_MAX
-    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver counts
-        assert time.monotonic() < end, "no executor came back"
-        time.sleep(0.1)
+    wait_for_executor(spark)
     assert spark.range(10).count() == 10
     return said
+
+
+def wait_for_executor(spark: SparkSession) -> None:
+    end = time.monotonic() + END_S_MAX
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver counts
+        assert time.monotonic() < end, "no executor"
+        time.sleep(0.1)
 
 
 def test_executors_that_are_lost_for_good(driver: ProcessPoolExecutor, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Self
 
 import pyspark
 
+from tests.harness.jvm import CHEAP_JVM
 from tests.harness.pair import environment
 from tests.harness.processes import is_alive, parent
 from tests.harness.servers import dying_with_parent
@@ -28,6 +29,7 @@ _LOCAL = {
     "SPARK_HOME": str(_SPARK),
     "SPARK_LOCAL_IP": HOST,
     "SPARK_DAEMON_MEMORY": "256m",
+    "SPARK_DAEMON_JAVA_OPTS": CHEAP_JVM,
     "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a port of its own
 }
 
@@ -62,6 +64,7 @@ class Cluster:
             "spark.driver.bindAddress": HOST,
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": CHEAP_JVM,
             **{name.replace("_", "."): value for name, value in more.items()},
         }
 
