@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +304,23 @@ def test_cut_in_a_tile(pair: Pair, nth: int) -> None:
     report = pair.refresh("orders")
     assert (report.resumed_at, report.tiles_done) == (nth - 1, TILES)
     assert rows < rows_read(pair) <= rows + 1.2 * TILE
+    pair.check("orders")
+
+
+def test_a_clock_that_is_set_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of before say a later time than those after them: they are compared again, or their
+    rows would be older than the version says."""
+    edit(pair.legacy, "once")
+    cut(pair, 3)
+    pair.legacy.execute("DELETE FROM orders WHERE id % 33 = 0")
+    rows, read = len(pair.legacy.rows("orders")), rows_read(pair)
+    yesterday = "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')"
+    monkeypatch.setattr("source_agent.engines.sqlite.session.AS_OF", yesterday)
+    report = pair.refresh("orders")
+    assert (report.resumed_at, report.tiles_done, report.consistency) == (3, TILES, "fuzzy")
+    assert rows_read(pair) - read == rows
+    assert report.as_of is not None
+    assert datetime.fromisoformat(report.as_of) < datetime.now(UTC) - timedelta(hours=23)
     pair.check("orders")
 
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from driftline.digests import Digest, Salt, mix
 from driftline.types import Recipe
 
 from warehouse_agent.config import Fragment
+from warehouse_agent.history.record import moment
 from warehouse_agent.planning import tiling as planning
 from warehouse_agent.planning.change_forecast import Run
 from warehouse_agent.planning.choice import Method
@@ -90,6 +92,7 @@ class Pass:
     sums: PassSums
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     resumed_at: int = 0
+    _latest: datetime | None = None  # that a tile said
     rest: ClassVar[Digest] = Digest()
     updates_left: ClassVar[float] = 0.0
     notes: ClassVar[Mapping[str, object]] = {}
@@ -114,8 +117,12 @@ class Pass:
         return [tile for tile in range(len(self.tiling)) if tile not in self.outcomes]
 
     def writer(self, tile: int) -> Writer:
-        """Open a writer for the frames of a tile; remove what an unfinished exchange left."""
+        """Open a writer for the frames of a tile; remove what an unfinished exchange left.
+
+        Without locks another command may have finished it meanwhile; that result goes first.
+        """
         folder = f"{FOLDER}/{tile:06d}"
+        self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
         self.store.remove(PRIVATE, "staging", self.name, folder)
         return Writer(_Secret(self.store.root), self.name, folder)
 
@@ -123,7 +130,35 @@ class Pass:
         """Keep the result of a tile, whose frames are written."""
         place = (*_place(self.name), f"{tile:06d}{_DONE}")
         _Secret(self.store.root).write(_packed(outcome), *place)
-        self.outcomes[tile] = outcome
+        self.add(tile, outcome)
+
+    def forget_later(self, as_of: str, spared: Collection[int] = ()) -> list[int]:
+        """Forget finished tiles that say a later time than one that was compared after them.
+
+        The source's clock was set back in between: as of the least time their rows were older.
+
+        Args:
+            as_of: the time of the tile that is about to be finished.
+            spared: tiles that are kept nevertheless.
+
+        Returns:
+            The tiles that are to be compared again, in order.
+        """
+        at = moment(as_of)
+        if self._latest is None or self._latest <= at:
+            return []
+        later = [t for t, o in self.outcomes.items() if t not in spared and moment(o.as_of) > at]
+        resumed = {*list(self.outcomes)[: self.resumed_at]}
+        for tile in later:
+            self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
+            del self.outcomes[tile]
+        self.resumed_at -= len(resumed.intersection(later))
+        return sorted(later)
+
+    def add(self, tile: int, outcome: Outcome) -> None:
+        """Note the result of a tile, which is kept."""
+        self.outcomes[tile], at = outcome, moment(outcome.as_of)
+        self._latest = max(self._latest or at, at)
 
     def staged(self) -> list[str]:
         """Return the URIs of the frames of all finished tiles."""
@@ -174,7 +209,7 @@ def _resumed(store: Store, fragment: Fragment, base: Snapshot, wanted: Increment
     for tile in _finished(store, name):
         outcome = _unpacked(store.read(*_place(name), f"{tile:06d}{_DONE}") or b"")
         if outcome is not None:
-            found.outcomes[tile] = outcome
+            found.add(tile, outcome)
     found.resumed_at = len(found.outcomes)
     return found
 
@@ -267,6 +302,7 @@ def _unpacked(data: bytes) -> Outcome | None:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
+            moment(facts["as_of"])
             removed = Listing.joined(())
             if facts["has_removed"]:
                 where = arrays["positions"]

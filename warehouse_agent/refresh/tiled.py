@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,17 +60,23 @@ def walk(
     The pause may adapt to how fast the source answers.
 
     A tile that fails after one that did not is tried once more: a long pass over a bad line must
-    not run out of attempts while it advances.
+    not run out of attempts while it advances. Tiles that say a later time than one after them are
+    compared again, once: the source's clock was set back, or a standby that lags answered.
 
     Raises:
         DriftlineError: whatever ends an exchange; finished tiles are kept.
     """
     left = deque(tiles.left())
-    rows_left, compared = sum(tiles.sums.digest(tile).count for tile in left), 0
+    compared, repeated = 0, set[int]()
+
+    def rows_of(some: Iterable[int]) -> int:
+        return sum(tiles.sums.digest(tile).count for tile in some)
+
+    rows = rows_of(left)
 
     def report(found: pb.Progress) -> None:
         """Report the progress of a tile as that of all that this attempt has to compare."""
-        job.emit(RowsRead(job.name, "tiles", compared + found.rows, rows_left))
+        job.emit(RowsRead(job.name, "tiles", compared + found.rows, rows))
 
     wanted = tiles.wanted
     measured: Stream | None = None
@@ -80,17 +86,24 @@ def walk(
         if not is_first:
             sleep(pause.seconds)
         is_first = False
+        tile = left[0]
         try:
             with link.stream() as stream:
-                found = _compare(job, p, tiles, left[0], stream, report)
+                found = _compare(job, p, tiles, tile, stream, report)
+                again = tiles.forget_later(found.as_of, repeated)
+                tiles.finish(tile, found)
         except DriftlineError as error:
             if not (advances and error.is_retryable):
                 raise
-            advances = False
+            advances, left = False, deque(tiles.left())
             continue
         if wanted.adapts:
             pause.note(found.theirs.count, found.answered_s)
-        compared += tiles.sums.digest(left.popleft()).count
+        left.popleft()
+        left.extend(again)
+        repeated.update(again)
+        compared += rows_of([tile])
+        rows += rows_of(again)
         report(pb.Progress())
         advances = True
         if measured is None or stream.bytes_per_s is not None:
@@ -104,7 +117,7 @@ def walk(
 def _compare(
     job: Job, p: Prepared, tiles: Pass, tile: int, stream: Stream, progress: Progress
 ) -> Outcome:
-    """Compare a tile; keep and return what it found."""
+    """Compare a tile; return what it found."""
     bounds, sums = tiles.tiling.bounds(tile), tiles.sums.of(tile)
     copy = _copy_of(job, p, tiles.tiling, tile)
     ours = RangeSide(tiles.tiling.partition(tile), sums, copy, p.known.costs)
@@ -119,7 +132,6 @@ def _compare(
     told = (o.row_security for o in tiles.outcomes.values() if o.row_security)
     known = row_security.known(p.base, job.remembered()) if p.base else None
     row_security.refuse_changed(known or next(told, None), found.row_security, job.name)
-    tiles.finish(tile, found)
     return found
 
 

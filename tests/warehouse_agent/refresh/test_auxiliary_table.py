@@ -14,7 +14,7 @@ from driftline.digests import Digest, Salt
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import Incremental, PassSums, tiling
-from warehouse_agent.refresh.auxiliary_table import Pass, _unpacked
+from warehouse_agent.refresh.auxiliary_table import Pass, _packed, _unpacked
 from warehouse_agent.storage.row_security import PolicyDigests
 from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks.difference import Equal, Everything, ListedRows, Outcome
@@ -42,11 +42,14 @@ FOUND = Outcome(
 )
 
 
+def begun(tmp_path: Path) -> Pass:
+    sums = PassSums(tiling([1, 10, 20, 30, 40], 40))
+    return Pass(Store(str(tmp_path)), "orders", Incremental(10), Salt.fresh(), sums)
+
+
 def stored(tmp_path: Path, found: Outcome) -> bytes:
     """Finish a tile; return the file of its result."""
-    sums = PassSums(tiling([1, 10, 20], 20))
-    tiles = Pass(Store(str(tmp_path)), "orders", Incremental(10), Salt.fresh(), sums)
-    tiles.finish(1, found)
+    begun(tmp_path).finish(1, found)
     (file,) = tmp_path.rglob("*.npz")
     return file.read_bytes()
 
@@ -86,3 +89,32 @@ def test_a_damaged_result_is_compared_again(tmp_path: Path) -> None:
     data = stored(tmp_path, FOUND)
     assert _unpacked(data[: len(data) // 2]) is None
     assert _unpacked(b"") is None
+    assert _unpacked(_packed(replace(FOUND, as_of="yesterday"))) is None
+
+
+def finished(tmp_path: Path) -> set[int]:
+    return {int(file.stem) for file in tmp_path.rglob("*.npz")}
+
+
+def test_a_tile_is_forgotten_if_one_after_it_says_an_earlier_time(tmp_path: Path) -> None:
+    """On the disk, too; one that was spared, or that says the same time, stays."""
+    tiles = begun(tmp_path)
+    assert tiles.forget_later("2026-01-01T00:00:00Z") == []
+    for tile, second in ((2, "02"), (0, "02.5"), (1, "01")):
+        tiles.finish(tile, replace(FOUND, as_of=f"2026-01-01T00:00:{second}Z"))
+    tiles.resumed_at = 2
+    assert tiles.forget_later("2026-01-01T00:00:02.5Z") == []
+    assert tiles.forget_later("2026-01-01T00:00:01Z", spared={0}) == [2]
+    assert (tiles.left(), finished(tmp_path), tiles.resumed_at) == ([2, 3], {0, 1}, 1)
+    assert tiles.forget_later("2025-12-31T23:59:59.999999Z") == [0, 1]
+    assert (tiles.left(), finished(tmp_path), tiles.resumed_at) == ([0, 1, 2, 3], set(), 0)
+
+
+def test_a_tile_that_is_compared_again_is_not_finished(tmp_path: Path) -> None:
+    """Without locks another command may have finished it: its result says rows that are removed
+    now."""
+    tiles = begun(tmp_path)
+    tiles.finish(1, FOUND)
+    tiles.finish(2, FOUND)
+    tiles.writer(1)
+    assert finished(tmp_path) == {2}
