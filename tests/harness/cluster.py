@@ -17,7 +17,7 @@ from typing import Self
 
 import pyspark
 
-from tests.harness.jvm import CHEAP_JVM
+from tests.harness.jvm import jvm_options
 from tests.harness.pair import environment
 from tests.harness.processes import is_alive, parent
 from tests.harness.servers import dying_with_parent
@@ -29,7 +29,7 @@ _LOCAL = {
     "SPARK_HOME": str(_SPARK),
     "SPARK_LOCAL_IP": HOST,
     "SPARK_DAEMON_MEMORY": "256m",
-    "SPARK_DAEMON_JAVA_OPTS": CHEAP_JVM,
+    "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
     "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a port of its own
 }
 
@@ -64,7 +64,7 @@ class Cluster:
             "spark.driver.bindAddress": HOST,
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": CHEAP_JVM,
+            "spark.executor.extraJavaOptions": jvm_options(),
             **{name.replace("_", "."): value for name, value in more.items()},
         }
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
+
+# Names an archive of `tests.harness.class_data`.
+_CLASS_DATA: Final = "SPARK_CLASS_DATA"
 
 # A JVM of a test lives for seconds and has rows by the hundred: its optimizing compiler would take
 # half of the processor time, and never pay.
 CHEAP_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def jvm_options() -> str:
+    """Return the options of every JVM that tests start."""
+    archive = os.environ.get(_CLASS_DATA, "")
+    if not os.path.exists(archive):
+        return CHEAP_JVM
+    return f"{CHEAP_JVM} -XX:SharedArchiveFile={archive} -Xlog:disable"  # one that does not fit
