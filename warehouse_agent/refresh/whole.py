@@ -59,7 +59,7 @@ def exchange(job: Job, p: Prepared, ours: OurSide, stream: Stream) -> Compared:
     if not p.is_part:  # a part is read by its keys
         rate = rows_per_s(p.known.line, found, spent.seconds, carried)
     # Rows in no unit came before the totals were known: if these are equal, we have the rows.
-    staged = [] if found.is_equal else job.staging.uris(writer.folder)
+    staged = [] if found.is_equal else writer.uris()
     Point.COMPARED.reach()
     return Compared(p, found, staged, rate, marking=marker_audit.marking(job, p, found))
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import pyarrow as pa
 from driftline import frames, keys
-from driftline.errors import FrameDamaged
+from driftline.errors import FrameDamaged, Locked
 
 from warehouse_agent.columns.layout import HI, LO, STATISTICS, Layout
 from warehouse_agent.columns.row_bytes import join
@@ -113,6 +113,21 @@ class Writer:
     _pieces: list[bytes] = field(default_factory=list)
     _bytes: int = 0
     _number: int = 0
+
+    def uris(self) -> list[str]:
+        """Return the files that were written, for Spark.
+
+        Raises:
+            Locked: some are gone. Without locks another agent may take them up meanwhile.
+        """
+        found = Staging(self.store, self.name).uris(self.folder)
+        if len(found) < self._number:
+            raise Locked(
+                "Rows that came are gone: another agent took them up, or somebody removed them.",
+                where=self.name,
+                remedy="Run the refresh again.",
+            )
+        return found
 
     def add(self, frame: bytes) -> None:
         """Append a frame; write a file when there is enough for one."""

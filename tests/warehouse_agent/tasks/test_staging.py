@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 from driftline import frames
 from driftline.digests import Salt, mix
-from driftline.errors import FrameDamaged
+from driftline.errors import FrameDamaged, Locked
 from driftline.fingerprints import fingerprints
 
 from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.spark.executors import KeyFile
+from warehouse_agent.storage.store import Store
 from warehouse_agent.tasks import staging
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
@@ -44,3 +45,19 @@ def test_keys_that_are_none(tmp_path: Path, key: bytes | None) -> None:
     """The digest is right, and the proof would be: nothing else tells."""
     with pytest.raises(FrameDamaged):
         decoded(tmp_path, [[struct.pack(">q", 7), b"x"], [key, b"x"]])
+
+
+def test_another_agent_took_up_what_was_staged(tmp_path: Path) -> None:
+    """It is told, or no row would seem to have come."""
+    theirs = staging.Staging(Store(str(tmp_path)), "orders")
+    writer = theirs.begin({"relation": "orders"})
+    assert writer.uris() == []
+    for frame in (b"one", b"two"):
+        writer.add(frame)
+        writer.flush()
+    assert [uri.rsplit("/", 1)[-1] for uri in writer.uris()] == ["000001.frames", "000002.frames"]
+    assert writer.uris() == theirs.uris(writer.folder)
+    theirs.clear()
+    with pytest.raises(Locked, match="another agent took them up") as caught:
+        writer.uris()
+    assert caught.value.where == "orders"
