@@ -161,7 +161,7 @@ class Bench:
                 own = NEW_KEY[table]
                 copied += (
                     f"jsonb_populate_record(t, jsonb_build_object('{own}', t.{own} + 100000000))"
-                    " AS r WHERE t.ctid = ANY(%s::tid[])"
+                    " AS r WHERE t.ctid = ANY(%s::tid[]) ON CONFLICT DO NOTHING"
                 )
                 with connection.transaction():
                     connection.execute(copied, (groups[2],))

@@ -52,7 +52,13 @@ def start(folder: Path, mark: str, *words: str, path: Path | None = None) -> sub
         text=True,
         env=environment(VENV=sys.prefix, PYTHONPATH=str(path or ""), **{MARK: mark}),
         start_new_session=True,
+        preexec_fn=heeding_interrupts,  # noqa: PLW1509 - one system call, takes no lock
     )
+
+
+def heeding_interrupts() -> None:
+    """Undo what a shell does to commands in the background, such as these tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_steps_on_spark_are_named() -> None:
