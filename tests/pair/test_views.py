@@ -170,6 +170,7 @@ def test_an_expression_that_raises_on_a_row(sites: Sites) -> None:
     assert error is not None
     assert (error["code"], error["where"]) == ("VIEW_FAILED", "inverse")
     assert "DIVIDE_BY_ZERO" in error["details"]["condition"]
+    assert "amount - 7" in error["details"]["in"], "the expression"
     assert (reports["joined"].version, reports["orders"].version) == (1, 1)
     pinned = sites.pinned()
     assert "zero" in str(pinned.stale("inverse")).lower()

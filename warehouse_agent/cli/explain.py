@@ -27,7 +27,7 @@ from warehouse_agent.decomposition.site_queries import (
     proposed,
     share_query,
 )
-from warehouse_agent.decomposition.wishes import Decomposition, Offer, Share, united
+from warehouse_agent.decomposition.wishes import Decomposition, Offer, united
 from warehouse_agent.refresh import derivation, schema_change
 from warehouse_agent.report import counted
 from warehouse_agent.runs.preflight import reach
@@ -170,10 +170,10 @@ def _site(
             version = None if head is None else head.version
             tables.append(TableShare(name, alias, version, notes=("a view, which is kept here",)))
             continue
-        share = _share(one, view, query, number)
-        tables.append(_table(one, alias, share, dialect))
-        if share is not None and one.offer is not None:
-            joined.append(Joined(one.fragment.relation, one.offer, share))
+        allowed = _allowed(one, view, query, number)
+        tables.append(_table(one, alias, allowed, dialect))
+        if allowed is not None and one.offer is not None:
+            joined.append(Joined(one.fragment.relation, one.offer, allowed.shares[0]))
     proposal = None
     if len(joined) > 1:
         name = relation_name(config, view, site)
@@ -197,16 +197,32 @@ def _named(use: ColumnUse) -> tuple[str, str]:
     return use.qualifier or "", use.name
 
 
-def _share(one: _Known, view: View, query: Query, number: int) -> Share | None:
+def _allowed(one: _Known, view: View, query: Query, number: int) -> Decomposition | None:
     """Return what this occurrence alone would have pushed, were everything allowed."""
     if one.offer is None:
         return None
     free = replace(one.offer, allowed=frozenset(Part))
-    return united([wish_of(view.name, query, number)], free).shares[0]
+    return united([wish_of(view.name, query, number)], free)
 
 
-def _table(one: _Known, alias: str, share: Share | None, dialect: Dialect) -> TableShare:
+def _saving(one: _Known, allowed: Decomposition, dialect: Dialect) -> str | None:
+    """Return what this occurrence would read if the DBA allowed all; None: what it reads now."""
+    fragment, offer, reply = one.fragment, one.offer, one.reply
+    if not fragment.is_kept or offer is None or reply is None or offer.allowed >= frozenset(Part):
+        return None
+    derivation = allowed.derivation
+    if derivation is None or derivation.parts <= offer.allowed:
+        return None
+    layout = derived(schema_change.described(reply, fragment, None), derivation)
+    query = share_query(fragment.relation, layout.recipe, derivation.rows, dialect)
+    parts = ", ".join(f'"{part.value}"' for part in Part if part in derivation.parts)
+    columns = f"{len(layout.names)} of {len(offer.names)} columns"
+    return f"with derive = [{parts}] in source.toml it would read {columns}: {query}"
+
+
+def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dialect) -> TableShare:
     base, fragment, offer = one.base, one.fragment, one.offer
+    share = None if allowed is None else allowed.shares[0]
     layout = None if base is None else base.layout
     notes, pushed, stays = [], [], []
     if not fragment.is_kept:
@@ -227,6 +243,8 @@ def _table(one: _Known, alias: str, share: Share | None, dialect: Dialect) -> Ta
             if found.predicate is None or found.why or not is_row_choice:
                 why = "; ".join(found.why) or "the relation is read whole"
                 stays.append((conjunct.text, why))
+    if allowed is not None and (saving := _saving(one, allowed, dialect)) is not None:
+        notes.append(saving)
     rows = None if layout is None or layout.derivation is None else layout.derivation.rows
     expected = one.reply.description.rows_expected if one.reply is not None else 0
     return TableShare(
