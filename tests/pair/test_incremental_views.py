@@ -53,6 +53,21 @@ VIEWS = {
     "over": "SELECT h.id, h.name, l.pos FROM chain h JOIN erp.line l ON l.part = h.part",
 }
 
+# Of as many relations as a view may have: a chain of five, a star and a cycle of six.
+LARGE = {
+    "five": "SELECT o.id, d.name, m.id AS other, m.pos FROM erp.orders o"
+    " JOIN crm.customer c ON c.id = o.customer JOIN crm.customer d ON d.region = c.region"
+    " JOIN erp.line l ON l.id = o.id JOIN erp.line m ON m.part = l.part AND m.pos <= l.pos",
+    "star": "SELECT o.id, p.amount, c.name, d.code, l.part, m.pos FROM erp.orders o"
+    " JOIN erp.orders p ON p.id = o.amount JOIN crm.customer c ON c.id = o.customer"
+    " JOIN crm.customer d ON d.region = o.customer JOIN erp.line l ON l.id = o.id"
+    " JOIN erp.line m ON m.id = o.id",
+    "six": "SELECT o.id, p.id AS other, c.name, l.part FROM erp.orders o, crm.customer c,"
+    " crm.customer d, erp.orders p, erp.line l, erp.line m WHERE o.customer = c.id"
+    " AND c.region = d.region AND p.customer = d.id AND l.id = o.id AND m.id = p.id"
+    " AND l.part = m.part AND o.id < p.id",
+}
+
 
 @pytest.fixture
 def sites(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
@@ -111,6 +126,32 @@ def test_random_edits_of_all(sites: Sites) -> None:
         reports = sites.well()
         incremental(reports, *(n for n in VIEWS if reports[n].method is not None))
         oracle.check()
+
+
+def test_views_of_five_and_six_relations(sites: Sites) -> None:
+    """Each of the relations changes, alone and with others."""
+    sites.views = dict(LARGE)
+    sites.view_lines = dict.fromkeys(LARGE, 'maintain = "incremental"')
+    oracle = LineageOracle(sites)
+    sites.well()
+    oracle.check()
+    edits = [
+        ("erp", "UPDATE orders SET customer = 1 WHERE id IN (2, 9, 14)"),
+        ("crm", "UPDATE customer SET region = 0 WHERE code = 'c4'"),
+        ("erp", "DELETE FROM line WHERE id = 8"),
+        ("erp", "INSERT INTO line VALUES (9, 7, 'p1')"),
+    ]
+    for statements in (edits[:1], edits[1:2], edits[2:]):
+        for source, statement in statements:
+            sites.sql(source, statement)
+        reports = sites.well()
+        incremental(reports, *(name for name in LARGE if reports[name].method is not None))
+        assert any(reports[name].method for name in LARGE)
+        oracle.check()
+    for name in LARGE:
+        head = view_head(sites.store, name)
+        assert head is not None
+        assert head.version > 0, "it changed"
 
 
 def test_a_key_deleted_and_inserted_again_between(sites: Sites) -> None:
