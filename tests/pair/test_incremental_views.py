@@ -129,7 +129,7 @@ def test_random_edits_of_all(sites: Sites) -> None:
 
 
 def test_views_of_five_and_six_relations(sites: Sites) -> None:
-    """Each of the relations changes, alone and with others."""
+    """Rows of each table change, which stands in every view more than once."""
     sites.views = dict(LARGE)
     sites.view_lines = dict.fromkeys(LARGE, 'maintain = "incremental"')
     oracle = LineageOracle(sites)
@@ -144,9 +144,7 @@ def test_views_of_five_and_six_relations(sites: Sites) -> None:
     for statements in (edits[:1], edits[1:2], edits[2:]):
         for source, statement in statements:
             sites.sql(source, statement)
-        reports = sites.well()
-        incremental(reports, *(name for name in LARGE if reports[name].method is not None))
-        assert any(reports[name].method for name in LARGE)
+        incremental(sites.well(), *LARGE)
         oracle.check()
     for name in LARGE:
         head = view_head(sites.store, name)

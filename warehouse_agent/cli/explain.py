@@ -16,7 +16,7 @@ from driftline import wire_pb2 as pb
 from driftline.derivations import Part
 from driftline.errors import DriftlineError
 
-from warehouse_agent.columns.layout import derived
+from warehouse_agent.columns.layout import Layout, derived
 from warehouse_agent.config import Fragment, View, WarehouseConfig
 from warehouse_agent.decomposition.site_queries import (
     Dialect,
@@ -86,11 +86,12 @@ class SiteShare:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A fragment with what is known of its relation."""
+    """A fragment with what is known of its relation; `whole`: the layout of all of that."""
 
     fragment: Fragment
     base: Snapshot | None
     reply: pb.DescribeReply | None
+    whole: Layout | None
     offer: Offer | None
     decomposition: Decomposition | None
 
@@ -142,12 +143,12 @@ def _known(
                     reply = link.describe(fragment.relation)
             except DriftlineError as error:
                 unknown = error.message
-        offer, decomposition = None, None
+        whole, offer, decomposition = None, None, None
         if reply is not None:
             whole = schema_change.described(reply, fragment, None)
             offer = derivation.offer_of(reply, whole)
             decomposition = derivation.decomposed(reply, fragment) if fragment.is_kept else None
-        found[fragment.name] = _Known(fragment, base, reply, offer, decomposition)
+        found[fragment.name] = _Known(fragment, base, reply, whole, offer, decomposition)
     return found, unknown
 
 
@@ -207,15 +208,14 @@ def _allowed(one: _Known, view: View, query: Query, number: int) -> Decompositio
 
 def _saving(one: _Known, allowed: Decomposition, dialect: Dialect) -> str | None:
     """Return what this occurrence would read if the DBA allowed all; None: what it reads now."""
-    fragment, offer, reply = one.fragment, one.offer, one.reply
-    if not fragment.is_kept or offer is None or reply is None or offer.allowed >= frozenset(Part):
+    fragment, offer, derivation = one.fragment, one.offer, allowed.derivation
+    if not fragment.is_kept or offer is None or one.whole is None or derivation is None:
         return None
-    derivation = allowed.derivation
-    if derivation is None or derivation.parts <= offer.allowed:
+    if derivation.parts <= offer.allowed:
         return None
-    layout = derived(schema_change.described(reply, fragment, None), derivation)
+    layout = derived(one.whole, derivation)
     query = share_query(fragment.relation, layout.recipe, derivation.rows, dialect)
-    parts = ", ".join(f'"{part.value}"' for part in Part if part in derivation.parts)
+    parts = ", ".join(f'"{p.value}"' for p in Part if p in derivation.parts | offer.allowed)
     columns = f"{len(layout.names)} of {len(offer.names)} columns"
     return f"with derive = [{parts}] in source.toml it would read {columns}: {query}"
 
@@ -228,9 +228,8 @@ def _table(one: _Known, alias: str, allowed: Decomposition | None, dialect: Dial
     if not fragment.is_kept:
         notes.append(f"whole, because it is configured: [fragments.{fragment.name}]")
     decomposition = one.decomposition
-    if decomposition is not None and offer is not None and one.reply is not None:
-        whole = schema_change.described(one.reply, fragment, None)
-        wanted = derived(whole, decomposition.derivation)
+    if decomposition is not None and one.whole is not None:
+        wanted = derived(one.whole, decomposition.derivation)
         if layout is not None and schema_change.differs(wanted, layout):
             notes.append("the next refresh follows the views: this is what it reads then")
         layout = wanted

@@ -153,6 +153,7 @@ class Pass:
             self.store.remove_file(*_place(self.name), f"{tile:06d}{_DONE}")
             del self.outcomes[tile]
         self.resumed_at -= len(resumed.intersection(later))
+        self._latest = at  # but for those that are spared
         return sorted(later)
 
     def add(self, tile: int, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ from warehouse_agent.demo import demonstration
 from warehouse_agent.demo.source import TABLES, SQLite, Table, change
 
 MARK = "DRIFTLINE_TEST_DEMO"
-WAIT_S_MAX = 240.0  # on a busy machine
+WAIT_S_MAX = 60.0
 # What a sketch takes is chance (`conftest.pytest_runtest_setup`): the same one in every run.
 # Names of sockets stay random: another run of this test on the machine has them, too.
 SEEDED = """
