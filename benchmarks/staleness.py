@@ -1,11 +1,12 @@
 """Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
 
-    python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9]
+    python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9] [--clock processor]
 
 Two tables of one source and their join, all through the real maintenance: a stream of insertions
 and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
-flip; `chunk_rows` says after how many changed rows the view phase comes. The paper applies a log to
-base tables; a piece takes the place of some updates of it.
+flip; `chunk_rows` says after how many changed rows the view phase comes. With "auto" Driftline says
+so itself, from the history that it keeps; `max_lag` is the time that the pieces take. The paper
+applies a log to base tables; a piece takes the place of some updates of it.
 
 Times are those measured: of each piece (the median of those before without a view phase), and what
 a view phase adds to it; by wall or, on a machine that is not alone, by processor. When a piece
@@ -21,6 +22,7 @@ time (15); and two sizes of tables (16).
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import statistics
@@ -36,14 +38,11 @@ import click
 
 from benchmarks.meter import cpu_s
 from tests.harness.views import Sites
-from warehouse_agent.history import view_phases
 from warehouse_agent.planning.staleness.optimum import (
     Batch,
     PhaseCost,
     Staleness,
-    best_phases,
     expected_vs_s,
-    learned,
     measured,
 )
 from warehouse_agent.refresh.job import Options
@@ -90,7 +89,6 @@ class Mauve:
         self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
         self.numbers, self.clock = itertools.count(), clock
         self.pieces: deque[float] = deque(maxlen=20)  # seconds without a view phase
-        self.costs: deque[tuple[int, float]] = deque(maxlen=view_phases.PHASES)
         for name in self.alive:
             self._insert(name, rows)
         self._runner(NEVER)
@@ -137,14 +135,19 @@ class Mauve:
             self.pieces.append(took)
             return took, None
         base_s = statistics.median(self.pieces) if self.pieces else 0.0
-        phase_s = max(took - base_s, 0.0)
-        self.costs += [(p["rows"], phase_s) for p in reports["v"].view_phases if p["rows"]]
-        return base_s, phase_s
+        return base_s, max(took - base_s, 0.0)
 
-    def stream(self, arrivals: Sequence[float], phases: int) -> Run:
-        """Send a stream; `arrivals` of its pieces in seconds after the beginning."""
-        chunk = -(-len(arrivals) * self.piece // phases)
-        self._runner(f'max_lag = "7d"\nchunk_rows = {chunk}')
+    def stream(self, arrivals: Sequence[float], phases: int | None) -> Run:
+        """Send a stream; `arrivals` of its pieces in seconds after the beginning.
+
+        `phases`: the number of view phases; None: Driftline says when one is due.
+        """
+        if phases is None:
+            takes_s = len(arrivals) * statistics.median(self.pieces)
+            self._runner(f'max_lag = "{math.ceil(takes_s)}s"\nchunk_rows = "auto"')
+        else:
+            chunk = -(-len(arrivals) * self.piece // phases)
+            self._runner(f'max_lag = "7d"\nchunk_rows = {chunk}')
         now = earliest = idle = 0.0
         gathered: list[Batch] = []
         found: Staleness | None = None
@@ -168,14 +171,6 @@ class Mauve:
 
     def sweep(self, arrivals: Sequence[float], phases: Sequence[int]) -> Iterator[Run]:
         return (self.stream(arrivals, n) for n in phases)
-
-    def phases(self, pieces: int) -> int:
-        """Return how many view phases Driftline plans, as for the sources of a command: those with
-        the least VS of Eq. 7, with a, b and U learned from what was before."""
-        cost = learned([*self.costs])
-        assert cost is not None
-        base_s = pieces * statistics.median(self.pieces)
-        return best_phases(base_s, pieces * self.piece, cost, pieces)
 
 
 def discontinuous(rng: random.Random, each_s: float, idle: float) -> list[float]:
@@ -208,15 +203,14 @@ def steady(mauve: Mauve, only: set[int]) -> None:
     head("figure, updates", *named, "automatic: n", "VS", "÷ best", "S1, S2", "Eq. 7", "U; V")
     for figure in wanted:
         arrivals = [0.0] * SIZES[figure]
-        planned = mauve.phases(len(arrivals))
+        ours = mauve.stream(arrivals, None)
         runs = list(mauve.sweep(arrivals, SWEEP))
-        ours = runs[SWEEP.index(planned)] if planned in SWEEP else mauve.stream(arrivals, planned)
         best = min(run.found.vs_s for run in runs)
         base_s = statistics.median(run.base_s for run in runs)
         cost = PhaseCost(statistics.median(run.phase_s for run in runs), 0.0)
-        more = [str(planned), f"{ours.found.vs_s:.2f}", f"**{ours.found.vs_s / best:.2f}**"]
+        more = [str(ours.phases), f"{ours.found.vs_s:.2f}", f"**{ours.found.vs_s / best:.2f}**"]
         more += [f"{ours.found.s1_s:.2f}, {ours.found.s2_s:.2f}"]
-        more += [f"{expected_vs_s(planned, base_s, 0, cost):.2f}"]
+        more += [f"{expected_vs_s(ours.phases, base_s, 0, cost):.2f}"]
         row(
             f"{figure}: {len(arrivals) * mauve.piece:,}",
             runs,

@@ -1,13 +1,15 @@
-"""Readers of warehouse versions while a writer flips, and is killed at random and started again.
+"""Readers of warehouse versions while refreshes move a view, killed at random and started again.
 
-Every table of one version carries the number of the round that wrote it. A reader pins a version,
-reads the rows of all its tables and must find one number in all of them, never a smaller one than
-before, and no error. Beside it, the newest versions of the tables are read without asking: how
-often these were out of step is printed.
+Each round changes every row of two tables in one transaction, and how many there are. A reader pins
+a version, in Spark by `at` and without Driftline as the documentation says; it must find one round
+in both tables and in the view, all of its rows, never an earlier round than before, and no error.
+Beside it, the newest versions of the Delta tables are read without asking: how often these were out
+of step is printed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -19,129 +21,181 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.harness.jvm import jvm_options
 from tests.harness.pair import environment
+from tests.harness.views import Sites
+from warehouse_agent.spark.session import Deferred
 
 pytestmark = pytest.mark.slow
 
-TABLES = 3
-READS, KILLS = 150, 4
+TABLES = {
+    "erp": {
+        "orders": "id INTEGER PRIMARY KEY, customer INT, round INT",
+        "customer": "id INTEGER PRIMARY KEY, round INT",
+    }
+}
+VIEWS = {
+    "joined": "SELECT o.id, o.round, c.round AS other FROM erp.orders o JOIN erp.customer c "
+    "ON c.id = o.customer"
+}
+CUSTOMERS, READ_TABLES = 5, 3
+READERS_MAX = 8  # each has a JVM
 START_S_MAX = 60.0
 WRITER = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-import pyarrow as pa, pyarrow.parquet as pq
-from tests.faults.test_warehouse_readers import TABLES
-from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD
-from warehouse_agent.planning.flip import Kind, Member, moved
-from warehouse_agent.storage import formats, warehouse_versions
-from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import Store
-from warehouse_agent.storage.table import NewVersion
+import sqlite3, sys
+from tests.faults.test_warehouse_readers import CUSTOMERS, orders, settings
+from warehouse_agent.refresh.job import Options
+from warehouse_agent.runs.batch import Runner
+from warehouse_agent.spark.session import Deferred
+from warehouse_agent.views.inputs import load
+from warehouse_agent.views.selection import select
 
-store = Store(sys.argv[1])
-newest = warehouse_versions.newest(store)
-rounds = [m.inputs["round"] for m in newest.members.values()] if newest else [-1]
-number = 1 + max(rounds)
+config = load(sys.argv[1])
+runner = Runner(Deferred(settings()), config)
+legacy = sqlite3.connect(sys.argv[2], timeout=60)
 while True:
-    members = []
-    for name in (f"t{i}" for i in range(TABLES)):
-        base = formats.head(store, name)
-        path = f"data-{number:012x}-{len(list(Path(store.table(name)).glob('data-*')))}/a.parquet"
-        file = Path(store.table(name), path)
-        file.parent.mkdir(parents=True)
-        rows = pa.table({f.name: pa.array([number], f.type) if f.name == "c0" else pa.array(
-            [None if f.nullable else 0], f.type) for f in LAYOUT.file_schema}, LAYOUT.file_schema)
-        pq.write_table(rows, file)
-        new = DataFile(path, store.uri(name, path), file.stat().st_size, 1, (number, number))
-        removed = base.files if base else ()
-        version = formats.commit(store, name, NewVersion(base, LAYOUT, [new], removed, RECORD))
-        members.append(Member(name, Kind.FRAGMENT, name, version, "t", "exact", "total", "now",
-                              inputs={"round": number}))
-    warehouse_versions.flip(store, lambda before: moved(before, members))
-    number += 1
+    with legacy:
+        (number,) = legacy.execute("SELECT COALESCE(MAX(round), 0) + 1 FROM customer").fetchone()
+        legacy.execute("DELETE FROM orders")
+        legacy.executemany("INSERT INTO orders VALUES (?, ?, ?)",
+                           [(i, i % CUSTOMERS, number) for i in range(orders(number))])
+        legacy.executemany("REPLACE INTO customer VALUES (?, ?)",
+                           [(i, number) for i in range(CUSTOMERS)])
+    reports = list(runner.refresh(select(config, (), True, ()), Options()))
+    assert not any(r.error or r.stale for r in reports), reports
 """
 READER = """
-import os, sys
+import json, os, sys
 from pathlib import Path
-import pyarrow.parquet as pq
-from tests.faults.test_warehouse_readers import TABLES
-from warehouse_agent.storage import formats, warehouse_versions
-from warehouse_agent.storage.store import Store
+from deltalake import DeltaTable
+from tests.faults.test_warehouse_readers import CUSTOMERS, READ_TABLES, orders, settings
+from warehouse_agent import at
+from warehouse_agent.spark.session import start
 
-def number(snapshot):
-    (file,) = snapshot.files
-    return pq.read_table(file.uri.removeprefix("file://"))["c0"].to_pylist()[0]
+path, reads, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+spark = start(settings())
 
-store, reads, folder = Store(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-last = last_version = -1
-heads = done = 0
-is_last = False
+def members():
+    return DeltaTable(f"{path}/_driftline/warehouse").to_pyarrow_table().to_pylist()
+
+def rounds(tables):
+    found = {row[name] for rows in tables.values() for row in rows
+             for name in ("round", "other") if name in row}
+    if len(found) != 1:
+        return None
+    (number,) = found
+    counts = {name: len(rows) for name, rows in tables.items()}
+    right = {"erp.orders": orders(number), "erp.customer": CUSTOMERS, "joined": orders(number)}
+    return number if counts == right else None
+
+def in_spark():
+    pinned = at(spark, path)
+    assert len(pinned.names) == READ_TABLES and pinned.stale("joined") is None
+    return {n: [row.asDict() for row in pinned.read(n).collect()] for n in pinned.names}
+
+def without_us(newest):
+    return {m["name"]: DeltaTable(f"{path}/{m['folder']}",
+                                  version=None if newest else m["version"])
+            .to_pyarrow_table().to_pylist() for m in members()}
+
+done, heads, last, is_last = 0, 0, 0, False
 while not is_last:
     is_last = (folder / "enough").exists()  # and once more, with what is there now
-    pinned = warehouse_versions.newest(store)
-    names = sorted(pinned.members)
-    found = {number(formats.head(store, n, version=pinned.members[n].version)) for n in names}
-    assert len(names) == TABLES and len(found) == 1, f"mixed: {found}"
-    assert min(found) >= last and pinned.number >= last_version, "backwards"
-    (last,), last_version = found, pinned.number
-    heads += len({number(formats.head(store, n)) for n in names}) > 1
-    done += 1
-    if done == reads:
+    for tables in (in_spark(), without_us(newest=False)):
+        number = rounds(tables)
+        assert number is not None, f"mixed: {tables}"
+        assert number >= last, f"backwards: {number} after {last}"
+        last, done = number, done + READ_TABLES
+    heads += rounds(without_us(newest=True)) is None
+    if done >= reads:
         (folder / f"{os.getpid()}.read").touch()
-print(last_version, heads, done)
+print(json.dumps([done, heads, last]))
 """
+
+
+def orders(number: int) -> int:
+    """Return how many rows there are in a round."""
+    return 20 + number % 7
+
+
+def settings() -> dict[str, str]:
+    """Return those of a small session of its own."""
+    return {
+        "spark.master": "local[1]",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": jvm_options(),
+        "spark.sql.shuffle.partitions": "1",
+    }
 
 
 @pytest.mark.parametrize(
-    ("reads", "kills"), [(READS, KILLS), pytest.param(10_000, 100, marks=pytest.mark.soak)]
+    ("reads", "kills"), [(100, 3), pytest.param(10_000, 100, marks=pytest.mark.soak)]
 )
 def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kills: int) -> None:
+    """`reads`: of tables of a pinned version, by all readers together."""
     rng = random.Random(1)
-    table, folder = tmp_path / "warehouse", tmp_path / "signs"
-    folder.mkdir()
+    signs = tmp_path / "signs"
+    signs.mkdir()
     deadline = time.monotonic() + START_S_MAX + 60 * kills
+    count = min(len(os.sched_getaffinity(0)), READERS_MAX)
+    running: list[subprocess.Popen[str]] = []
 
     def start(code: str, *more: str) -> subprocess.Popen[str]:
-        words, pipe = [sys.executable, "-c", code, str(table), *more], subprocess.PIPE
-        return subprocess.Popen(
-            words, stdout=pipe, stderr=pipe, text=True, env=environment(), cwd=ROOT
-        )
+        words, pipe = [sys.executable, "-c", code, *more], subprocess.PIPE
+        running.append(
+            subprocess.Popen(
+                words, stdout=pipe, stderr=pipe, text=True, env=environment(), cwd=ROOT,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+        return running[-1]
 
-    def versions() -> int:
-        return len(list((table / "_driftline" / "warehouse" / "_delta_log").glob("*.json")))
-
-    def wait_for(count: int) -> None:
+    def wait_for(number: int) -> None:
         """Wait until there are so many versions of the warehouse."""
-        while versions() < count:
+        while versions() < number:
             assert writer.poll() is None, writer.communicate()[1]
             assert time.monotonic() < deadline, "the writer makes no versions"
             time.sleep(0.05)
 
-    writer = start(WRITER)
-    wait_for(1)
-    count = min(os.cpu_count() or 1, 2)
-    readers = [start(READER, str(reads), str(folder)) for _ in range(count)]
-    killed = 0
-    while killed < kills or len(list(folder.glob("*.read"))) < count:
-        wait_for(versions() + 1)  # each life makes one, however long it takes to start
-        time.sleep(rng.uniform(0.0, 1.5))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        killed += 1
-        writer = start(WRITER)
-        assert all(one.poll() is None for one in readers), [one.communicate() for one in readers]
-        assert time.monotonic() < deadline, "readers do not end"
-    wait_for(versions() + 1)
-    (folder / "enough").touch()
-    ended = [one.communicate(timeout=START_S_MAX) for one in readers]
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    assert [one.returncode for one in readers] == [0] * count, ended
-    seen, heads, done = zip(*(map(int, out.split()) for out, _ in ended), strict=True)
-    print(
-        f"{sum(done)} reads, {killed} kills, {max(seen)} versions: 0 mixed; "
-        f"{sum(heads)} mixed reads of heads"
-    )
-    assert min(done) >= reads
-    assert min(seen) > killed
+    def versions() -> int:
+        log = sites.warehouse / "_driftline" / "warehouse" / "_delta_log"
+        return len(list(log.glob("*.json")))
+
+    def kill(one: subprocess.Popen[str]) -> None:
+        """Kill a process and its JVM."""
+        os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+
+    try:
+        with Sites(Deferred({}), tmp_path, TABLES, VIEWS) as sites:
+            toml, legacy = str(sites.toml()), str(tmp_path / "erp.db")
+            writer = start(WRITER, toml, legacy)
+            wait_for(1)
+            share = str(-(-reads // count))
+            readers = [start(READER, str(sites.warehouse), share, str(signs)) for _ in range(count)]
+            killed = 0
+            while killed < kills or len(list(signs.glob("*.read"))) < count:
+                wait_for(versions() + 1)  # each life makes one, however long it takes to start
+                time.sleep(rng.uniform(0.0, 5.0))
+                kill(writer)
+                killed += 1
+                writer = start(WRITER, toml, legacy)
+                ended = [one.communicate() for one in readers if one.poll() is not None]
+                assert not ended, ended
+                assert time.monotonic() < deadline, "readers do not end"
+            wait_for(versions() + 1)
+            made = versions()
+            (signs / "enough").touch()
+            out = [one.communicate(timeout=START_S_MAX) for one in readers]
+            assert [one.returncode for one in readers] == [0] * count, out
+            done, heads, last = zip(*(json.loads(text) for text, _ in out), strict=True)
+            print(
+                f"{sum(done)} pinned reads of tables by {count} readers, {killed} kills, {made} "
+                f"versions: 0 mixed; {sum(heads)} times the newest versions of the tables were"
+            )
+            assert sum(done) >= reads
+            assert min(last) > killed  # rounds: each life published one
+    finally:
+        for one in running:
+            if one.poll() is None:
+                kill(one)

@@ -66,6 +66,29 @@ def test_another_spark_or_legacy_setting(
     assert recipe.spark == "9.9" if what == "spark" else recipe.settings[LEGACY] == "true"
 
 
+def test_a_column_that_may_be_null_at_the_source_now(spark: SparkSession, tmp_path: Path) -> None:
+    """A recipe says that all columns may be NULL, so the view means the same and follows."""
+    strict = {"erp": {"orders": "id INTEGER PRIMARY KEY, amount INT NOT NULL"}}
+    views = {
+        "known": "SELECT o.id, o.amount FROM erp.orders o WHERE o.amount IS NOT NULL",
+        "unknown": "SELECT o.id, COALESCE(o.amount, -1) AS amount FROM erp.orders o"
+        " WHERE o.amount IS NULL OR o.amount > 5",
+    }
+    with Sites(spark, tmp_path, strict, views) as made:
+        for i in range(9):
+            made.sql("erp", "INSERT INTO orders VALUES (?, ?)", i, i)
+        made.well()
+        made.sql("erp", "ALTER TABLE orders RENAME TO before")
+        made.tables["erp"]["orders"] = "id INTEGER PRIMARY KEY, amount INT"
+        made.sql("erp", f"CREATE TABLE orders ({made.tables['erp']['orders']})")
+        made.sql("erp", "INSERT INTO orders SELECT * FROM before")
+        made.sql("erp", "UPDATE orders SET amount = NULL WHERE id < 3")
+        reports = made.well()
+        assert not any(report.schema_changed for report in reports.values())
+        made.check()
+        assert made.pinned().read("unknown").where("amount = -1").count() == 3
+
+
 def _published(sites: Sites) -> ViewRecipe:
     snapshot = view_head(sites.store, "doubled")
     assert snapshot is not None
