@@ -44,12 +44,11 @@ import grpc
 from driftline.digests import Digest
 from psycopg import IsolationLevel
 
-from benchmarks.peer_sites import DEBIAN
 from source_agent.config import load
 from source_agent.engines.registry import connect
 from tests.harness.agents import Peer, channel, opening
 from tests.harness.pair import SourceProcess
-from tests.harness.servers import PostgreSQL, find_program
+from tests.harness.servers import PostgreSQL, find_program, postgresql_programs
 
 CLIENTS = 4
 PEAK_S = 10
@@ -99,7 +98,7 @@ class Live:
         self.folder, self.server = folder, server
         server.create_database("live")
         program = find_program("pgbench")
-        versions = sorted(DEBIAN.glob("*/bin/pgbench"))
+        versions = [p / "pgbench" for p in postgresql_programs() if (p / "pgbench").exists()]
         found = program or (str(versions[-1]) if versions else None)
         if found is None:
             raise click.ClickException("no pgbench: install postgresql-contrib or postgresql")

@@ -14,6 +14,12 @@ ORDER, EQUALITY = Comparable.ORDER, Comparable.EQUALITY
 Compared = tuple[str, str, Comparable, list[str], list[str]]
 Counterexample = tuple[str, list[str], str, str]
 
+ICU = "postgresql_with_icu"  # the engine that has these collations, and the fixture of its server
+WITHOUT_CASE = (
+    "CREATE COLLATION without_case (provider = icu, locale = 'und-u-ks-level2',"
+    " deterministic = false)"
+)
+
 TEXTS = [
     "''", "' '", "'a'", "'a '", "'a  '", "'A'", "'B'", "'b'", "'ä'", "'Ä'", "'a\u0308'", "'z'",
     "'Z'", "'ß'", "'ss'", "'\ufeffa'", "'\uffff'", "'😀'", "'10'", "'9'", "'%'", "'a%'", "'_'",
@@ -59,6 +65,11 @@ POSTGRESQL: list[Compared] = [
         for collation in ("C", "POSIX", "pg_c_utf8", "pg_unicode_fast", "ucs_basic")
     ],
 ]
+POSTGRESQL_WITH_ICU: list[Compared] = [
+    (f"{type} COLLATE {collation}", "text", ORDER, TEXTS, LITERALS)
+    for type in ("text", "varchar(20)")
+    for collation in ('"und-x-icu"', '"de-x-icu"', '"sv-x-icu"', '"tr-x-icu"', "without_case")
+]
 MARIADB: list[Compared] = [
     *[case for case in COMMON if case[0] != "timestamp(6)"],
     ("datetime(6)", "timestamp", ORDER, _quoted(MOMENTS), MOMENTS),
@@ -102,6 +113,8 @@ NOT_IN_POSTGRESQL: list[Counterexample] = [
     ("mood", ["'sad'", "'ok'"], "v < 'ok'", "v < 'ok'"),  # by its place, not its name
     ("jsonb", ["'{\"a\":1.10}'"], "v = '{\"a\":1.1}'", "v = '{\"a\":1.1}'"),
     ("time", ["'24:00'", "'10:00'"], "v = '10:00'", "v = '10:00'"),
+    ("timestamptz", ["'2024-10-27 00:30Z'", "'2024-10-27 01:30Z'"],  # the first, and the second
+     "v = '2024-10-27 02:30 Europe/Zurich'", "v = TIMESTAMP '2024-10-27 02:30:00 Europe/Zurich'"),
     ("money", ["2", "10"], "v = '$2'", "v = 10"),
     ("interval", ["'1 month'", "'30 days'"], "v = '30 days'", "v = 'P0M30DT0S'"),
 ]  # fmt: skip
@@ -127,15 +140,51 @@ RAW_MARIADB: list[Counterexample] = [
     ("varchar(9) COLLATE utf8mb4_general_ci", ["'a'", "'B'"], "v < 'B'", "v < 'B'"),
     ("varchar(9) COLLATE utf8mb4_general_ci", ["'10'", "'9'"], "v < 10", "v < '10'"),
 ]
+RAW_POSTGRESQL: list[Counterexample] = [
+    ("text COLLATE without_case", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
+    ('text COLLATE "de-x-icu"', ["'a'", "'B'"], "v < 'B'", "v < 'B'"),
+    ('text COLLATE "de-x-icu"', ["'z'", "'ä'", "'a'"], "v BETWEEN 'a' AND 'z'",
+     "v BETWEEN 'a' AND 'z'"),
+]  # fmt: skip
 RAW_SQLITE: list[Counterexample] = [
     ("text COLLATE NOCASE", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
     ("text COLLATE RTRIM", ["'a'", "'a '"], "v = 'a'", "v = 'a'"),
 ]
 
-COMPARED = {"postgresql": POSTGRESQL, "mariadb": MARIADB, "sqlite": SQLITE}
+# Functions, LIKE and arithmetic over columns that may be compared. None is known for LIKE and
+# length in PostgreSQL; they stay as elsewhere.
+IN_POSTGRESQL: list[Counterexample] = [
+    ("int", ["6", "7"], "v / 2 = 3", "v / 2 = 3"),
+    ("numeric(7,2)", ["1.50", "2.00"], "CAST(v AS int) = 2", "CAST(v AS int) = 2"),
+    ("text", ["'ß'"], "upper(v) = 'SS'", "upper(v) = 'SS'"),
+    ("date", ["'2024-01-07'"], "extract(dow FROM v) = 0", "extract(dow FROM v) = 0"),
+]
+IN_MARIADB: list[Counterexample] = [
+    ("int", ["1", "3"], "v / 3 = 0.3333", "v / 3 = 0.3333"),
+    ("decimal(7,2)", ["1.50", "2.00"], "CAST(v AS signed) = 2", "CAST(v AS int) = 2"),
+    ("varchar(9) COLLATE utf8mb4_general_ci", ["'a'", "'A'"], "v LIKE 'a'", "v LIKE 'a'"),
+    ("varchar(9) COLLATE utf8mb4_nopad_bin", ["'ß'"], "upper(v) = 'SS'", "upper(v) = 'SS'"),
+    ("varchar(9) COLLATE utf8mb4_nopad_bin", ["'ä'"], "length(v) = 1", "length(v) = 1"),
+]
+IN_SQLITE: list[Counterexample] = [
+    ("integer", ["6", "7"], "v / 2 = 3", "v / 2 = 3"),
+    ("integer", ["1", "2"], "CAST(v AS boolean) = TRUE", "CAST(v AS boolean) = TRUE"),
+    ("text", ["'9'", "'10'"], "v < 10", "v < 10"),
+    ("text", ["'a'", "'A'"], "v LIKE 'a'", "v LIKE 'a'"),
+    ("text", ["'ä'"], "upper(v) = 'Ä'", "upper(v) = 'Ä'"),
+    ("text", ["'a' || char(0) || 'b'"], "length(v) = 1", "length(v) = 1"),
+]
+
+COMPARED = {
+    "postgresql": POSTGRESQL,
+    ICU: POSTGRESQL_WITH_ICU,
+    "mariadb": MARIADB,
+    "sqlite": SQLITE,
+}
 EXCLUDED = {
     "postgresql": NOT_IN_POSTGRESQL,
     "mariadb": NOT_IN_MARIADB,
     "sqlite": NOT_IN_SQLITE,
 }
-RAW = {"mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}
+RAW = {ICU: RAW_POSTGRESQL, "mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}
+EXPRESSIONS = {"postgresql": IN_POSTGRESQL, "mariadb": IN_MARIADB, "sqlite": IN_SQLITE}

@@ -29,10 +29,21 @@ from driftline.types import DeclaredType
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
 from source_agent.engines.shapes import Shape
-from tests.conformance.derivation_cases import COMPARED, EXCLUDED, RAW, Compared
+from tests.conformance.derivation_cases import (
+    COMPARED,
+    EXCLUDED,
+    EXPRESSIONS,
+    ICU,
+    RAW,
+    WITHOUT_CASE,
+    Compared,
+)
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
-from tests.harness.legacies import KINDS
+from tests.harness.legacies import KINDS, OfPostgreSQL
 from tests.reference.predicates import keeps, value_of
+from warehouse_agent.decomposition.conditions import Compares, pushed
+from warehouse_agent.views.conditions import wish_of
+from warehouse_agent.views.query import read_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,13 +51,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 CARRIERS = {
     "int2": "SMALLINT", "int4": "INT", "int8": "BIGINT", "date": "DATE", "text": "STRING",
-    "timestamp": "TIMESTAMP_NTZ", "float4": "FLOAT", "float8": "DOUBLE",
+    "timestamp": "TIMESTAMP_NTZ", "timestamptz": "TIMESTAMP", "float4": "FLOAT", "float8": "DOUBLE",
 }  # fmt: skip
 
 
 @pytest.fixture(params=KINDS)
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    made = KINDS[request.param](request, tmp_path)
+    if request.param == ICU:
+        made: Legacy = OfPostgreSQL(request.getfixturevalue(ICU))
+    else:
+        made = KINDS[request.param](request, tmp_path)
     yield made
     made.close()
 
@@ -126,6 +140,8 @@ def test_an_engine_keeps_the_rows_that_spark_keeps(
     legacy.run(*legacy.prelude)
     if legacy.name == "postgresql":
         legacy.run("CREATE DOMAIN label AS text")
+    if "COLLATE without_case" in declaration:
+        legacy.run(WITHOUT_CASE)
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate([*values, "NULL"]))
     legacy.run(
         f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
@@ -157,6 +173,8 @@ def test_an_engine_keeps_the_rows_that_spark_keeps(
 def listed(legacy: Legacy, declaration: str, values: list[str]) -> Any:
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(values))
     legacy.run(*legacy.prelude)
+    if "COLLATE without_case" in declaration:
+        legacy.run(WITHOUT_CASE)
     legacy.run(
         f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
         f"INSERT INTO t VALUES {rows}",
@@ -194,5 +212,27 @@ def test_why_text_is_compared_by_its_bytes(
 ) -> None:  # fmt: skip
     shape, rows = listed(legacy, declaration, values)
     assert shape.comparable_by_name["v"] is Comparable.ORDER
+    (kept,) = kept_by_spark(spark, shape, rows, [in_spark])
+    assert kept_raw(legacy, condition) != kept
+
+
+@pytest.mark.parametrize(
+    ("legacy", "declaration", "values", "condition", "in_spark"),
+    [(engine, *case) for engine, cases in EXPRESSIONS.items() for case in cases],
+    indirect=["legacy"],
+)
+def test_why_expressions_stay(
+    legacy: Legacy, declaration: str, values: list[str], condition: str, in_spark: str,
+    spark: SparkSession,
+) -> None:  # fmt: skip
+    """The column may be compared; what a view makes of it is evaluated by Spark alone."""
+    shape, rows = listed(legacy, declaration, values)
+    assert shape.comparable_by_name["v"] is not Comparable.NOTHING
+    query = read_query(f"SELECT t.v FROM erp.t t WHERE {in_spark}", where="v")
+    columns = {c.name: Compares(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns}
+    for conjunct in wish_of("v", query, 0).conjuncts:
+        found = pushed(conjunct.condition, columns)
+        assert found.predicate is None
+        assert found.why
     (kept,) = kept_by_spark(spark, shape, rows, [in_spark])
     assert kept_raw(legacy, condition) != kept

