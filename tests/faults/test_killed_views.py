@@ -22,6 +22,7 @@ from tests.faults.test_killed_steps import KILLED
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
 from tests.harness.views import Sites
+from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.failpoints import Point
 from warehouse_agent.storage import formats
 
@@ -107,6 +108,44 @@ def test_killed_in_an_incremental_phase(sites: Sites, function: str, when: str, 
     reports = sites.well()
     assert reports["over"].method == reports["joined"].method == "incremental"
     oracle.check()
+
+
+# Of a recomputation: the files of the first view are there, its feed, the files of the second.
+RECOMPUTED = [
+    ("written_files", "before", 1, False),
+    ("write_changes", "after", 1, False),
+    ("written_files", "after", 2, False),
+    ("written_files", "before", 1, True),
+    ("check_lineage", "after", 1, True),
+]
+
+
+@pytest.mark.parametrize(("function", "when", "call", "is_first"), RECOMPUTED)
+def test_killed_in_a_recomputation(
+    sites: Sites, function: str, when: str, call: int, is_first: bool
+) -> None:
+    """Readers keep what they have, nothing if it is the first one; `gc` removes what was begun."""
+    sites.view_lines = dict.fromkeys(VIEWS, 'maintain = "recompute"')
+    before: dict[str, Counter[tuple[object, ...]]] = {}
+    if not is_first:
+        sites.well()
+        before = {name: seen(sites, name) for name in (*VIEWS, "erp.orders", "crm.customer")}
+        sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id % 4 = 0")
+        sites.sql("crm", "UPDATE customer SET name = 'other' WHERE id = 2")
+    killed(sites, f"views.maintenance.recompute:{function}", when, call)
+    assert {name: seen(sites, name) for name in before} == before
+    assert (sites.newest() is None) == is_first
+    sites.sql("erp", "DELETE FROM orders WHERE id = 7")
+    reports = sites.well()
+    assert reports["joined"].method == reports["over"].method == "recompute"
+    sites.check()
+    assert command("gc", "--all", "--yes", "--keep-hours", "0", config=sites.toml()).code == 0
+    for name in VIEWS:
+        head = formats.view_head(sites.store, name)
+        assert head is not None
+        table = Path(sites.store.table(name))
+        left = {str(file.relative_to(table)) for file in table.rglob("data-*/**/*.parquet")}
+        assert left == {file.path for file in head.files}
 
 
 @pytest.mark.parametrize(

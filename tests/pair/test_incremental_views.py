@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftline.errors import SparkLost, ViewFailed
+from driftline.errors import NotFound, SparkLost, ViewFailed
 from pyspark.sql import SparkSession
 
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.views import Sites
+from tests.warehouse_agent.cli.test_main import command
+from warehouse_agent import changes
 from warehouse_agent.planning.view_cost import NOTES, ViewMethod
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -198,6 +200,29 @@ def test_a_feed_that_is_gone(sites: Sites) -> None:
     assert report.method_why == "the change feed of version 1 of erp.orders was removed"
     oracle.check()
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
+    incremental(sites.well(), "chain")
+    oracle.check()
+
+
+def test_a_feed_that_gc_removed(sites: Sites) -> None:
+    """It keeps what any view is made of, so it is one that was configured no more for a while."""
+    oracle = only(sites, "chain", "none")
+    chain = sites.views.pop("chain")
+    for amount in (90, 91):
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 3", amount)
+        sites.well()
+    toml = sites.toml()
+    assert command("gc", "--all", "--yes", "--keep-hours", "0", config=toml).code == 0
+    with pytest.raises(NotFound, match="Version 1 has lost .* of its change feed"):
+        changes(sites.pinned().spark, sites.warehouse, "erp.orders", since=0)
+    sites.views["chain"] = chain
+    sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
+    report = sites.well()["chain"]
+    assert report.method == ViewMethod.RECOMPUTE
+    assert report.method_why == "the change feed of version 1 of erp.orders was removed"
+    oracle.check()
+    sites.sql("erp", "UPDATE orders SET amount = 93 WHERE id = 4")
+    assert command("gc", "--all", "--yes", "--keep-hours", "0", config=toml).code == 0
     incremental(sites.well(), "chain")
     oracle.check()
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
 from tests.warehouse_agent.cli.test_main import REPORT, command
-from warehouse_agent import read
+from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
@@ -388,6 +388,61 @@ def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
     pinned = sites.pinned()
     assert pinned.stale("joined") is not None
     assert pinned.read("joined").count() == rows
+
+
+@pytest.mark.parametrize("remedy", ["restore", "move away"])
+def test_somebody_else_wrote_the_table_of_versions(sites: Sites, remedy: str) -> None:
+    sites.well()
+    toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
+    place = sites.warehouse / "_driftline" / "warehouse"
+    table = DeltaTable(str(place))
+    good, rows = table.version(), sorted(map(tuple, sites.pinned().read("joined").collect()))
+    write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
+    sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
+    for words in (["refresh"], ["refresh", "joined"], ["status"], ["gc", "--all"]):
+        ended = command(*words, config=toml)
+        assert ended.code == 1, (words, ended.err)
+        assert "Version 1 of the table of versions was not written by Driftline" in ended.err
+        assert "Restore the last version that Driftline wrote" in ended.err
+    with pytest.raises(WarehouseUnavailable, match="not written by Driftline"):
+        sites.pinned()
+    pinned = sites.pinned(good)
+    assert sorted(map(tuple, pinned.read("joined").collect())) == rows, "what was given before"
+    if remedy == "restore":
+        DeltaTable(str(place)).restore(good)
+    else:
+        place.rename(place.with_name("away"))
+    assert command("refresh", config=toml).code == 0
+    check(sites)
+    sites.sql("erp", "UPDATE orders SET amount = 61 WHERE id = 21")
+    sites.well()
+    check(sites)
+
+
+def test_the_first_view_over_fragments_with_versions(sites: Sites) -> None:
+    """Until then the newest versions are read; from then on those that the flip names."""
+    views, sites.views = sites.views, {}
+    for amount in (150, 151, 152):
+        sites.sql("erp", "UPDATE orders SET amount = ? WHERE id = 20", amount)
+        reports = sites.well()
+    assert reports["orders"].version == 2
+    assert sites.pinned().version is None
+    assert sites.pinned().read("orders").where("amount = 152").count() == 1
+    sites.views = views
+    sites.sql("erp", "UPDATE orders SET amount = 153 WHERE id = 20")
+    reports = sites.well("joined")
+    assert (reports["orders"].version, reports["joined"].version) == (3, 0)
+    newest = sites.newest()
+    assert newest is not None
+    assert newest.number == 0
+    assert newest.members["other"].version == 0, "it did not change, and is in it as well"
+    assert newest.members["joined"].inputs == {"orders": 3, "crm.customer": 0}
+    sites.well()
+    check(sites)
+    spark = sites.pinned().spark
+    assert read(spark, sites.warehouse, "orders", 1).where("amount = 151").count() == 1
+    feed = changes(spark, sites.warehouse, "orders", since=0).where("_op = 'update_after'")
+    assert sorted(row.amount for row in feed.collect()) == [151, 152, 153]
 
 
 def test_the_commands(sites: Sites) -> None:
