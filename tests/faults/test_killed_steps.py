@@ -24,6 +24,7 @@ from tests import ROOT
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
+from tests.harness.warm_jvm import warm_jvm
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.storage.formats import head
@@ -152,7 +153,7 @@ def kill(pair: Pair, place: str, function: str, when: str, call: int, *, accept:
     with log.open("w") as out:  # a pipe would be open as long as its JVM takes to notice
         done = subprocess.run(
             [sys.executable, "-c", code, *words, *(["--accept-schema"] if accept else [])],
-            env=environment(),
+            env=environment(**(warm_jvm() if place == "spark" else {})),
             stdout=out,
             stderr=out,
             check=False,

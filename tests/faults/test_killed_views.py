@@ -22,6 +22,7 @@ from tests.faults.test_killed_steps import KILLED
 from tests.harness.lineage_oracle import LineageOracle
 from tests.harness.pair import environment, plain
 from tests.harness.views import Sites
+from tests.harness.warm_jvm import warm_jvm
 from tests.warehouse_agent.cli.test_main import command
 from warehouse_agent.failpoints import Point
 from warehouse_agent.storage import formats
@@ -228,7 +229,7 @@ def run_killed(sites: Sites, program: list[str], *names: str, **more: str) -> No
     with log.open("w") as out:
         done = subprocess.run(
             [sys.executable, *program, "--config", str(toml), "refresh", *names],
-            env=environment(**more),
+            env=environment(**warm_jvm(), **more),
             stdout=out,
             stderr=out,
             check=False,

@@ -213,7 +213,7 @@ def test_a_feed_that_gc_removed(sites: Sites) -> None:
         sites.well()
     toml = sites.toml()
     assert command("gc", "--all", "--yes", "--keep-hours", "0", config=toml).code == 0
-    with pytest.raises(NotFound, match="Version 1 has lost .* of its change feed"):
+    with pytest.raises(NotFound, match=r"Version 1 has lost .* of its change feed"):
         changes(sites.pinned().spark, sites.warehouse, "erp.orders", since=0)
     sites.views["chain"] = chain
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import plain
 from tests.harness.views import Sites
-from tests.warehouse_agent.cli.test_main import command
+from tests.warehouse_agent.cli.test_main import command, warm_command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
@@ -192,7 +192,7 @@ def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     regular(sites)
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
     edit(sites, 0, 5)
-    ended = command("refresh", config=toml)
+    ended = warm_command("refresh", config=toml)
     assert ended.code == 0, ended.err
     assert "5 changed rows of its component gathered for readers, until 20" in ended.out
     (told,) = command("status", "orders", "--json", config=toml).lines
@@ -208,7 +208,7 @@ def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     assert "which readers are given" in command("history", "orders", config=toml).out
     histories = command("history", "joined", "--json", config=toml).lines
     assert [line["staleness"] is None for line in histories] == [False, True]
-    verified = command("verify", "orders", config=toml)
+    verified = warm_command("verify", "orders", config=toml)
     assert verified.code == 0, verified.err
     assert "version 2, 40 rows verified; readers are given version 1" in verified.out
     spark = sites.pinned().spark
@@ -219,7 +219,7 @@ def test_what_others_say_while_fragments_are_ahead(sites: Sites) -> None:
     with pytest.raises(NotFound, match="Version 2 waits for the views over it"):
         changes(spark, sites.warehouse, "orders", since=2)
     # `driftline refresh` alone names no view; this does.
-    assert command("refresh", "join*", config=toml).code == 0
+    assert warm_command("refresh", "join*", config=toml).code == 0
     sites.check()
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
-from tests.warehouse_agent.cli.test_main import REPORT, command
+from tests.warehouse_agent.cli.test_main import REPORT, command, warm_command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
 from warehouse_agent.refresh.job import Options
@@ -400,7 +400,7 @@ def test_somebody_else_wrote_the_table_of_versions(sites: Sites, remedy: str) ->
     write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
     sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
     for words in (["refresh"], ["refresh", "joined"], ["status"], ["gc", "--all"]):
-        ended = command(*words, config=toml)
+        ended = warm_command(*words, config=toml)
         assert ended.code == 1, (words, ended.err)
         assert "Version 1 of the table of versions was not written by Driftline" in ended.err
         assert "Restore the last version that Driftline wrote" in ended.err
@@ -412,7 +412,7 @@ def test_somebody_else_wrote_the_table_of_versions(sites: Sites, remedy: str) ->
         DeltaTable(str(place)).restore(good)
     else:
         place.rename(place.with_name("away"))
-    assert command("refresh", config=toml).code == 0
+    assert warm_command("refresh", config=toml).code == 0
     check(sites)
     sites.sql("erp", "UPDATE orders SET amount = 61 WHERE id = 21")
     sites.well()
@@ -447,7 +447,7 @@ def test_the_first_view_over_fragments_with_versions(sites: Sites) -> None:
 
 def test_the_commands(sites: Sites) -> None:
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"')
-    ended = command("refresh", "--json", config=toml)
+    ended = warm_command("refresh", "--json", config=toml)
     assert (ended.code, [line["name"] for line in ended.lines][-2:]) == (0, ["joined", "inverse"])
     assert all(list(line) == REPORT for line in ended.lines)
     found = {line["name"]: line for line in command("status", "--json", config=toml).lines}
@@ -455,7 +455,7 @@ def test_the_commands(sites: Sites) -> None:
     assert found["crm.customer"]["kind"] == "kept"
     assert found["joined"]["inputs"] == {"orders": 0, "crm.customer": 0}
     assert {line["visible_version"] for line in found.values()} == {0}
-    verified = command("verify", "joined", "--json", config=toml)
+    verified = warm_command("verify", "joined", "--json", config=toml)
     assert (verified.code, verified.lines[0]["proof"]) == (0, "values")
     (history,) = command("history", "joined", "--json", config=toml).lines
     assert (history["version"], history["inputs"]) == (0, {"orders": 0, "crm.customer": 0})
@@ -471,13 +471,13 @@ def test_the_commands(sites: Sites) -> None:
     assert "there is no receipt" in refused.err
     assert command("refresh", "--without", "nope", config=toml).code == 2
     sites.sql("erp", "UPDATE orders SET amount = 7 WHERE id = 20")
-    ended = command("refresh", config=toml)
+    ended = warm_command("refresh", config=toml)
     assert ended.code == 3
     assert "error VIEW_FAILED: inverse" in ended.err
     shown = command("status", config=toml)
     assert "inverse stays behind its inputs: Spark cannot evaluate the view" in shown.out
     sites.sql("erp", "UPDATE orders SET amount = 9 WHERE id = 20")
-    assert command("refresh", config=toml).code == 0
+    assert warm_command("refresh", config=toml).code == 0
     check(sites)
     # Somebody changed a file of the view.
     table = DeltaTable(str(sites.warehouse / "joined"))
@@ -485,13 +485,13 @@ def test_the_commands(sites: Sites) -> None:
     rows = pq.read_table(file.removeprefix("file://"))
     size = Path(file.removeprefix("file://"))
     pq.write_table(rows.set_column(1, "amount", pa.array([1] * len(rows), pa.int64())), size)
-    ended = command("verify", "joined", config=toml)
+    ended = warm_command("verify", "joined", config=toml)
     assert ended.code == 1
     assert "error WAREHOUSE: joined: Data file" in ended.err
-    ended = command("verify", "joined", "--repair", config=toml)
+    ended = warm_command("verify", "joined", "--repair", config=toml)
     assert ended.code == 0, ended.err
     check(sites)
-    assert command("verify", "joined", config=toml).code == 0
+    assert warm_command("verify", "joined", config=toml).code == 0
 
 
 def test_gc_counts_from_the_flip(sites: Sites) -> None:
@@ -571,7 +571,7 @@ def test_verify_after_gc(sites: Sites) -> None:
     for place in places:
         sites.store.remove_file(*place)
     toml = sites.toml('[spark]\n"spark.master" = "local[1]"\n"spark.ui.enabled" = "false"')
-    verified = command("verify", "joined", "--json", config=toml)
+    verified = warm_command("verify", "joined", "--json", config=toml)
     assert (verified.code, verified.lines[0]["inputs"]) == (0, newest.members["joined"].inputs)
 
 

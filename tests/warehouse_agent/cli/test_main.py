@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from source_agent.cli.enroll import enroll
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import Pair, SourceProcess, environment
+from tests.harness.warm_jvm import warm_jvm
 from tests.warehouse_agent.storage.test_store import held
 from warehouse_agent.cli import answers, main
 from warehouse_agent.report import Report
@@ -77,17 +78,22 @@ class Ended:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def command(*words: object, config: Path | None = None) -> Ended:
-    """The agent as a process."""
+def command(*words: object, config: Path | None = None, **variables: str) -> Ended:
+    """The agent as a process; `variables`: more of its environment."""
     chosen = [] if config is None else ["--config", str(config)]
     done = subprocess.run(
         [sys.executable, "-m", "warehouse_agent.cli", *chosen, *map(str, words)],
         capture_output=True,
         text=True,
-        env=environment(),
+        env=environment(**variables),
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def warm_command(*words: object, config: Path) -> Ended:
+    """The agent as a process whose session, if it starts one, is in a JVM that runs."""
+    return command(*words, config=config, **warm_jvm())
 
 
 @pytest.fixture
