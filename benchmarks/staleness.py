@@ -1,6 +1,6 @@
 """Staleness of a view by the number of view phases, as in MAUVE's Figures 8-11 and 13-16.
 
-    python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9] [--clock processor]
+    python -m benchmarks.staleness [--rows 4000] [--piece 60] [--only 8,9]
 
 Two tables of one source and their join, all through the real maintenance: a stream of insertions
 and deletions comes in pieces; each piece is a refresh of both fragments, which run ahead of the
@@ -9,12 +9,12 @@ so itself, from the history that it keeps; `max_lag` is the time that the pieces
 phase comes early enough that none is late, that of two more pieces and phases. The paper applies a
 log to base tables; a piece takes the place of some updates of it.
 
-Times are those measured: of each piece (the median of those before without a view phase), and what
-a view phase adds to it; by wall or, on a machine that is not alone, by processor. When a piece
-arrives is the stream's: what waits for an arrival is added up, not slept. VS, S1 and S2 are
-computed by Eq. 4 for every changed row: T_eb is when its piece would have been proven without any
-view phase. The last piece always has its phase. "evened" is the quotient if every piece and every
-phase of a figure took as long as the median one: the same phases, without the machine's noise.
+Times are those measured, on the wall: of each piece (the median of those before without a view
+phase), and what a view phase adds to it. When a piece arrives is the stream's: what waits for an
+arrival is added up, not slept. VS, S1 and S2 are computed by Eq. 4 for every changed row: T_eb is
+when its piece would have been proven without any view phase. The last piece always has its phase.
+"evened" is the quotient if every piece and every phase of a figure took as long as the median one:
+the same phases, without the machine's noise.
 
 Streams: steady ones of four sizes (Figures 8-11); discontinuous ones of a high and of a medium rate
 (13, 14), where a share of the time is idle, in periods of a negative exponential distribution; lag
@@ -30,9 +30,8 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,13 +107,11 @@ def run_of(steps: Sequence[Step], arrivals: Sequence[float], rows: int) -> Run:
 class Mauve:
     """Two tables of `rows` rows, their join, and streams of pieces of `piece` updates."""
 
-    def __init__(
-        self, spark: Deferred, folder: Path, rows: int, piece: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, spark: Deferred, folder: Path, rows: int, piece: int) -> None:
         self.rng, self.rows, self.piece = random.Random(1998), rows, piece
         self.sites = Sites(spark, folder, TABLES, {"v": QUERY})
         self.alive: dict[str, list[int]] = {name: [] for name in TABLES["m"]}
-        self.numbers, self.clock = itertools.count(), clock
+        self.numbers = itertools.count()
         self.pieces: deque[float] = deque(maxlen=20)  # seconds without a view phase
         self.phases: deque[float] = deque(maxlen=5)  # what the last ones added
         for name in self.alive:
@@ -155,9 +152,9 @@ class Mauve:
     def _refresh(self, *, is_named: bool) -> Step:
         """Refresh; return the seconds without the view phase, and those of the phase if any."""
         chosen = select(self.config, ["v"] if is_named else [], not is_named)
-        began = self.clock()
+        began = time.monotonic()
         reports = {r.name: r for r in self.runner.refresh(chosen, Options())}
-        took = self.clock() - began
+        took = time.monotonic() - began
         assert all(r.error is None for r in reports.values()), reports
         if not reports["v"].view_phases:
             self.pieces.append(took)
@@ -280,22 +277,23 @@ def scaled(mauve: Mauve) -> None:
 @click.command()
 @click.option("--rows", default=4000, show_default=True, help="Of each table.")
 @click.option("--piece", default=60, show_default=True, help="Updates in a piece.")
-@click.option("--clock", type=click.Choice(["wall", "processor"]), default="wall")
 @click.option("--only", default="8,9,10,11,13,14,16", show_default=True, help="Figures.")
-def main(rows: int, piece: int, clock: str, only: str) -> None:
+def main(rows: int, piece: int, only: str) -> None:
     """Print the tables."""
-    seconds = time.monotonic if clock == "wall" else partial(cpu_s, [os.getpid()])
+    began, spent_s = time.monotonic(), cpu_s([os.getpid()])
     wanted = {int(figure) for figure in only.split(",")}
     spark = Deferred(SETTINGS)
     with TemporaryDirectory() as folder:
-        with Mauve(spark, Path(folder) / "small", rows, piece, seconds) as mauve:
+        with Mauve(spark, Path(folder) / "small", rows, piece) as mauve:
             steady(mauve, wanted)
             interrupted(mauve, wanted)
             if 16 in wanted:
                 scaled(mauve)
         if 16 in wanted:
-            with Mauve(spark, Path(folder) / "large", 3 * rows, piece, seconds) as mauve:
+            with Mauve(spark, Path(folder) / "large", 3 * rows, piece) as mauve:
                 scaled(mauve)
+    spent_s = cpu_s([os.getpid()]) - spent_s
+    print(f"\nAll of it: {time.monotonic() - began:.0f} s, {spent_s:.0f} s of processor.")
 
 
 if __name__ == "__main__":

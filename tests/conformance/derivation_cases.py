@@ -14,11 +14,13 @@ ORDER, EQUALITY = Comparable.ORDER, Comparable.EQUALITY
 Compared = tuple[str, str, Comparable, list[str], list[str]]
 Counterexample = tuple[str, list[str], str, str]
 
-ICU = "postgresql_with_icu"  # the engine that has these collations, and the fixture of its server
-WITHOUT_CASE = (
-    "CREATE COLLATION without_case (provider = icu, locale = 'und-u-ks-level2',"
-    " deterministic = false)"
+LANGUAGES = "postgresql_with_languages"  # the engine that has these, and its server's fixture
+_WITHOUT_CASE = "provider = icu, locale = 'und-u-ks-level2', deterministic = false"
+COLLATIONS = (
+    f"CREATE COLLATION without_case ({_WITHOUT_CASE})",
+    "CREATE COLLATION german (provider = libc, locale = 'de_DE.UTF-8')",
 )
+_ICU = ("und-x-icu", "de-x-icu", "sv-x-icu", "tr-x-icu")
 
 TEXTS = [
     "''", "' '", "'a'", "'a '", "'a  '", "'A'", "'B'", "'b'", "'ä'", "'Ä'", "'a\u0308'", "'z'",
@@ -65,10 +67,10 @@ POSTGRESQL: list[Compared] = [
         for collation in ("C", "POSIX", "pg_c_utf8", "pg_unicode_fast", "ucs_basic")
     ],
 ]
-POSTGRESQL_WITH_ICU: list[Compared] = [
+POSTGRESQL_WITH_LANGUAGES: list[Compared] = [
     (f"{type} COLLATE {collation}", "text", ORDER, TEXTS, LITERALS)
     for type in ("text", "varchar(20)")
-    for collation in ('"und-x-icu"', '"de-x-icu"', '"sv-x-icu"', '"tr-x-icu"', "without_case")
+    for collation in (*(f'"{name}"' for name in _ICU), "without_case", "german")
 ]
 MARIADB: list[Compared] = [
     *[case for case in COMMON if case[0] != "timestamp(6)"],
@@ -126,6 +128,8 @@ NOT_IN_MARIADB: list[Counterexample] = [
      "v = '123E4567-E89B-12D3-A456-426655440000'", "v = '123E4567-E89B-12D3-A456-426655440000'"),
     ("char(5) COLLATE utf8mb4_general_ci", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
     ("year", ["2001", "1999"], "v = 1", "v = 1"),
+    ("timestamp", ["'2024-06-01 00:30:00'", "'2024-06-01 02:30:00'"],  # a zone is not read
+     "v = '2024-06-01 02:30:00 Europe/Paris'", "v = TIMESTAMP '2024-06-01 02:30:00 Europe/Paris'"),
 ]  # fmt: skip
 NOT_IN_SQLITE: list[Counterexample] = [
     ("decimal(10,2)", ["0.3", "0.1"], "v * 3 = 0.9", "v * 3 = 0.9"),  # doubles
@@ -143,6 +147,7 @@ RAW_MARIADB: list[Counterexample] = [
 RAW_POSTGRESQL: list[Counterexample] = [
     ("text COLLATE without_case", ["'a'", "'A'"], "v = 'a'", "v = 'a'"),
     ('text COLLATE "de-x-icu"', ["'a'", "'B'"], "v < 'B'", "v < 'B'"),
+    ("text COLLATE german", ["'a'", "'B'"], "v < 'B'", "v < 'B'"),
     ('text COLLATE "de-x-icu"', ["'z'", "'ä'", "'a'"], "v BETWEEN 'a' AND 'z'",
      "v BETWEEN 'a' AND 'z'"),
 ]  # fmt: skip
@@ -151,8 +156,8 @@ RAW_SQLITE: list[Counterexample] = [
     ("text COLLATE RTRIM", ["'a'", "'a '"], "v = 'a'", "v = 'a'"),
 ]
 
-# Functions, LIKE and arithmetic over columns that may be compared. None is known for LIKE and
-# length in PostgreSQL; they stay as elsewhere.
+# Expressions over columns that may be compared: functions, LIKE, casts, arithmetic, text against a
+# number. None is known for LIKE and length in PostgreSQL; they stay as elsewhere.
 IN_POSTGRESQL: list[Counterexample] = [
     ("int", ["6", "7"], "v / 2 = 3", "v / 2 = 3"),
     ("numeric(7,2)", ["1.50", "2.00"], "CAST(v AS int) = 2", "CAST(v AS int) = 2"),
@@ -177,7 +182,7 @@ IN_SQLITE: list[Counterexample] = [
 
 COMPARED = {
     "postgresql": POSTGRESQL,
-    ICU: POSTGRESQL_WITH_ICU,
+    LANGUAGES: POSTGRESQL_WITH_LANGUAGES,
     "mariadb": MARIADB,
     "sqlite": SQLITE,
 }
@@ -186,5 +191,5 @@ EXCLUDED = {
     "mariadb": NOT_IN_MARIADB,
     "sqlite": NOT_IN_SQLITE,
 }
-RAW = {ICU: RAW_POSTGRESQL, "mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}
+RAW = {LANGUAGES: RAW_POSTGRESQL, "mariadb": RAW_MARIADB, "sqlite": RAW_SQLITE}
 EXPRESSIONS = {"postgresql": IN_POSTGRESQL, "mariadb": IN_MARIADB, "sqlite": IN_SQLITE}

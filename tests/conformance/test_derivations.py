@@ -30,12 +30,12 @@ from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import decoded, flat, session_of
 from source_agent.engines.shapes import Shape
 from tests.conformance.derivation_cases import (
+    COLLATIONS,
     COMPARED,
     EXCLUDED,
     EXPRESSIONS,
-    ICU,
+    LANGUAGES,
     RAW,
-    WITHOUT_CASE,
     Compared,
 )
 from tests.conformance.derived_reads import TABLE, derived_keys, kept_raw
@@ -57,8 +57,9 @@ CARRIERS = {
 
 @pytest.fixture(params=KINDS)
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
-    if request.param == ICU:
-        made: Legacy = OfPostgreSQL(request.getfixturevalue(ICU))
+    if request.param == LANGUAGES:
+        made: Legacy = OfPostgreSQL(request.getfixturevalue(LANGUAGES))
+        made.run(*COLLATIONS)
     else:
         made = KINDS[request.param](request, tmp_path)
     yield made
@@ -140,8 +141,6 @@ def test_an_engine_keeps_the_rows_that_spark_keeps(
     legacy.run(*legacy.prelude)
     if legacy.name == "postgresql":
         legacy.run("CREATE DOMAIN label AS text")
-    if "COLLATE without_case" in declaration:
-        legacy.run(WITHOUT_CASE)
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate([*values, "NULL"]))
     legacy.run(
         f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
@@ -173,8 +172,6 @@ def test_an_engine_keeps_the_rows_that_spark_keeps(
 def listed(legacy: Legacy, declaration: str, values: list[str]) -> Any:
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(values))
     legacy.run(*legacy.prelude)
-    if "COLLATE without_case" in declaration:
-        legacy.run(WITHOUT_CASE)
     legacy.run(
         f"CREATE TABLE t (id int NOT NULL PRIMARY KEY, v {declaration}{legacy.null})",
         f"INSERT INTO t VALUES {rows}",

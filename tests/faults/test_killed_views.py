@@ -111,7 +111,8 @@ def test_killed_in_an_incremental_phase(sites: Sites, function: str, when: str, 
     oracle.check()
 
 
-# Of a recomputation: the files of the first view are there, its feed, the files of the second.
+# Of a recomputation: the files of the first view are there, its feed, the files of the second; and
+# of a first load: its files, what checks their lineage.
 RECOMPUTED = [
     ("written_files", "before", 1, False),
     ("write_changes", "after", 1, False),

@@ -26,7 +26,7 @@ from tests.harness.pair import environment
 from tests.harness.views import Sites
 from warehouse_agent.spark.session import Deferred
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TABLES = {
     "erp": {
@@ -39,6 +39,7 @@ VIEWS = {
     "ON c.id = o.customer"
 }
 CUSTOMERS, READ_TABLES = 5, 3
+PER_SPARK = 5  # pins that are read without Spark for each that is read in it
 READERS_MAX = 8  # each has a JVM
 START_S_MAX = 60.0
 WRITER = """
@@ -68,7 +69,8 @@ READER = """
 import json, os, sys
 from pathlib import Path
 from deltalake import DeltaTable
-from tests.faults.test_warehouse_readers import CUSTOMERS, READ_TABLES, orders, settings
+from tests.faults.test_warehouse_readers import (
+    CUSTOMERS, PER_SPARK, READ_TABLES, orders, settings)
 from warehouse_agent import at
 from warehouse_agent.spark.session import start
 
@@ -101,11 +103,12 @@ def without_us(newest):
 done, heads, last, is_last = 0, 0, 0, False
 while not is_last:
     is_last = (folder / "enough").exists()  # and once more, with what is there now
-    for tables in (in_spark(), without_us(newest=False)):
+    for turn in range(1 + PER_SPARK):
+        tables = without_us(newest=False) if turn else in_spark()
         number = rounds(tables)
         assert number is not None, f"mixed: {tables}"
         assert number >= last, f"backwards: {number} after {last}"
-        last, done = number, done + READ_TABLES
+        last, done = number, done + 1
     heads += rounds(without_us(newest=True)) is None
     if done >= reads:
         (folder / f"{os.getpid()}.read").touch()
@@ -131,8 +134,10 @@ def settings() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("reads", "kills"), [(100, 3), pytest.param(10_000, 100, marks=pytest.mark.soak)]
 )
-def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kills: int) -> None:
-    """`reads`: of tables of a pinned version, by all readers together."""
+def test_readers_beside_a_writer_that_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reads: int, kills: int
+) -> None:
+    """`reads`: of all tables of a pinned version, by all readers together."""
     rng = random.Random(1)
     signs = tmp_path / "signs"
     signs.mkdir()
@@ -141,21 +146,30 @@ def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kill
     running: list[subprocess.Popen[str]] = []
 
     def start(code: str, *more: str) -> subprocess.Popen[str]:
-        words, pipe = [sys.executable, "-c", code, *more], subprocess.PIPE
+        words, log = [sys.executable, "-c", code, *more], (tmp_path / "log").open("a")
         running.append(
             subprocess.Popen(
-                words, stdout=pipe, stderr=pipe, text=True, env=environment(), cwd=ROOT,
+                words,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(),
+                cwd=ROOT,
                 start_new_session=True,
             )
-        )  # fmt: skip
+        )
+        log.close()
         return running[-1]
 
     def wait_for(number: int) -> None:
         """Wait until there are so many versions of the warehouse."""
         while versions() < number:
-            assert writer.poll() is None, writer.communicate()[1]
+            assert writer.poll() is None, said()
             assert time.monotonic() < deadline, "the writer makes no versions"
             time.sleep(0.05)
+
+    def said() -> str:
+        return (tmp_path / "log").read_text()
 
     def versions() -> int:
         log = sites.warehouse / "_driftline" / "warehouse" / "_delta_log"
@@ -180,19 +194,19 @@ def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, reads: int, kill
                 kill(writer)
                 killed += 1
                 writer = start(WRITER, toml, legacy)
-                ended = [one.communicate() for one in readers if one.poll() is not None]
-                assert not ended, ended
+                assert all(one.poll() is None for one in readers), said()
                 assert time.monotonic() < deadline, "readers do not end"
             wait_for(versions() + 1)
             made = versions()
             (signs / "enough").touch()
             out = [one.communicate(timeout=START_S_MAX) for one in readers]
-            assert [one.returncode for one in readers] == [0] * count, out
+            assert [one.returncode for one in readers] == [0] * count, said()
             done, heads, last = zip(*(json.loads(text) for text, _ in out), strict=True)
-            print(
-                f"{sum(done)} pinned reads of tables by {count} readers, {killed} kills, {made} "
-                f"versions: 0 mixed; {sum(heads)} times the newest versions of the tables were"
-            )
+            with capsys.disabled():
+                print(
+                    f"\n{sum(done)} pinned reads by {count} readers, {killed} kills, {made} "
+                    f"versions: 0 mixed; {sum(heads)} times the newest versions of the tables were"
+                )
             assert sum(done) >= reads
             assert min(last) > killed  # rounds: each life published one
     finally:

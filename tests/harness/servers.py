@@ -139,6 +139,7 @@ class PostgreSQL(_Server):
     def __init__(self, **settings: str) -> None:
         """`settings` are the server's own, in place of those that make tests fast."""
         self._settings = settings
+        self._environment: dict[str, str] = {}
         super().__init__("pg")
 
     @property
@@ -241,11 +242,19 @@ class PostgreSQL(_Server):
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [self._binary, "-D", str(self.folder / "data"), *options]
-        self._launch(command, lambda: self.superuser().close(), user=self._user, cwd=self.folder)
+        self._launch(
+            command,
+            lambda: self.superuser().close(),
+            user=self._user,
+            cwd=self.folder,
+            env={**os.environ, **self._environment},
+        )
 
 
-class PostgreSQLWithICU(PostgreSQL):
-    """The machine's PostgreSQL, which has collations of languages."""
+class PostgreSQLWithLanguages(PostgreSQL):
+    """The machine's PostgreSQL, with collations of languages: those of ICU, and GERMAN of libc."""
+
+    GERMAN = "de_DE.UTF-8"
 
     def _make_data(self) -> None:
         self._binary = str(postgresql_programs()[-1] / "postgres")
@@ -253,6 +262,9 @@ class PostgreSQLWithICU(PostgreSQL):
         if self._user is not None:
             shutil.chown(self.folder, self._user)
         self.run_tool("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+        made = self.folder / self.GERMAN
+        subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", made], check=True)
+        self._environment = {"LOCPATH": str(self.folder)}
 
 
 def postgresql_programs() -> list[Path]:

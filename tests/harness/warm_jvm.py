@@ -5,7 +5,8 @@ slow. PySpark takes one that is there if its environment names it, as under spar
 process makes a Spark context of its own in it; that of the process before is stopped first, whether
 the process ended or was killed.
 
-Not for tests of how a JVM starts and ends, of interrupts, or of what Spark writes.
+Not for tests of how a JVM starts and ends, of interrupts, or of what Spark prints; nor of processes
+that are killed while their session starts: a context that is being made is not stopped.
 """
 
 from __future__ import annotations

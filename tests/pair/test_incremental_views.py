@@ -147,6 +147,9 @@ def test_views_of_five_and_six_relations(sites: Sites) -> None:
         for source, statement in statements:
             sites.sql(source, statement)
         incremental(sites.well(), *LARGE)
+        newest = sites.newest()
+        assert newest is not None
+        assert {newest.members[name].checked for name in LARGE} == {"slice"}
         oracle.check()
     for name in LARGE:
         head = view_head(sites.store, name)

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.no_spark import NoSpark
 from tests.harness.views import Sites
+from tests.pair.test_since import OLD, by_time, now
 from tests.warehouse_agent.cli.test_main import REPORT, command, warm_command
 from warehouse_agent import changes, read
 from warehouse_agent.cli.gc import unreferenced
@@ -148,6 +149,7 @@ def test_a_source_that_is_down(sites: Sites) -> None:
     pair = sites.pairs["crm"]
     port = int(pair.address.rsplit(":", 1)[1])
     pair.stop()
+    before = sites.pinned().as_of("crm.customer")
     reports = sites.refresh()
     error = reports["crm.customer"].error
     assert error is not None
@@ -156,7 +158,8 @@ def test_a_source_that_is_down(sites: Sites) -> None:
     newest = sites.newest()
     assert newest is not None
     assert newest.members["joined"].inputs == {"orders": 1, "crm.customer": 0}
-    assert newest.members["joined"].as_of == newest.members["crm.customer"].as_of
+    assert newest.members["joined"].as_of == newest.members["crm.customer"].as_of == before
+    assert sites.pinned().as_of("orders") > before
     pair.serve(port)
     sites.well()
     check(sites)
@@ -388,6 +391,51 @@ def test_somebody_else_wrote_the_table_of_a_view(sites: Sites) -> None:
     pinned = sites.pinned()
     assert pinned.stale("joined") is not None
     assert pinned.read("joined").count() == rows
+    assert sites.refresh()["joined"].error is not None, "until somebody mends it"
+    (sites.warehouse / "joined").rename(sites.warehouse / "away")
+    sites.well()
+    check(sites)
+
+
+def test_a_view_says_the_weakest_proof_of_its_inputs(spark: SparkSession, tmp_path: Path) -> None:
+    tables = {
+        "erp": {"stock": "id INTEGER PRIMARY KEY, item INT, updated_at DATETIME NOT NULL"},
+        "crm": {"item": "id INTEGER PRIMARY KEY, name VARCHAR"},
+    }
+    query = "SELECT s.id, i.name FROM stock s JOIN crm.item i ON i.id = s.item"
+    with Sites(spark, tmp_path, tables, {"named": query}) as sites:
+        sites.fragment_lines = {"stock": 'source = "erp"\nproof = "keys"\nmethod = "since"'}
+        pair = sites.pairs["erp"]
+        pair.publish("stock", f'table = "stock"\nmarker = {by_time(pair.legacy)}')
+        for i in range(20):
+            sites.sql("erp", "INSERT INTO stock VALUES (?, ?, ?)", i, i % 4, OLD)
+            sites.sql("crm", "INSERT INTO item VALUES (?, ?)", i, f"item {i}")
+        sites.well()
+        newest = sites.newest()
+        assert newest is not None
+        assert {m.proof for m in newest.members.values()} == {"total"}
+        sites.sql("erp", "UPDATE stock SET item = 9, updated_at = ? WHERE id = 3", now(pair.legacy))
+        sites.well()
+        sites.check()
+        newest = sites.newest()
+        assert newest is not None
+        found = {name: member.proof for name, member in newest.members.items()}
+        assert found == {"stock": "keys", "crm.item": "total", "named": "keys"}
+
+
+def test_a_relation_that_the_source_does_not_serve(sites: Sites) -> None:
+    sites.well()
+    sites.views["wrong"] = "SELECT n.id FROM erp.nope n JOIN orders o ON o.id = n.id"
+    sites.sql("erp", "UPDATE orders SET amount = 60 WHERE id = 20")
+    reports = sites.refresh()
+    error = reports["erp.nope"].error
+    assert error is not None
+    assert error["code"] == "NOT_FOUND"
+    assert reports["wrong"].not_started is not None
+    assert reports["orders"].version == reports["joined"].version == 1, "the others move"
+    del sites.views["wrong"]
+    sites.well()
+    check(sites)
 
 
 @pytest.mark.parametrize("remedy", ["restore", "move away"])
