@@ -227,7 +227,9 @@ def test_why_expressions_stay(
     assert shape.comparable_by_name["v"] is not Comparable.NOTHING
     query = read_query(f"SELECT t.v FROM erp.t t WHERE {in_spark}", where="v")
     columns = {c.name: Compares(c, shape.comparable_by_name[c.name]) for c in shape.recipe.columns}
-    for conjunct in wish_of("v", query, 0).conjuncts:
+    conjuncts = wish_of("v", query, 0).conjuncts
+    assert conjuncts
+    for conjunct in conjuncts:
         found = pushed(conjunct.condition, columns)
         assert found.predicate is None
         assert found.why

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -131,25 +132,17 @@ def settings() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("reads", "kills"), [(100, 3), pytest.param(10_000, 100, marks=pytest.mark.soak)]
-)
-def test_readers_beside_a_writer_that_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], reads: int, kills: int
-) -> None:
-    """`reads`: of all tables of a pinned version, by all readers together."""
-    rng = random.Random(1)
-    signs = tmp_path / "signs"
-    signs.mkdir()
-    deadline = time.monotonic() + START_S_MAX + 60 * kills
-    count = min(len(os.sched_getaffinity(0)), READERS_MAX)
-    running: list[subprocess.Popen[str]] = []
+class Processes(ExitStack):
+    """Processes, each with its JVM in a group of its own, which is killed in the end."""
 
-    def start(code: str, *more: str) -> subprocess.Popen[str]:
-        words, log = [sys.executable, "-c", code, *more], (tmp_path / "log").open("a")
-        running.append(
-            subprocess.Popen(
-                words,
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self._log = log
+
+    def start(self, code: str, *words: str) -> subprocess.Popen[str]:
+        with self._log.open("a") as log:
+            made = subprocess.Popen(
+                [sys.executable, "-c", code, *words],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -157,59 +150,85 @@ def test_readers_beside_a_writer_that_is_killed(
                 cwd=ROOT,
                 start_new_session=True,
             )
-        )
-        log.close()
-        return running[-1]
+        self.callback(self.kill, made)
+        return made
 
-    def wait_for(number: int) -> None:
-        """Wait until there are so many versions of the warehouse."""
-        while versions() < number:
-            assert writer.poll() is None, said()
-            assert time.monotonic() < deadline, "the writer makes no versions"
-            time.sleep(0.05)
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
 
-    def said() -> str:
-        return (tmp_path / "log").read_text()
-
-    def versions() -> int:
-        log = sites.warehouse / "_driftline" / "warehouse" / "_delta_log"
-        return len(list(log.glob("*.json")))
-
+    @staticmethod
     def kill(one: subprocess.Popen[str]) -> None:
         """Kill a process and its JVM."""
-        os.killpg(one.pid, signal.SIGKILL)
-        one.wait()
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
 
-    try:
-        with Sites(Deferred({}), tmp_path, TABLES, VIEWS) as sites:
-            toml, legacy = str(sites.toml()), str(tmp_path / "erp.db")
-            writer = start(WRITER, toml, legacy)
-            wait_for(1)
-            share = str(-(-reads // count))
-            readers = [start(READER, str(sites.warehouse), share, str(signs)) for _ in range(count)]
-            killed = 0
-            while killed < kills or len(list(signs.glob("*.read"))) < count:
-                wait_for(versions() + 1)  # each life makes one, however long it takes to start
-                time.sleep(rng.uniform(0.0, 5.0))
-                kill(writer)
-                killed += 1
-                writer = start(WRITER, toml, legacy)
-                assert all(one.poll() is None for one in readers), said()
-                assert time.monotonic() < deadline, "readers do not end"
-            wait_for(versions() + 1)
-            made = versions()
-            (signs / "enough").touch()
-            out = [one.communicate(timeout=START_S_MAX) for one in readers]
-            assert [one.returncode for one in readers] == [0] * count, said()
-            done, heads, last = zip(*(json.loads(text) for text, _ in out), strict=True)
-            with capsys.disabled():
-                print(
-                    f"\n{sum(done)} pinned reads by {count} readers, {killed} kills, {made} "
-                    f"versions: 0 mixed; {sum(heads)} times the newest versions of the tables were"
-                )
-            assert sum(done) >= reads
-            assert min(last) > killed  # rounds: each life published one
-    finally:
-        for one in running:
-            if one.poll() is None:
-                kill(one)
+
+class Writer:
+    """Refreshes a warehouse again and again, also after it was killed."""
+
+    def __init__(self, processes: Processes, sites: Sites, legacy: Path, deadline: float) -> None:
+        self._processes, self._deadline = processes, deadline
+        self._words = (str(sites.toml()), str(legacy))
+        self._log = sites.warehouse / "_driftline" / "warehouse" / "_delta_log"
+        self._process = processes.start(WRITER, *self._words)
+        self.killed = 0
+
+    @property
+    def versions(self) -> int:
+        return len(list(self._log.glob("*.json")))
+
+    def wait(self) -> None:
+        """Wait for one version of the warehouse more."""
+        wanted = self.versions + 1
+        while self.versions < wanted:
+            assert self._process.poll() is None, self._processes.said
+            assert time.monotonic() < self._deadline, "the writer makes no versions"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill it, and start it again."""
+        self._processes.kill(self._process)
+        self.killed += 1
+        self._process = self._processes.start(WRITER, *self._words)
+
+
+@pytest.mark.parametrize(
+    ("reads", "kills"), [(100, 3), pytest.param(10_000, 100, marks=pytest.mark.soak)]
+)
+def test_readers_beside_a_writer_that_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reads: int, kills: int
+) -> None:
+    """`reads`: of all tables of a pinned version, by all readers together."""
+    rng, signs = random.Random(1), tmp_path / "signs"
+    signs.mkdir()
+    deadline = time.monotonic() + START_S_MAX + 60 * kills
+    count = min(len(os.sched_getaffinity(0)), READERS_MAX)
+    with (
+        Sites(Deferred({}), tmp_path, TABLES, VIEWS) as sites,
+        Processes(tmp_path / "log") as processes,
+    ):
+        writer = Writer(processes, sites, tmp_path / "erp.db", deadline)
+        writer.wait()
+        words = (str(sites.warehouse), str(-(-reads // count)), str(signs))
+        readers = [processes.start(READER, *words) for _ in range(count)]
+        while writer.killed < kills or len(list(signs.glob("*.read"))) < count:
+            writer.wait()  # each life makes a version, however long it takes to start
+            time.sleep(rng.uniform(0.0, 5.0))
+            writer.kill()
+            assert all(one.poll() is None for one in readers), processes.said
+            assert time.monotonic() < deadline, "readers do not end"
+        writer.wait()
+        (signs / "enough").touch()
+        out = [one.communicate(timeout=START_S_MAX) for one in readers]
+        assert [one.returncode for one in readers] == [0] * count, processes.said
+        versions = writer.versions
+    done, heads, last = zip(*(json.loads(text) for text, _ in out), strict=True)
+    with capsys.disabled():
+        print(
+            f"\n{sum(done)} pinned reads by {count} readers, {writer.killed} kills, {versions} "
+            f"versions: 0 mixed; {sum(heads)} times the newest versions of the tables were"
+        )
+    assert sum(done) >= reads
+    assert min(last) > writer.killed  # rounds: each life published one

@@ -7,7 +7,6 @@ that the owners' connections read.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -165,15 +164,3 @@ class Sites:
             found = Counter(tuple(map(plain, row)) for row in pinned.read(name).collect())
             assert found == self.expected(name), name
             assert pinned.stale(name) is None
-
-    def left(self) -> list[str]:
-        """Folders of data files that no version of a table names."""
-        found = []
-        newest = self.newest()
-        for folder, _, files in os.walk(self.warehouse):
-            place = Path(folder)
-            if place.name.startswith("data-") and not files and not any(place.iterdir()):
-                continue
-            if place.name.startswith("data-") and newest is not None:
-                found.append(str(place.relative_to(self.warehouse)))
-        return found

@@ -192,16 +192,20 @@ def test_all_rows_deleted_and_back(sites: Sites) -> None:
     oracle.check()
 
 
+def recomputed_without_feed(sites: Sites, oracle: LineageOracle) -> None:
+    report = sites.well()["chain"]
+    assert report.method == ViewMethod.RECOMPUTE
+    assert report.method_why == "the change feed of version 1 of erp.orders was removed"
+    oracle.check()
+
+
 def test_a_feed_that_is_gone(sites: Sites) -> None:
     oracle = only(sites, "chain")
     sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id = 3")
     sites.refresh(without=["chain"])
     shutil.rmtree(sites.warehouse / "_driftline" / "changes" / "erp.orders")
     sites.sql("erp", "UPDATE orders SET amount = 91 WHERE id = 4")
-    report = sites.well()["chain"]
-    assert report.method == ViewMethod.RECOMPUTE
-    assert report.method_why == "the change feed of version 1 of erp.orders was removed"
-    oracle.check()
+    recomputed_without_feed(sites, oracle)
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
     incremental(sites.well(), "chain")
     oracle.check()
@@ -220,10 +224,7 @@ def test_a_feed_that_gc_removed(sites: Sites) -> None:
         changes(sites.pinned().spark, sites.warehouse, "erp.orders", since=0)
     sites.views["chain"] = chain
     sites.sql("erp", "UPDATE orders SET amount = 92 WHERE id = 4")
-    report = sites.well()["chain"]
-    assert report.method == ViewMethod.RECOMPUTE
-    assert report.method_why == "the change feed of version 1 of erp.orders was removed"
-    oracle.check()
+    recomputed_without_feed(sites, oracle)
     sites.sql("erp", "UPDATE orders SET amount = 93 WHERE id = 4")
     assert command("gc", "--all", "--yes", "--keep-hours", "0", config=toml).code == 0
     incremental(sites.well(), "chain")

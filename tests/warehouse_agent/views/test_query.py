@@ -191,9 +191,9 @@ def test_columns_are_resolved() -> None:
         ([["a", "b", "d"], ["c", "d"]], "'d' is in o and p"),
         ([["aa", "b"], ["c", "d"]], "Known: aa, b."),
     ]:
-        with pytest.raises(ConfigurationError, match=why) as found_error:
+        with pytest.raises(ConfigurationError, match=why) as caught:
             resolve(query, columns, where=WHERE)
-        assert found_error.value.where.startswith(f"{WHERE}, line 1, column ")
+        assert caught.value.where.startswith(f"{WHERE}, line 1, column ")
     with pytest.raises(ConfigurationError, match="called 'x'"):
         resolve(read_query("SELECT x.a FROM t", where=WHERE), [["a"]], where=WHERE)
 
