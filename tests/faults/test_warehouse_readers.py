@@ -69,6 +69,7 @@ while True:
 READER = """
 import json, os, sys
 from pathlib import Path
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from tests.faults.test_warehouse_readers import (
     CUSTOMERS, PER_SPARK, READ_TABLES, orders, settings)
@@ -78,8 +79,10 @@ from warehouse_agent.spark.session import start
 path, reads, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 spark = start(settings())
 
-def members():
-    return DeltaTable(f"{path}/_driftline/warehouse").to_pyarrow_table().to_pylist()
+def rows(folder, version=None):
+    # Not by to_pyarrow_table: threads of Arrow that wait for Python abort a process that ends.
+    files = DeltaTable(f"{path}/{folder}", version=version).file_uris()
+    return [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
 
 def rounds(tables):
     found = {row[name] for rows in tables.values() for row in rows
@@ -97,9 +100,8 @@ def in_spark():
     return {n: [row.asDict() for row in pinned.read(n).collect()] for n in pinned.names}
 
 def without_us(newest):
-    return {m["name"]: DeltaTable(f"{path}/{m['folder']}",
-                                  version=None if newest else m["version"])
-            .to_pyarrow_table().to_pylist() for m in members()}
+    return {m["name"]: rows(m["folder"], None if newest else m["version"])
+            for m in rows("_driftline/warehouse")}
 
 done, heads, last, is_last = 0, 0, 0, False
 while not is_last:
