@@ -40,6 +40,8 @@ START_S_MAX = 60.0
 
 # `./tests/run` runs the suite of the pair a second time with 0, all on Spark.
 SMALL_BYTES = int(os.environ.get("PAIR_SMALL_BYTES", configure.SMALL_BYTES))
+# Else an agent beside its database rests up to 15 times as long as it reads while other tests run.
+UNBRAKED = "feedback = false"
 
 
 class Pair:
@@ -51,8 +53,12 @@ class Pair:
         legacy: Legacy,
         folder: Path,
         relations: dict[str, str],
+        limits: str = UNBRAKED,
     ) -> None:
-        """`relations`: name to the TOML lines of its table in source.toml."""
+        """`relations`: name to the TOML lines of its table in source.toml.
+
+        `limits`: the lines of [limits].
+        """
         self._session = spark
         self.legacy = legacy
         self.folder = folder
@@ -63,7 +69,7 @@ class Pair:
         self.small_bytes = SMALL_BYTES
         self.fragment_lines: dict[str, str] = {}
         self.source_lines: str | None = None
-        self.limits = ""  # lines of the DBA's [limits], from the next start on
+        self.limits = limits  # from the next start on
         self.serve()
 
     def __enter__(self) -> Self:

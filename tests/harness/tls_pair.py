@@ -18,7 +18,7 @@ from source_agent.budgets.budget import Governor
 from source_agent.cli.enroll import enroll
 from source_agent.server.service import start
 from tests.harness.legacy import Legacy
-from tests.harness.pair import Pair
+from tests.harness.pair import UNBRAKED, Pair
 from warehouse_agent import config as configure
 from warehouse_agent.events import Event, RefreshRetried
 from warehouse_agent.refresh.job import Options
@@ -52,17 +52,18 @@ class TlsPair(Pair):
         folder: Path,
         *,
         theirs: Path | None = None,
-        limits: str = "",
+        limits: str = UNBRAKED,
         database: str = "",
         relations: dict[str, str] | None = None,
     ) -> None:
         """`limits` and `database`: more lines of these tables in source.toml."""
         self.certs = folder / "certs"
-        self._limits, self._database = limits, database
+        self._database = database
         self.between: Callable[[], None] = lambda: None  # called before a retry
         enroll(self.certs, source_names=["127.0.0.1"])
         self._theirs = theirs or self.certs
-        super().__init__(spark, legacy, folder, relations or {"orders": 'table = "orders"'})
+        relations = relations or {"orders": 'table = "orders"'}
+        super().__init__(spark, legacy, folder, relations, limits)
 
     def serve(self, port: int = 0) -> None:
         config = source_configure.load(self.source_toml(self.listen(port)))
@@ -80,7 +81,7 @@ class TlsPair(Pair):
     def source_toml(self, server: str | None = None) -> Path:
         file = super().source_toml(server)
         text = file.read_text().replace("[server]", f"{self._database}\n[server]", 1)
-        file.write_text(f"{text}\n[limits]\n{self._limits}\n")
+        file.write_text(text)
         return file
 
     def dial(

@@ -431,7 +431,8 @@ def test_a_source_that_is_away_is_said(pair: Pair) -> None:
 def test_a_plan_and_a_refresh_keep_to_what_the_dba_allows(pair: Pair) -> None:
     """Refreshes know it from a load, and from a plan since."""
     for limit in (90_000, 80_000):
-        pair.publish("orders", f'table = "orders"\n[limits]\nrows_per_second = {limit}')
+        pair.limits = f"rows_per_second = {limit}"
+        pair.restart()
         if limit == 90_000:
             pair.refresh()
         else:
