@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 
 from tests.warehouse_agent.storage.test_table_formats import LAYOUT, RECORD
 from warehouse_agent.planning.flip import Kind, Member, moved
@@ -38,7 +39,7 @@ def main(tables: int = 50, rounds: int = 250) -> None:
             commits.append(_commit_ms(store, member.name, number))
             changed = replace(member, version=number)
             began = time.perf_counter()
-            warehouse_versions.flip(store, lambda before, one=changed: moved(before, [one]))
+            warehouse_versions.flip(store, partial(moved, changed=[changed]))
             flips.append((time.perf_counter() - began) * 1000)
             began = time.perf_counter()
             warehouse_versions.newest(store)

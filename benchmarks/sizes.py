@@ -87,7 +87,7 @@ def shapes(seed: int, refreshes: int = REFRESHES) -> dict[str, list[int]]:
     mixed = np.where(rng.random(n) < 0.05, rng.poisson(2000, n), dispersed(50, 8))
     shifted = np.where(np.arange(n) < n // 2, rng.poisson(25, n), rng.poisson(90, n))
     idle = np.where(rng.random(n) < 0.5, 0, rng.poisson(50, n))
-    found = {
+    found: dict[str, npt.NDArray[np.generic]] = {
         "Poisson": usual,
         "overdispersed": dispersed(50, 5),
         "log-normal": np.round(np.exp(rng.normal(math.log(50), 0.5, n))),

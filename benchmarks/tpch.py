@@ -40,22 +40,22 @@ def generate(folder: Path, scale: float, table: str) -> Path:
     if not file.exists():
         out.mkdir(parents=True, exist_ok=True)
         program = Path(sys.executable).parent / "tpchgen-cli"
-        command = [program, "csv", "-s", str(scale), "--tables", table, "-o", out]
+        command: list[str | Path] = [program, "csv", "-s", str(scale), "--tables", table, "-o", out]
         subprocess.run(command, check=True, capture_output=True)
     return file
 
 
 def load(connection: psycopg.Connection, file: Path, table: str) -> int:
     """Create and fill the table; returns its rows."""
-    connection.execute(f"DROP TABLE IF EXISTS {table}")  # type: ignore[arg-type]
-    connection.execute(TABLES[table])  # type: ignore[arg-type]
+    connection.execute(f"DROP TABLE IF EXISTS {table}")
+    connection.execute(TABLES[table])
     copy = f"COPY {table} FROM STDIN (FORMAT csv, HEADER)"
     with connection.cursor() as cursor, file.open("rb") as data:
-        with cursor.copy(copy) as sink:  # type: ignore[arg-type]
+        with cursor.copy(copy) as sink:
             while piece := data.read(1 << 20):
                 sink.write(piece)
-        cursor.execute(f"VACUUM (ANALYZE) {table}")  # type: ignore[arg-type]
-        cursor.execute(f"SELECT count(*) FROM {table}")  # type: ignore[arg-type]
+        cursor.execute(f"VACUUM (ANALYZE) {table}")
+        cursor.execute(f"SELECT count(*) FROM {table}")
         row = cursor.fetchone()
     assert row is not None
     return int(row[0])
